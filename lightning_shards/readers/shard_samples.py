@@ -1,17 +1,16 @@
 """The samples of one shard after the other, read forward: as of a stream, and as of a local file.
 
-Files and remote shards are read by our own walk over the tar. What only webdataset's openers can
-open is expanded by webdataset, too.
+All are read by our own walk over the tar, also those that programs give, which webdataset's openers
+start.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lightning_shards.errors import DamagedShardError, count_of
 from lightning_shards.readers.bad_samples import BadSampleLedger
@@ -26,7 +25,6 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.storage.streaming import program_problem
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.shards.tar.tar_stream import stream_samples
-from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES, split_name
 from lightning_shards.shards.urls import is_local, redact
 
 _SAMPLES_LOOKED_AT = 100
@@ -136,6 +134,8 @@ def lacking_members(
 ) -> list[LackingField]:
     """The optional fields that the first samples of the first shard that has some lack.
 
+    Of a damaged shard what is before the damage is looked at: the first batch says what is wrong.
+
     Raises:
         ShardError: As of `read_shard`.
     """
@@ -143,8 +143,9 @@ def lacking_members(
     if not lacking:
         return []
     filled = range(index.num_shards) if index.counts is None else np.flatnonzero(index.counts)
-    url, number = index.urls[filled[0]], 0
+    url, number, is_read = index.urls[filled[0]], 0, False
     with (
+        suppress(DamagedShardError),
         closing(Storages(makers)) as storages,
         closing(read_shard(url, None, 0, storages)) as samples,
     ):
@@ -193,14 +194,14 @@ def _samples(url: str, skip: int, storage: Storage) -> Iterator[Sample]:
     if is_local(url):
         yield from read_samples(url, skip)  # which holds the open file by itself
     elif not storage.has_ranges:
-        yield from islice(_expanded(url, storage), skip, None)
+        yield from islice(_of_program(url, storage), skip, None)
     else:
         with storage.open_stream(url) as stream:
             yield from stream_samples(stream, url, skip)
 
 
-def _expanded(url: str, storage: Storage) -> Iterator[Sample]:
-    """The samples of a shard that webdataset opens and expands.
+def _of_program(url: str, storage: Storage) -> Iterator[Sample]:
+    """The samples of a shard that a program gives, which may end with an error of its own.
 
     Raises:
         DamagedShardError: It cannot be read to its end.
@@ -208,26 +209,18 @@ def _expanded(url: str, storage: Storage) -> Iterator[Sample]:
     number, problem = 0, ""
     try:
         with storage.open_stream(url) as stream:
-            files = tar_file_expander(iter([{"url": url, "stream": stream}]))
-            for sample in group_by_keys(_require_unreserved(files)):
+            for sample in stream_samples(stream, url):
                 yield sample
                 number += 1
-    except Exception as error:  # noqa: BLE001 whatever webdataset, tarfile or a program raise
+    except DamagedShardError:
+        raise
+    except Exception as error:  # noqa: BLE001 whatever webdataset or a program raise
         problem = f"{type(error).__name__}: {program_problem(error)}"
     if problem:  # outside: that error holds the whole URL, and would be the context of this one
         raise DamagedShardError(
             f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "
             "be fetched, then fetch or write it again"
         )
-
-
-def _require_unreserved(files: Iterator[Any]) -> Iterator[Any]:
-    """The files, if none has a name that samples use for themselves."""
-    for file in files:
-        parts = split_name(file.get("fname", ""))
-        if parts is not None and parts[1] in RESERVED_SUFFIXES:
-            raise ValueError(f"it has a member {file['fname']!r}: {parts[1]} is reserved")
-        yield file
 
 
 def _require_count(is_right: bool, url: str, found: str, expected: int | None) -> None:

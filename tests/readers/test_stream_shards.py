@@ -9,7 +9,9 @@ import pytest
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.shard_samples import lacking_members, read_shard
+from lightning_shards.samples.fields import make_fields
+from lightning_shards.shards.index import ShardIndex
 
 BLOCK = 512
 
@@ -38,6 +40,16 @@ def three_samples(write_shard):
 
 def read(path, expected=None):
     return list(read_shard(str(path), expected))
+
+
+@pytest.fixture(params=["file", "program"])
+def read_in_ways(request):
+    """Reads a shard as a file, and as what a program gives."""
+
+    def call(path, expected=None):
+        return read(path if request.param == "file" else f"pipe:cat {path}", expected)
+
+    return call
 
 
 def members(sample):
@@ -77,18 +89,32 @@ def test_a_shard_knows_its_url(three_samples):
 
 @pytest.mark.parametrize("expected", [3, None])
 @pytest.mark.parametrize("size", [*range(0, 3 * 3 * BLOCK, 128), 3 * 3 * BLOCK])
-def test_a_cut_is_never_silent(three_samples, size, expected):
+def test_a_cut_is_never_silent(three_samples, size, expected, read_in_ways):
     three_samples.write_bytes(three_samples.read_bytes()[:size])
-    with pytest.raises(DamagedShardError, match=r"shard\.tar .* at byte \d+; fetch or write"):
-        read(three_samples, expected)
+    with pytest.raises(DamagedShardError, match=r"(shard\.tar|pipe:cat) .* at byte \d+; fetch or"):
+        read_in_ways(three_samples, expected)
 
 
-def test_a_damaged_header_behind_the_first_is_never_silent(three_samples):
+def test_what_a_program_gives_has_the_samples_of_the_file(three_samples):
+    given = list(read_shard(f"pipe:cat {three_samples}", None, skip=1))
+    assert list(map(members, given)) == list(map(members, read(three_samples)[1:]))
+
+
+def test_an_optional_field_is_looked_for_up_to_a_damage(three_samples):
+    """The first batch says what is wrong, or the ledger replaces what is lost."""
+    three_samples.write_bytes(three_samples.read_bytes()[: 8 * BLOCK])
+    fields = make_fields({"text": "txt?", "label": "cls?"}, {}, frozenset())
+    (lacking,) = lacking_members(ShardIndex((str(three_samples),), None), fields, None)
+    assert (lacking.name, lacking.are_all) == ("label", False)
+    assert lacking.looked_at.startswith("the first 1 sample of ")
+
+
+def test_a_damaged_header_behind_the_first_is_never_silent(three_samples, read_in_ways):
     data = bytearray(three_samples.read_bytes())
     data[3 * BLOCK] ^= 1  # the name of the second sample: `tarfile` takes this for the end
     three_samples.write_bytes(data)
     with pytest.raises(DamagedShardError, match=r"damaged header.* at byte 1536"):
-        read(three_samples)
+        read_in_ways(three_samples)
 
 
 def test_samples_before_a_cut_are_given_first(three_samples):

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from subprocess import TimeoutExpired
 from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError, ShardError
+from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.urls import redact
 
@@ -59,7 +59,8 @@ def _opened(url: str) -> Generator[Any, None, None]:
         if not isinstance(stream, Pipe):
             stream.close()
             raise
-        is_of_reading = isinstance(error, Exception) and not isinstance(error, ShardError)
+        is_of_others = isinstance(error, ShardError) and not isinstance(error, DamagedShardError)
+        is_of_reading = isinstance(error, Exception) and not is_of_others
         status = _failed_with(stream) if is_of_reading else 0
         _kill(stream)
         if not status:
