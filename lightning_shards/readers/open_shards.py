@@ -131,6 +131,7 @@ class OpenShards:
         Raises:
             ShardNotFoundError: It does not exist.
             IndexMismatchError: It changed since it was counted.
+            ShardError: A join of it cannot be made.
         """
         url = self.urls[shard]
         reader = self._readers.get(url)
@@ -141,6 +142,7 @@ class OpenShards:
                 self._close_one()
         else:
             self._readers.move_to_end(url)
+            self.joined.require_same(shard, reader.table)  # another component may have opened it
         return reader
 
     def fetch_tables(self, shards: Ints) -> None:

@@ -82,12 +82,15 @@ class _Part:
         self._kept_joins = KeptJoins(index, cache, store, joined.component)
         self.shards = range(first, first + index.num_shards)
         self.kept: dict[str, KeptJoin] = {}
+        self._same: dict[int, tuple[int, int]] = {}  # stamps that the joins were found to have
         assert index.counts is not None  # the reader's choice sees to it
         # firsts: the number of the first sample of each shard among those of all these shards.
         self._firsts = np.cumsum(index.counts) - index.counts
 
     def require_same(self, shard: int, table: MemberTable) -> None:
         """As of `JoinedMembers`."""
+        if self._same.get(shard) == table.stamp:
+            return
         if not self.kept:
             with without_copies(self._joins, self._cache):
                 opened = {each.settings.name: self._kept_joins.open(each) for each in self._joins}
@@ -96,6 +99,7 @@ class _Part:
             name = join.settings.name
             if tuple(self.kept[name].stamps[shard - self.shards.start].tolist()) != table.stamp:
                 self.kept[name] = self._kept_joins.renewed(join)
+        self._same[shard] = table.stamp
 
     def members(self, ids: Ints) -> dict[str, MemberBytes]:
         """As of `JoinedMembers`."""

@@ -1,6 +1,7 @@
 """Joins of the components of a mix: each component has tables of its own, or those of its split."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -66,6 +67,25 @@ def test_each_component_is_joined_with_its_own_table(
         seen.update(zip(each["__key__"], each["text"], strict=True))
     assert seen == {key: expected_of(key) for key in seen}
     assert {key[:-3] for key in seen} == set(names)
+
+
+@pytest.mark.parametrize("sample_transforms", [[], [dict]], ids=["columns", "samples"])
+def test_components_of_the_same_shards_have_each_its_own_table(tmp_path, write, sample_transforms):
+    """One set of images with two sets of captions."""
+    values = [f"other {number}" for number in range(sum(COUNTS[WEB]))]
+    other = Path(write(WEB, values=values)).rename(tmp_path / "other.parquet")
+    (part,) = mix_of(tmp_path / "shards", (WEB,)).values()
+    mix = {
+        "first": part | {"join": {"text": write(WEB)}},
+        "second": part | {"join": {"text": str(other)}},
+    }
+    module = made(tmp_path, mix, {"sample_transforms": sample_transforms})
+    kinds = set()
+    for each in batches(module, epochs=4):
+        for key, text in zip(each["__key__"], each["text"], strict=True):
+            kinds.add(text.partition(" ")[0])
+            assert text.lower().partition(" ")[2] == str(int(key[-3:]))
+    assert kinds == {"WEB", "other"}
 
 
 def test_one_table_of_the_split_is_for_all_components(tmp_path, write):
