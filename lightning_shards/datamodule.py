@@ -137,6 +137,7 @@ class ShardDataModule(ModuleSettings):
         self._loaders: dict[SplitName, ShardLoader] = {}
         self._settings: dict[SplitName, tuple[object, ...]] = {}
         self._indexes: dict[SplitName, ShardIndex] = {}
+        self._found_by: dict[SplitName, tuple[object, ...]] = {}  # settings of each index
         self._agreed: dict[SplitName, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
@@ -321,7 +322,7 @@ class ShardDataModule(ModuleSettings):
         place, source = place_of(trainer), self.source(split)
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
-        settings = (trainer, place, source, self.num_workers)
+        settings = (trainer, place, source, self.num_workers, self.loader_config)
         is_new = self._settings.get(split) != settings
         if is_new:
             self._agreed.pop(split, None)  # all ranks make another one, and agree on it
@@ -360,10 +361,14 @@ class ShardDataModule(ModuleSettings):
         return loader
 
     def _index(self, split: SplitName) -> ShardIndex:
-        if split not in self._indexes:
+        # `batch_size` is not among them, which the tuner changes
+        given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
+        given += (dict(self.fields), dict(self.decode), dict(self._classes))
+        if self._found_by.get(split) != given:
             data = self._data_config()
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)
+            self._found_by[split] = given
             if not is_prepared:
                 warn_of_other_numbers(data, split, self._indexes)
         return self._indexes[split]
