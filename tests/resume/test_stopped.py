@@ -15,7 +15,16 @@ import pytest
 from chains import Ranks, Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from toy import Ledger, ShouldStop, StopHereError, ToyData, bare_trainer, make_trainer, positions_of
+from toy import (
+    Ledger,
+    ShouldStop,
+    Snapshots,
+    StopHereError,
+    ToyData,
+    bare_trainer,
+    make_trainer,
+    positions_of,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -253,3 +262,19 @@ def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks: Ranks, tmp_pat
         Segment(2, 2),
     ]
     assert run_chain(ranks.fit, tmp_path, Variant("max_epochs"), chain) == 2
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_a_validation_that_a_kill_cut_off_is_made_up_for_in_the_first_epoch_that_has_one(
+    sanity: int, tmp_path: Path
+) -> None:
+    """Without a sanity check Lightning sees the validation loader at that epoch's end first."""
+    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": sanity, "max_epochs": 4}
+    saver = Saver(tmp_path / "steps", save_top_k=-1, every_n_train_steps=1)
+    stop = Snapshots(tmp_path, ("on_validation_start", 0))
+    with pytest.raises(StopHereError):
+        make_trainer(tmp_path, [saver, stop], **options).fit(Ledger(), ToyData())
+    model = Ledger()
+    make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=saver.best_model_path)
+    assert [epoch for epoch, *_ in model.validations] == [1, 3]
+    assert positions_of(model.steps) == dict.fromkeys(range(4), WHOLE[0])
