@@ -37,7 +37,7 @@ def change_parts(
         ConfigError: None of the loaders that are combined is a `ShardLoader`, and there are shards
             to be read.
     """
-    combined = _combined_loader(trainer)
+    combined = _read_loader(trainer)
     if combined is None:  # no loader gave it: it is an example input, for instance
         return batch
     loaders = combined.flattened
@@ -66,10 +66,12 @@ def _refuse(loaders: Sequence[Any]) -> NoReturn:
     )
 
 
-def _combined_loader(trainer: Any) -> CombinedLoader | None:
+def _read_loader(trainer: Any) -> CombinedLoader | None:
+    """The loader that is read; None before its first batch, also where it is there already."""
     is_training = trainer.state.stage is RunningStage.TRAINING
     loop = trainer.fit_loop if is_training else evaluation_loop(trainer)
-    return loop._combined_loader  # noqa: SLF001 as above
+    fetcher = loop._data_fetcher  # noqa: SLF001 as above
+    return loop._combined_loader if fetcher is not None and fetcher.fetched else None  # noqa: SLF001 as above
 
 
 def _split_of(loader: Any, default: SplitName | None) -> SplitName | None:

@@ -54,7 +54,7 @@ class ModuleSettings(pl.LightningDataModule):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
-        if self.device_transforms:
+        if self.device_transforms and self.trainer.state.stage is not None:  # else an export
             read = splits_of(self.splits, [split_read_by(self.trainer)])
             batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from fit_recorder import STEPS, VAL_STEPS, Recorder
+from fit_recorder import STEPS, VAL_STEPS, EstimatingRecorder, Recorder
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_shards import ShardDataModule, SplitConfig
@@ -201,10 +201,13 @@ def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen: Callable[...
         seen(lambda ours: ours, kind=Labels)
 
 
+@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_an_example_input_is_left_alone(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+    kind: type[Recorder], make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:
-    class WithExample(Recorder):
+    """Also where the loaders are there already, because the number of steps was asked for."""
+
+    class WithExample(kind):  # type: ignore[misc,valid-type]
         def __init__(self) -> None:
             super().__init__()
             self.example_input_array = torch.ones(2, 16)
@@ -215,3 +218,13 @@ def test_an_example_input_is_left_alone(
 
     data = make_data(device_transforms={"image": torch.Tensor.float})
     make_trainer(max_epochs=1, enable_model_summary=True).fit(WithExample(), data)
+
+
+def test_an_input_that_is_exported_after_a_fit_is_left_alone(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    """As `to_onnx` gives it to the hooks."""
+    model, data = Recorder(), make_data(device_transforms={"image": torch.Tensor.float})
+    make_trainer(max_epochs=1).fit(model, data)
+    example = {"image": torch.ones(2, dtype=torch.uint8)}
+    assert model._apply_batch_transfer_handler(example)["image"].dtype is torch.uint8
