@@ -121,6 +121,7 @@ class OpenShards:
             cache, storages=self._storages, takes_dali=True, unwritten=unwritten
         )
         self.joined = JoinedMembers(joined, cache, self._store)
+        self._has_joins = any(each.joins for each in joined)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self.mapped_bytes = 0
@@ -142,7 +143,8 @@ class OpenShards:
                 self._close_one()
         else:
             self._readers.move_to_end(url)
-            self.joined.require_same(shard, reader.table)  # another component may have opened it
+            if self._has_joins:  # another component may have opened it
+                self.joined.require_same(shard, reader.table)
         return reader
 
     def fetch_tables(self, shards: Ints) -> None:

@@ -7,6 +7,7 @@ in the order of their numbers. It belongs to the field `cls`, where `pack` store
 import hashlib
 import json
 import logging
+import re
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,10 @@ _MOST_NUMBERS = 10
 _MOST_COMPARED = 500
 """Names before and after a label in their order that it is compared with: 22,000 took 3 seconds."""
 
-_MOST_DIGITS: Final = 18  # Python refuses to read a number of thousands of them
+_WHOLE_NUMBER: Final = re.compile(r"(-?\d{1,18})(?:\.0+)?")
+"""A name that is a number without a fraction, which programs for tables may write as 3.0. Python
+refuses to read a number of thousands of digits."""
+
 DIGEST_LENGTH: Final = 16  # hex digits
 
 ClassFiles = Mapping[str, str]
@@ -81,7 +85,8 @@ class ClassNames:
             (
                 name
                 for name, number in self.numbers.items()
-                if name.isdecimal() and (len(name) > _MOST_DIGITS or int(name) != number)
+                if (value := whole_number(name)) != number
+                and (value is not None or name.isdecimal())
             ),
             None,
         )
@@ -119,6 +124,16 @@ class ClassNames:
             f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
             f"({'nearest' if near else 'first'}: {listed}); {remedy}"
         )
+
+
+def whole_number(name: str) -> int | None:
+    """The value of a name that is a whole number of at most 18 digits, or None.
+
+    >>> whole_number("-7"), whole_number("10.0"), whole_number("0.5"), whole_number("cat")
+    (-7, 10, None, None)
+    """
+    match = _WHOLE_NUMBER.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def numbered(names: Sequence[object], source: str) -> ClassNames:

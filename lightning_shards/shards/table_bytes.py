@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable
+from lightning_shards.shards.urls import is_local
 
 MAX_PUBLISHED_BYTES: Final = 1 << 30
 """Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
@@ -48,11 +49,17 @@ _QUERY = re.compile(r"(?=[?#])|$")
 
 
 def published_url(url: str) -> str:
-    """Where the published table of a remote shard lies; the query of its URL is kept.
+    """Where the published table of a shard lies; the query of a remote shard's URL is kept.
+
+    A `#` or `?` in a path, or in the name of a file, belongs to that name.
 
     >>> published_url("https://host/000.tar?sig=1"), published_url("s3://bucket/000.tar")
     ('https://host/000.tar.members?sig=1', 's3://bucket/000.tar.members')
+    >>> published_url("data/a#1.tar"), published_url("a:b?.tar")
+    ('data/a#1.tar.members', 'a:b?.tar.members')
     """
+    if is_local(url) or "://" not in url:  # a name with a colon in it is no URL
+        return f"{url}.members"
     return _QUERY.sub(".members", url, count=1)
 
 

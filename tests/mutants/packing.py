@@ -5,7 +5,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "dataprep.writing.class_files:number_classes",
-        "in_order.sort(key=int)",
+        "in_order.sort(key=values.__getitem__)",
         "pass",
         "tools/packing/test_pack_classes.py",
     ),

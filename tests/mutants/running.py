@@ -281,4 +281,28 @@ MUTANTS = [
         "pass",
         "resume/test_agreed_loaders.py",
     ),
+    Mutant(
+        "datamodule:ShardDataModule._index",
+        "self._found_by.get(split) != given",
+        "split not in self._indexes",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "self.num_workers, self.loader_config)",
+        "self.num_workers)",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "combined:_read_loader",
+        "fetcher is not None and fetcher.fetched",
+        "True",
+        "trainer/test_combined.py",
+    ),
+    Mutant(
+        "progress:TrainProgress.is_validation_due",
+        "not is_found or ",
+        "",
+        "resume/test_stopped.py",
+    ),
 ]

@@ -273,4 +273,22 @@ MUTANTS = [
         "True",
         "shards/counts/test_count_formats.py",
     ),
+    Mutant(
+        "shards.table_bytes:published_url",
+        'is_local(url) or "://" not in url',
+        "False",
+        "tools/test_index.py",
+    ),
+    Mutant(
+        "readers.open_shards:OpenShards.reader",
+        "self.joined.require_same(shard, reader.table)",
+        "pass",
+        "readers/mixtures/test_joined_components.py",
+    ),
+    Mutant(
+        "shards.joins.made_files:_is_file_used",
+        "path.suffix == _PART",
+        "False",
+        "tools/test_cache_made.py",
+    ),
 ]

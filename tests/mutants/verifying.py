@@ -285,4 +285,22 @@ MUTANTS = [
         "()",
         "tools/test_index.py",
     ),
+    Mutant(
+        "shards.counts.count_formats:other_counts",
+        "take_all or is_newer(path, folder / name)",
+        "is_newer(path, folder / name)",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
+        "shards.counts.count_formats:_counts_of_one",
+        "must_fit and not is_newer",
+        "not is_newer",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
+        "dataprep.inspection.survey:repeated_keys",
+        "num_keys > MAX_COMPARED",
+        "False",
+        "dataprep/inspection/test_survey.py",
+    ),
 ]

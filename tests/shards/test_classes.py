@@ -71,7 +71,16 @@ def test_names_that_are_numbers_are_only_names():
 
 @pytest.mark.parametrize(
     ("names", "renumbered"),
-    [(["0", "1", "10", "2"], "10"), (["1", "2"], "1"), (["0", "1"], None), (["a", "b"], None)],
+    [
+        (["0", "1", "10", "2"], "10"),
+        (["1", "2"], "1"),
+        (["0", "1"], None),
+        (["a", "b"], None),
+        (["0.0", "1.0", "10.0", "2.0"], "10.0"),
+        (["0.0", "1.0"], None),
+        (["0.5", "1.5"], None),
+        (["-1", "a"], "-1"),
+    ],
 )
 def test_names_that_are_other_numbers_are_found(names, renumbered):
     assert numbered(names, "").renumbered == renumbered

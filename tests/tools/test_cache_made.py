@@ -7,6 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
+from lightning_shards.shards.atomic import new_file
 from lightning_shards.tools import cache
 
 COUNTS = [3, 2]
@@ -74,6 +75,36 @@ def test_what_a_run_has_open_stays(module, run, tmp_path):
     assert joined.exists()
     assert kept.exists()
     assert not old.exists()
+    assert len([first, *batches]) == len(loader)
+
+
+def test_a_file_that_is_being_written_stays(run, tmp_path):
+    """And what a killed program left of one goes."""
+    for name in ("joins", "kept"):
+        path = tmp_path / "cache" / name / "a"
+        path.parent.mkdir(parents=True)
+        with new_file(path) as file:
+            left = path.with_name(f".b.{'0' * 16}.part")
+            left.write_bytes(b"left")
+            file.write(b"data")
+            made = json.loads(run("list", "--json"))["made"]
+            used = {each["path"]: each["is_used"] for of in made.values() for each in of}
+            assert used == {str(file.name): True, str(left): False}
+            assert json.loads(run("clear", "--json"))["made_files"] == 1
+            assert not left.exists()
+        assert path.read_bytes() == b"data"
+        path.unlink()
+
+
+def test_what_is_open_by_a_link_to_the_cache_stays(module, run, tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "cache").symlink_to("elsewhere")
+    loader = module.loader("train", rank=0, world_size=1)
+    batches = iter(loader)
+    first = next(batches)
+    run("clear")
+    assert list((tmp_path / "elsewhere").rglob("*.join"))
+    assert list((tmp_path / "elsewhere").rglob("*.kept"))
     assert len([first, *batches]) == len(loader)
 
 

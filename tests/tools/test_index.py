@@ -53,6 +53,21 @@ def test_the_wids_json_counts_names_and_sums(run, folder):
     ]
 
 
+def test_a_sign_of_a_query_in_the_name_of_a_local_shard_belongs_to_it(run, tmp_path):
+    names = ["a#1.tar", "b?.tar", "c:d#2.tar"]
+    for name in names:
+        write_members(tmp_path / "data" / name, [(f"{name[0]}.cls", b"1")])
+    for _ in range(2):  # the second run names the shards by *.tar, too
+        status, document = run(tmp_path / "data" / "*.tar", "--format", "wids,members")
+        assert (status, document["shards"]) == (0, 3)
+    written = sorted(path.name for path in (tmp_path / "data").iterdir())
+    assert written == sorted([*names, *(f"{name}.members" for name in names), "wids.json"])
+    listed = json.loads((tmp_path / "data" / "wids.json").read_text())["shardlist"]
+    assert [(each["url"], each["members"]) for each in listed] == [
+        (name, f"{name}.members") for name in names
+    ]
+
+
 def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
     store = TableStore(CacheFolder(tmp_path / "cache"))
     run(folder / "*.tar")

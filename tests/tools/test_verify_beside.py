@@ -114,6 +114,28 @@ def test_an_index_of_which_no_offset_fits_is_named_by_its_count(
     assert run_json(index.main, [folder / "*.tar", "--processes", 1])[1]["findings"] == []
 
 
+def older_count(folder, kind, *, is_right):
+    """A file of this kind, in a folder of one shard, that counts its 2 samples, or more."""
+    if kind.endswith(".tar.idx"):  # it has the offset of each sample, and of the end
+        return np.arange(3 if is_right else 1000, dtype="<u8") * 512
+    wrong = (stale_counts(folder) | {"__len__": b"999"})[kind]
+    return wrong.replace(b"999", b"2") if is_right else wrong
+
+
+@pytest.mark.parametrize("is_right", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, "__len__"])
+def test_a_count_that_is_older_than_its_shard_is_compared_too(run, folder, kind, is_right):
+    """Training and `index` pass it over, and its own tool reads it."""
+    (folder / NAMES[1]).unlink()  # `__len__` counts all shards of the folder together
+    (folder / kind).parent.mkdir(exist_ok=True)
+    (folder / kind).write_bytes(older_count(folder, kind, is_right=is_right))
+    os.utime(folder / kind, (1, 1))
+    status, document = run(folder / "*.tar")
+    expected = [] if is_right else [("stale count", NAMES[0])]
+    assert (status, found(document)) == (len(expected), expected)
+    assert all(kind.rpartition("/")[2] in each["message"] for each in document["findings"])
+
+
 def test_a_right_count_of_one_tool_does_not_hide_a_wrong_one_of_another(run, folder):
     (folder / "_info.json").write_text(json.dumps({"shard_counts": {NAMES[0]: 2}}))
     (folder / "train-000000_stats.json").write_text('{"successes": 2}')

@@ -3,7 +3,8 @@
 An upload puts each member table there as soon as its shard is read, and the wids JSON last of all.
 What is there already is treated like what lies beside local shards: a wids JSON that lists other
 shards is refused before any shard is read, the counts of other shards in `sizes.json` stay, and a
-file that differs is replaced, which is said.
+file that differs is replaced, which is said. It is looked at again after the scan, as another run
+may have put its own entries there meanwhile.
 """
 
 import re
@@ -134,7 +135,12 @@ def _uploaded(
     objects: ObjectsBeside,
     may_write: Callable[[Survey], bool],
 ) -> Indexed:
-    """The index that is put beside the shards, by way of the output folder."""
+    """The index that is put beside the shards, by way of the output folder.
+
+    The scan may take hours, so what is beside the shards is fetched and checked again after it:
+    what another run has put there meanwhile is kept or refused, as before the scan. Stores have no
+    locks, so what is put there between that look and the upload, about a second, is still lost.
+    """
     _fetch_old(urls, files, objects)
     require_own_index(urls, files)
     uploaded = list(map(published_url, urls)) if "members" in files.formats else []
@@ -142,7 +148,8 @@ def _uploaded(
     if not may_write(found):
         return Indexed(found, [], [])
     root, replaced = _root_of(urls, files), _replaced_tables(urls, found)
-    for path in write_index(found, files):
+    _fetch_old(urls, files, objects)
+    for path in write_index(found, files):  # which checks what was fetched
         uploaded.append(_url_of(path, files, root))
         if objects.put(uploaded[-1], path.read_bytes()):
             replaced.append(uploaded[-1])
@@ -155,7 +162,7 @@ def _replaced_tables(urls: Sequence[str], found: Survey) -> list[str]:
 
 
 def _fetch_old(urls: Sequence[str], files: IndexFiles, objects: ObjectsBeside) -> None:
-    """Put what is beside the shards where the files are written, which looks at it."""
+    """Put what is beside the shards now, and nothing else, where the files are written."""
     assert files.output is not None  # a temporary folder
     folders = {path.parent for path in files.paths(urls)}
     paths = [folder / name for folder in folders for name in (files.wids_name, SIZES)]
@@ -164,7 +171,9 @@ def _fetch_old(urls: Sequence[str], files: IndexFiles, objects: ObjectsBeside) -
     root = _root_of(urls, files)
     for path in paths:
         data = objects.get(_url_of(path, files, root), MAX_INDEX_BYTES)
-        if data is not None:
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
 

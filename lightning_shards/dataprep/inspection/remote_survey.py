@@ -36,7 +36,7 @@ from lightning_shards.dataprep.inspection.survey import (
 )
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.read_positions import ReadPositions, read_positions
-from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.members import MemberTable, table_of_samples
@@ -119,7 +119,11 @@ class RemoteScan:
     def key_of(self, url: str, sample: int) -> str:
         """The key of a sample of a shard that was surveyed."""
         table = TableStore(self.cache).kept_table(url)
-        assert table is not None  # it was kept
+        if table is None:
+            raise FileAccessError(
+                f"the member table of {redact(url)} is gone from {self.cache.root}: something else "
+                "has removed it; give the command again"
+            )
         return table.key(sample)
 
     def _note(self, number: int, size: int, read: int, *, is_done: bool = False) -> None:

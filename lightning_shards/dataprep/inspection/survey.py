@@ -30,7 +30,7 @@ from lightning_shards.dataprep.inspection.findings import (
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5, md5_of
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.errors import DamagedShardError, ShardError, StorageError
+from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
@@ -211,13 +211,25 @@ def each_shard(
 def repeated_keys(
     urls: Sequence[str], shards: Sequence[ShardSurvey], key_of: Callable[[str, int], str]
 ) -> list[Finding]:
-    """Findings about keys that several sound shards have; `key_of` looks up one of a shard."""
+    """Findings about keys that several sound shards have; `key_of` looks up one of a shard.
+
+    If the shards have more than `MAX_COMPARED` keys, the finding is that none were compared.
+    """
     sound = [pair for pair in zip(urls, shards, strict=True) if pair[1].is_readable]
+    num_keys = sum(len(shard.hashes) for _, shard in sound)
+    if num_keys > MAX_COMPARED:
+        message = (
+            f"keys that are in several shards were not looked for: there are {num_keys:,} keys, "
+            f"and {MAX_COMPARED:,} are compared at most; name fewer shards at a time"
+        )
+        return [Finding("repeated key", message, count=0)]
 
     def key_if_read(number: int, sample: int) -> str | None:
         try:
             return key_of(sound[number][0], sample)
-        except StorageError:  # all shards were read, and what was found of them is to be told
+        except (*NOT_SURVEYED, ConfigError, IndexError):
+            # All shards were read, and what was found of them is to be told. This one cannot be
+            # read again, or was replaced by one with fewer samples.
             return None
 
     return find_repeats_between(
@@ -339,6 +351,4 @@ def _findings_of_all(
             unplaced -= lacking.keys()
     findings = find_missing_fields(samples_with, whole.samples, lacking)
     findings += find_dotted_keys(samples_with)
-    if whole.samples <= MAX_COMPARED:
-        findings += repeated_keys(urls, whole.shards, key_of)
-    return findings
+    return findings + repeated_keys(urls, whole.shards, key_of)

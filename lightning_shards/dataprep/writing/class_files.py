@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -14,16 +13,16 @@ from lightning_shards.shards.classes import (
     known_classes,
     read_class_file,
     read_classes,
+    whole_number,
 )
-
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 def number_classes(names: Iterable[str], given: ClassNames | None = None) -> dict[str, int]:
     """The numbers of classes by name: those that are given, or else from 0 on.
 
     Names that are all whole numbers are numbered in the order of their values, so that 0, 1, 2 and
-    so on stay what they are, and other names in the order of their letters.
+    so on stay what they are, also as 0.0, 1.0 and 2.0. Other names are in the order of their
+    letters.
 
     >>> number_classes(["10", "9", "8"]), number_classes(["b", "a"])
     ({'8': 0, '9': 1, '10': 2}, {'a': 0, 'b': 1})
@@ -41,8 +40,9 @@ def number_classes(names: Iterable[str], given: ClassNames | None = None) -> dic
                 + "; add what is missing behind its last number, and pack all splits anew by it"
             )
         return dict(given.numbers)
-    if all(map(_WHOLE_NUMBER.fullmatch, in_order)):
-        in_order.sort(key=int)
+    values = {name: value for name in in_order if (value := whole_number(name)) is not None}
+    if len(values) == len(in_order):
+        in_order.sort(key=values.__getitem__)
     return {name: number for number, name in enumerate(in_order)}
 
 

@@ -1,7 +1,8 @@
 """Counts in the formats of other tools: energon, timm, img2dataset, DALI, open_clip.
 
 None of these files says which bytes it counted. A file older than its shard is therefore passed
-over, and all of them are read only if neither a wids JSON nor `sizes.json` counts the shard.
+over, and all of them are read only if neither a wids JSON nor `sizes.json` counts the shard. A
+check reads them all the same, because other tools believe them.
 """
 
 import logging
@@ -59,7 +60,8 @@ def other_counts(
     """The counts that other tools' files give for shards of a local folder.
 
     The first one of each shard is enough, unless `take_all` asks for those of all files, also of
-    indexes whose offsets are not those of the shard: another tool reads them all the same.
+    those that are older than the shard and of indexes whose offsets are not those of the shard:
+    another tool reads them all the same.
 
     Raises:
         FileAccessError: One of these files is a fifo, a socket, a device or a folder.
@@ -75,7 +77,7 @@ def other_counts(
     ):
         counts = counts_in(read_json(path), below)
         for name in sorted(wanted & counts.keys()):
-            if is_newer(path, folder / name):
+            if take_all or is_newer(path, folder / name):
                 if not take_all:
                     wanted.discard(name)
                 yield name, counts[name], str(path)
@@ -195,7 +197,10 @@ def length_in(content: bytes) -> int | None:
 def _counts_of_one(
     folder: Path, name: str, listed: set[str], *, has_own_stem: bool, must_fit: bool
 ) -> Iterator[tuple[int, str]]:
-    """The counts in files that belong to this shard alone, each with the path of the file."""
+    """The counts in files that belong to this shard alone, each with the path of the file.
+
+    With `must_fit` they are no older than the shard, and an index has the offsets of the shard.
+    """
     shard, stem = folder / name, name.partition(".")[0]
     readers: tuple[tuple[str, Callable[[Path], int | None]], ...] = (
         (f"{stem}{_STATS}", lambda path: _successes(read_json(path))),
@@ -208,7 +213,7 @@ def _counts_of_one(
         if file_name not in listed or (is_by_stem and not has_own_stem):
             continue
         require_regular(folder / file_name)
-        if not is_newer(folder / file_name, shard):
+        if must_fit and not is_newer(folder / file_name, shard):
             continue
         if file_name == LENGTH and sum(other.endswith(".tar") for other in listed) != 1:
             continue  # it counts all shards of the folder together

@@ -3,10 +3,11 @@
 Runs remove nothing of it, as another run may need it, so it stays until it is cleared.
 """
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,8 @@ FOLDERS: Final = {"joins": "joins", "kept": "filters"}
 """The folders of the cache that hold such files, and what they are of."""
 
 _DIGITS: Final = 12  # of the name of a join, which number its lock
+_PART: Final = ".part"
+"""The end of the name of a file that is not whole yet, whose writer holds its lock."""
 
 
 class MadeFile(NamedTuple):
@@ -27,7 +30,7 @@ class MadeFile(NamedTuple):
         path: Where it is.
         size_bytes: Its bytes.
         is_used: Whether a process of this machine has it mapped or is making it, as far as this
-            user may see.
+            user may see. A file that is being written counts as used if its lock cannot be taken.
     """
 
     path: Path
@@ -53,12 +56,22 @@ def clear_made(cache: CacheFolder, *, force: bool = False) -> tuple[int, int]:
         How many files were removed, and their bytes.
     """
     files = [file for of in list_made(cache).values() for file in of if force or not file.is_used]
-    for file in files:
-        if file.path.is_dir():
-            shutil.rmtree(file.path, ignore_errors=True)
-        else:
-            file.path.unlink(missing_ok=True)
-    return len(files), sum(file.size_bytes for file in files)
+    removed = [file for file in files if _is_removed(file.path, force=force)]
+    return len(removed), sum(file.size_bytes for file in removed)
+
+
+def _is_removed(path: Path, *, force: bool) -> bool:
+    """Remove a file or folder; False if it is a file that somebody has begun to write meanwhile."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    elif force or path.suffix != _PART:
+        path.unlink(missing_ok=True)
+    else:
+        with _lock_of(path) as is_taken:  # a writer that comes now makes another file
+            if is_taken:
+                path.unlink(missing_ok=True)
+            return is_taken
+    return True
 
 
 def _paths(folder: Path) -> Iterator[Path]:
@@ -71,8 +84,42 @@ def _made_file(path: Path, mapped: set[str]) -> MadeFile:
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         return MadeFile(path, size, _is_being_made(path))
     with suppress(FileNotFoundError):  # it was removed meanwhile
-        return MadeFile(path, path.stat().st_size, str(path.absolute()) in mapped)
+        return MadeFile(path, path.stat().st_size, _is_file_used(path, mapped))
     return MadeFile(path, 0, is_used=False)
+
+
+def _is_file_used(path: Path, mapped: set[str]) -> bool:
+    if path.suffix == _PART:
+        with _lock_of(path) as is_taken:
+            return not is_taken
+    return os.path.realpath(path) in mapped  # the cache folder may be reached by a link
+
+
+@contextmanager
+def _lock_of(part: Path) -> Generator[bool, None, None]:
+    """Whether the lock of a file that is not whole was taken; it is held while the block runs.
+
+    It is not where another program holds it, or the file system or the user's rights do not let it
+    be known.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        file = os.open(part, flags)
+    except OSError as error:
+        yield isinstance(error, FileNotFoundError)
+        return
+    try:
+        yield _is_locked(file)
+    finally:
+        os.close(file)
+
+
+def _is_locked(file: int) -> bool:
+    # not `take_lock`, which gives a lock where the file system has none
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _is_being_made(folder: Path) -> bool:

@@ -6,6 +6,7 @@ import re
 import pytest
 from fault_server import Fault
 
+from lightning_shards.dataprep.indexes import remote_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
@@ -214,14 +215,14 @@ def test_a_broken_transfer_is_taken_up_again(run, urls, folder, server, tmp_path
 
 
 def test_an_index_of_other_shards_is_refused_before_any_is_read(run, urls, server, refused):
-    run(urls, "--upload")
+    run(f"{server.url}/data/train-{{000000..000001}}.tar", "--upload")
     before = dict(server.objects)
     asked_for_bytes(server)
-    said = refused(f"{server.url}/data/train-000000.tar", "--upload")
-    assert "the wids.json beside the shards also indexes 'train-000001.tar'" in said
+    said = refused(f"{server.url}/data/train-000002.tar", "--upload")
+    assert "the wids.json beside the shards also indexes 'train-000000.tar'" in said
     assert of_shards(asked_for_bytes(server)) == []
     assert server.objects == before
-    assert run(f"{server.url}/data/train-000000.tar", "--upload", "--wids", "one.json")[0] == 0
+    assert run(f"{server.url}/data/train-000002.tar", "--upload", "--wids", "one.json")[0] == 0
 
 
 def test_counts_of_other_shards_stay(run, urls, server):
@@ -232,6 +233,43 @@ def test_counts_of_other_shards_stay(run, urls, server):
         **{f"train-{shard:06d}.tar": count for shard, count in enumerate(COUNTS)},
     }
     assert (status, document["replaced"]) == (0, [f"{server.url}/data/sizes.json"])
+
+
+@pytest.fixture
+def meanwhile(server, monkeypatch):
+    """Lets another run put an object there when all shards are read."""
+    survey_remote = remote_index.survey_remote
+
+    def put(name, data):
+        def survey(*given, **options):
+            found = survey_remote(*given, **options)
+            server.objects[name] = data
+            return found
+
+        monkeypatch.setattr(remote_index, "survey_remote", survey)
+
+    return put
+
+
+def test_counts_that_another_run_puts_there_during_the_scan_stay(run, urls, server, meanwhile):
+    server.objects["data/sizes.json"] = b'{"old-000000.tar": 5}'
+    meanwhile("data/sizes.json", b'{"val-000000.tar": 7}')
+    assert run(urls, "--upload", "--format", "sizes")[0] == 0
+    assert json.loads(server.objects["data/sizes.json"]) == {
+        "val-000000.tar": 7,
+        **{f"train-{shard:06d}.tar": count for shard, count in enumerate(COUNTS)},
+    }
+
+
+def test_an_index_that_another_run_puts_there_during_the_scan_is_not_replaced(
+    run, urls, server, meanwhile, refused
+):
+    assert run(urls, "--upload")[0] == 0
+    of_all = server.objects.pop("data/wids.json")
+    meanwhile("data/wids.json", of_all)
+    said = refused(f"{server.url}/data/train-000000.tar", "--upload")
+    assert "the wids.json beside the shards also indexes 'train-000001.tar'" in said
+    assert server.objects["data/wids.json"] == of_all
 
 
 def test_a_card_of_more_shards_is_refused_before_any_is_read(run, urls, server, refused):

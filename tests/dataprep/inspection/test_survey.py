@@ -1,18 +1,28 @@
-"""What a survey says of one shard, however its members are spread over samples and suffixes."""
+"""What a survey says of one shard, however its members are spread over samples and suffixes.
 
+Also what it and a check say of keys that are in several shards.
+"""
+
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_shards.dataprep.inspection.check import check_shards
+from lightning_shards.dataprep.inspection.findings import NOT_SURVEYED
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
     describe_shard,
+    each_shard,
+    repeated_keys,
     sizes_of,
     survey,
 )
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 
@@ -83,3 +93,67 @@ def test_a_field_that_whole_shards_lack_is_placed_in_the_first_of_them(tmp_path,
         if finding.rule == "missing field"
     }
     assert places == {"x": (urls[2], "c"), "y": (urls[1], "b"), "z": (urls[0], "a")}
+
+
+# --- keys that are in several shards
+
+
+@pytest.fixture
+def repeating(tmp_path, write_tar):
+    """Two shards, of which the second has a key of the first."""
+    shards = [["a.x"], ["b.x", "a.x"]]
+    return [
+        str(write_tar(tmp_path / f"{number}.tar", [(name, b"1") for name in names]))
+        for number, names in enumerate(shards)
+    ]
+
+
+@pytest.mark.parametrize("scan", [survey, check_shards])
+def test_above_the_limit_it_is_said_that_no_keys_were_compared(
+    scan, repeating, tmp_path, monkeypatch
+):
+    limit = "lightning_shards.dataprep.inspection.survey.MAX_COMPARED"
+    monkeypatch.setattr(limit, 3)
+    [found] = scan(repeating, cache=CacheFolder(tmp_path / "cache")).findings
+    assert (found.shard, found.sample, found.count) == (repeating[1], "a", 1)
+    monkeypatch.setattr(limit, 2)
+    [found] = scan(repeating, cache=CacheFolder(tmp_path / "cache")).findings
+    assert (found.rule, found.is_failure, found.count) == ("repeated key", False, 0)
+    assert "were not looked for: there are 3 keys, and 2 are compared" in found.message
+
+
+def make_fifo(path, write_tar):
+    path.unlink()
+    os.mkfifo(path)
+
+
+SPOILED = {
+    "gone": lambda path, _: path.unlink(),
+    "no regular file": make_fifo,
+    "damaged": lambda path, _: path.write_bytes(b"no tar" * 200),
+    "fewer samples": lambda path, write_tar: write_tar(path, [("b.x", b"1")]),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+@pytest.mark.parametrize("scan", [survey, check_shards])
+def test_a_shard_that_is_spoiled_before_its_key_is_looked_up_loses_no_finding(
+    scan, spoil, repeating, tmp_path, write_tar, monkeypatch
+):
+    def spoiled(*arguments, **options):
+        yield from each_shard(*arguments, **options)
+        spoil(Path(repeating[1]), write_tar)
+
+    monkeypatch.setattr(f"{scan.__module__}.each_shard", spoiled)
+    [found] = scan(repeating, cache=CacheFolder(tmp_path / "cache")).findings
+    assert (found.rule, found.shard, found.sample) == ("repeated key", repeating[1], None)
+
+
+@pytest.mark.parametrize("kind", [*NOT_SURVEYED, ConfigError])
+def test_no_error_about_one_shard_loses_the_finding_of_a_repeated_key(kind):
+    def key_of(url, sample):
+        raise kind(f"sample {sample} of {url}")
+
+    shards = [ShardSurvey(url, hashes=np.array([7], np.uint64)) for url in ("0.tar", "1.tar")]
+    [found] = repeated_keys(["0.tar", "1.tar"], shards, key_of)
+    assert (found.shard, found.sample, found.count) == ("1.tar", None, 1)

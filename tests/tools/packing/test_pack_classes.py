@@ -141,6 +141,9 @@ def test_whole_numbers_are_numbered_by_their_values(run, tmp_path, samples_of):
     [
         (("9", "100", "-1", "10"), {"-1": 0, "9": 1, "10": 2, "100": 3}),
         (("1", "02", "0"), {"0": 0, "1": 1, "02": 2}),
+        (("0.0", "10.0", "2.0", "1.0"), {"0.0": 0, "1.0": 1, "2.0": 2, "10.0": 3}),
+        (("10.00", "-1.0", "9"), {"-1.0": 0, "9": 1, "10.00": 2}),
+        (("10.5", "9.0"), {"10.5": 0, "9.0": 1}),
         (("9", "10", "b"), {"10": 0, "9": 1, "b": 2}),
         (("2" * 5000, "9", "10"), {"10": 0, "2" * 5000: 1, "9": 2}),
     ],
@@ -153,7 +156,9 @@ def test_names_that_are_other_numbers_are_told(told, tmp_path):
     lines = told(pack, labelled(tmp_path / "in", "5", "7"))
     [note] = [line for line in lines if line.startswith("note: the class")]
     assert note.startswith("note: the class 5 has the number 0: as the names are not 0, 1, 2 and")
-    lines = told(pack, labelled(tmp_path / "good", "00", "01", "2"), out="good shards")
+    lines = told(pack, labelled(tmp_path / "floats", "0.0", "1.0", "5.0"), out="floats out")
+    assert any(line.startswith("note: the class 5.0 has the number 2:") for line in lines)
+    lines = told(pack, labelled(tmp_path / "good", "00", "01", "2.0"), out="good shards")
     assert not [line for line in lines if line.startswith("note: the class")]
 
 

@@ -4,6 +4,7 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.tools import info, verify
+from tests.shards.remote.conftest import QUICK
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
@@ -34,7 +35,7 @@ def looks(run_here, urls, server):
 def test_an_outage_is_told_as_what_it_is_and_never_repaired(
     run_here, urls, server, looks, tmp_path
 ):
-    server.faults = [None] * looks + [None, *DOWN]  # after the first shard
+    server.faults = [None] * (looks + 1) + [None, *DOWN]  # after classes.json and the first shard
     status, document = run_here(verify.main)(*urls, "--repair", tmp_path / "repaired")
     [found] = document["findings"]
     assert (status, document["samples"], document["repairs"]) == (2, 6, {})
@@ -59,7 +60,8 @@ def test_an_outage_between_check_and_repair_writes_no_repair(
     run_here, urls, server, looks, tmp_path
 ):
     spoil(server, "data/train-000000.tar")
-    server.faults = [None] * (looks + 5) + DOWN  # after 3 shards, and the tables of the last two
+    # After classes.json, 3 shards, and the tables of the last two.
+    server.faults = [None] * (looks + 6) + DOWN
     status, document = run_here(verify.main)(*urls, "--repair", tmp_path / "repaired")
     assert [each["rule"] for each in document["findings"]] == ["damaged shard", "unread shard"]
     assert (status, document["repairs"]) == (1, {})
@@ -85,3 +87,17 @@ def test_a_refused_shard_is_not_read_and_an_absent_one_is_missing(run_here, urls
     rules = {each["shard"].rpartition("/")[2]: each["rule"] for each in document["findings"]}
     assert rules == {"train-000001.tar": "missing shard", "train-000002.tar": "unread shard"}
     assert (status, document["samples"]) == (1, 4)
+
+
+def test_an_outage_while_the_names_of_classes_are_looked_up_writes_no_repair_without_them(
+    run_here, urls, server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(verify, "LOOK_UP", QUICK)
+    server.objects["data/classes.json"] = b'["cat", "dog", "owl"]'
+    spoil(server, "data/train-000000.tar")
+    server.faults = [*DOWN]
+    repaired = tmp_path / "repaired"
+    assert run_here(verify.main)(*urls, "--repair", repaired) == (2, None)
+    assert not repaired.exists()
+    assert run_here(verify.main)(*urls, "--repair", repaired)[0] == 1
+    assert (repaired / "classes.json").exists()

@@ -169,6 +169,25 @@ def test_a_table_saves_what_lies_under_a_damaged_header(
     assert saved == samples_of(folder / "train-000001.tar")
 
 
+def test_a_repair_has_the_classes_of_the_originals(run, urls, server, tmp_path):
+    server.objects["data/classes.json"] = b'["cat", "dog", "owl"]'
+    change(server, by=1)
+    out = tmp_path / "out"
+    assert run(urls, "--repair", out)[0] == 1
+    classes = json.loads((out / "classes.json").read_text())
+    assert classes == {"cat": 0, "dog": 1, "owl": 2}
+
+
+def test_a_folder_of_repairs_with_other_classes_is_refused(run, urls, server, tmp_path):
+    server.objects["data/classes.json"] = b'["cat", "dog", "owl"]'
+    change(server, by=1)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "classes.json").write_text('["owl", "dog", "cat"]')
+    assert run(urls, "--repair", out) == (2, None)
+    assert [path.name for path in out.iterdir()] == ["classes.json"]
+
+
 def test_the_samples_that_a_cut_took_are_named(run, indexed, server):
     """The table is larger than what is left of the shard."""
     server.objects[SHARD] = server.objects[SHARD][:600]
