@@ -3,6 +3,7 @@
 import os
 import tempfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -82,8 +83,8 @@ def test_the_workers_of_a_killed_run_are_waited_for(tmp_path):
 def test_runs_that_go_on_are_waited_for_once(tmp_path, monkeypatch):
     """Each loader of a run asks again, in each epoch if loaders are made anew."""
     waits = []
-    monkeypatch.setattr(run_cache.time, "monotonic", lambda: sum(waits))
-    monkeypatch.setattr(run_cache.time, "sleep", waits.append)
+    clock = SimpleNamespace(monotonic=lambda: sum(waits), sleep=waits.append, time_ns=time.time_ns)
+    monkeypatch.setattr(run_cache, "time", clock)
     other = make_cache(tmp_path, make_need(1, working_set_bytes=9 * GIB), "other")
     other.open(piece_number(0))
     for _ in range(3):
