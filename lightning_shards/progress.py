@@ -239,8 +239,7 @@ class TrainProgress:
         if not is_open or not batches.ready == batches.processed == position.batches:
             return False
         is_found = fit_loop.epoch_loop.val_loop._combined_loader is not None  # noqa: SLF001 as above
-        has_batches = not is_found or sum(self._trainer.num_val_batches) > 0
-        return validates_now(self._trainer) and has_batches
+        return validates_now(self._trainer) and (not is_found or any(self._trainer.num_val_batches))
 
     def _was_cut_off(self) -> bool:
         """Whether the fit was ended before the last batch of its epoch.
