@@ -166,12 +166,23 @@ def _remove_parts(folder: Path) -> None:
 
 def _remove_if_left(part: str) -> None:
     """Remove a file of this user, unless a program is writing it."""
+    with left_part(part) as status:
+        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+            os.unlink(part)  # noqa: PTH108 - a path of scandir; under this name no other file comes
+
+
+@contextmanager
+def left_part(part: str | Path) -> Generator[os.stat_result]:
+    """The status of a `.part` file that no program is writing, which is locked in the block.
+
+    Raises:
+        OSError: A program is writing it, or the file system or this user's rights do not let that
+            be known; or it is gone.
+    """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(part)  # noqa: PTH108 - a path of scandir; under this name no other file comes
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield os.fstat(file.fileno())
 
 
 def take_lock(file: BinaryIO | int) -> bool:

@@ -5,6 +5,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError, StorageError
@@ -68,13 +69,23 @@ def classes_of(
     """
     if field != CLASS_SUFFIX:
         return None
-    settings = TransportSettings(storage_options or {}, policy=LOOK_UP)
     try:
-        with closing(Storages(remote_storages(settings))) as storages:
-            return known_classes(urls, remote_class_files(urls, storages))
+        return classes_in_folders_of(urls, TransportSettings(storage_options or {}))
     except (ConfigError, StorageError) as error:
         print(f"note: names of classes are not shown: {error}", file=sys.stderr)
         return None
+
+
+def classes_in_folders_of(urls: Sequence[str], settings: TransportSettings) -> ClassNames | None:
+    """The classes in the folders of these shards, local or remote; None if there are none.
+
+    Raises:
+        ConfigError: Two folders have different ones.
+        ShardError: A store does not answer.
+    """
+    look_up = remote_storages(replace(settings, policy=LOOK_UP))
+    with closing(Storages(look_up)) as storages:
+        return known_classes(urls, remote_class_files(urls, storages))
 
 
 def _storage_options(text: str) -> dict[str, dict[str, Any]]:

@@ -3,8 +3,7 @@
 import json
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
@@ -12,11 +11,6 @@ from lightning_shards.dataprep.inspection.repairs import REPORT, repair_place
 from lightning_shards.dataprep.inspection.salvage import Decode
 from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.errors import count_of
-from lightning_shards.shards.classes import known_classes
-from lightning_shards.shards.index import remote_class_files
-from lightning_shards.shards.remote.retries import LOOK_UP
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.tools.console import (
     print_findings,
     printable,
@@ -24,7 +18,12 @@ from lightning_shards.tools.console import (
     shard_parser,
     status_of,
 )
-from lightning_shards.tools.shard_options import add_shard_options, settings_of, shards_of
+from lightning_shards.tools.shard_options import (
+    add_shard_options,
+    classes_in_folders_of,
+    settings_of,
+    shards_of,
+)
 
 _EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
 was run before; the last line says for how many shards. Every file beside the shards that counts
@@ -77,7 +76,9 @@ def _verify_shards(urls: Sequence[str], options: Namespace) -> int:
     folder: Path | None = options.repair
     classes: dict[str, int] = {}
     if folder is not None:
-        classes = _classes_beside(urls, settings_of(options))
+        # an error rather than copies without the names, where a store does not answer
+        known = classes_in_folders_of(urls, settings_of(options))
+        classes = {} if known is None else dict(known.numbers)
         require_no_other_classes(folder, classes)
     checked = check_shards(
         urls,
@@ -101,18 +102,6 @@ def _verify_shards(urls: Sequence[str], options: Namespace) -> int:
     else:
         _print(checked, len(urls))
     return status_of(checked.failures)
-
-
-def _classes_beside(urls: Sequence[str], settings: TransportSettings) -> dict[str, int]:
-    """The numbers of classes by name in the folders of these shards; empty if there are none.
-
-    Raises:
-        ConfigError: Two folders have different ones.
-        ShardError: A store does not answer, so that copies could lack what is there.
-    """
-    with closing(Storages(remote_storages(replace(settings, policy=LOOK_UP)))) as storages:
-        known = known_classes(urls, remote_class_files(urls, storages))
-    return {} if known is None else dict(known.numbers)
 
 
 def _print(checked: Checked, num_shards: int) -> None:

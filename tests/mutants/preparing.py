@@ -138,7 +138,7 @@ MUTANTS = [
         "shards/test_atomic.py",
     ),
     Mutant(
-        "shards.atomic:_remove_if_left",
+        "shards.atomic:left_part",
         "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "pass",
         "shards/test_atomic.py",

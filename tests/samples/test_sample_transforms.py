@@ -225,8 +225,7 @@ class Untouched:
 class Fitting:
     lightning_module, state = Untouched, SimpleNamespace(stage=RunningStage.TRAINING)
     loader = SimpleNamespace(flattened=[0], iterables=0, _mode="")
-    fetcher = SimpleNamespace(fetched=1)
-    fit_loop = SimpleNamespace(_combined_loader=loader, _data_fetcher=fetcher)
+    fit_loop = SimpleNamespace(_combined_loader=loader, _data_fetcher=SimpleNamespace(fetched=1))
 
 
 def test_the_map_dataset_applies_them(urls, tmp_path):

@@ -3,14 +3,14 @@
 Runs remove nothing of it, as another run may need it, so it stays until it is cleared.
 """
 
-import fcntl
 import os
 import shutil
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from lightning_shards.shards.atomic import left_part
 from lightning_shards.shards.joins.table_files import LOCKS
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.file_locks import FileLocks
@@ -67,10 +67,11 @@ def _is_removed(path: Path, *, force: bool) -> bool:
     elif force or path.suffix != _PART:
         path.unlink(missing_ok=True)
     else:
-        with _lock_of(path) as is_taken:  # a writer that comes now makes another file
-            if is_taken:
-                path.unlink(missing_ok=True)
-            return is_taken
+        try:
+            with left_part(path):  # a writer that comes now makes another file
+                path.unlink()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
     return True
 
 
@@ -90,36 +91,12 @@ def _made_file(path: Path, mapped: set[str]) -> MadeFile:
 
 def _is_file_used(path: Path, mapped: set[str]) -> bool:
     if path.suffix == _PART:
-        with _lock_of(path) as is_taken:
-            return not is_taken
+        try:
+            with left_part(path):
+                return False
+        except OSError as error:
+            return not isinstance(error, FileNotFoundError)
     return os.path.realpath(path) in mapped  # the cache folder may be reached by a link
-
-
-@contextmanager
-def _lock_of(part: Path) -> Generator[bool, None, None]:
-    """Whether the lock of a file that is not whole was taken; it is held while the block runs.
-
-    It is not where another program holds it, or the file system or the user's rights do not let it
-    be known.
-    """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        file = os.open(part, flags)
-    except OSError as error:
-        yield isinstance(error, FileNotFoundError)
-        return
-    try:
-        yield _is_locked(file)
-    finally:
-        os.close(file)
-
-
-def _is_locked(file: int) -> bool:
-    # not `take_lock`, which gives a lock where the file system has none
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def _is_being_made(folder: Path) -> bool:

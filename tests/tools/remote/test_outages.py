@@ -3,7 +3,7 @@
 import pytest
 from fault_server import Fault
 
-from lightning_shards.tools import info, verify
+from lightning_shards.tools import info, shard_options, verify
 from tests.shards.remote.conftest import QUICK
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -92,7 +92,7 @@ def test_a_refused_shard_is_not_read_and_an_absent_one_is_missing(run_here, urls
 def test_an_outage_while_the_names_of_classes_are_looked_up_writes_no_repair_without_them(
     run_here, urls, server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(verify, "LOOK_UP", QUICK)
+    monkeypatch.setattr(shard_options, "LOOK_UP", QUICK)
     server.objects["data/classes.json"] = b'["cat", "dog", "owl"]'
     spoil(server, "data/train-000000.tar")
     server.faults = [*DOWN]
