@@ -71,6 +71,7 @@ def pieces_ahead(
     ranks: Sequence[int],
     world_size: int,
     window: int = WINDOW,
+    begin: tuple[int, int] = (0, 0),
 ) -> Iterator[BlockPieces]:
     """The pieces that a node needs from the cursor on, block after block, epoch after epoch.
 
@@ -86,6 +87,7 @@ def pieces_ahead(
         ranks: The data-parallel ranks of the node.
         world_size: Ranks of all nodes.
         window: Positions that are looked at together where blocks are smaller.
+        begin: What is behind the cursor and before this turn and position is passed over.
 
     Raises:
         ConfigError: A rank that is not in the world, no rank, or no window.
@@ -99,17 +101,23 @@ def pieces_ahead(
     places = [Place(rank, world_size) for rank in sorted(set(ranks))]
     groups = _neighbours([place.rank for place in places])
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
-        yield from _pieces_of_epoch(order, (turn, epoch), groups, window)
+        if turn >= begin[0]:
+            position = begin[1] if turn == begin[0] else 0
+            yield from _pieces_of_epoch(order, (turn, epoch), groups, window, position)
 
 
 def _pieces_of_epoch(
-    order: Order, turn_epoch: tuple[int, WorkerEpoch], groups: list[tuple[int, int]], window: int
+    order: Order,
+    turn_epoch: tuple[int, WorkerEpoch],
+    groups: list[tuple[int, int]],
+    window: int,
+    position: int,
 ) -> Iterator[BlockPieces]:
     turn, epoch = turn_epoch
     if not epoch.steps:
         return
     number, plan = epoch.epoch, epoch.plan
-    start, end = plan.span(0)[0], plan.span(epoch.steps - 1)[1]
+    start, end = max(plan.span(0)[0], position), plan.span(epoch.steps - 1)[1]
     step = 0
     while start < end:
         pieces = _Intervals.of(_footing(order, number, start, window))

@@ -4,11 +4,19 @@ from tests.mutants.planting import Mutant
 
 CACHE = "shards/remote/test_remote_cache.py"
 STORAGE = "shards/remote/test_remote_storage.py"
-FETCHER = "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_ends.py"
+FETCHER = (
+    "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_ends.py "
+    "shards/remote/fetching/test_fetcher_knows.py"
+)
 THREADS = "shards/remote/fetching/test_fetch_threads.py"
 
 MUTANTS = [
-    Mutant("readers.ahead.fetch_ahead:FetchAhead.close", "self._end()", "", CACHE),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.close",
+        "self._end()",
+        "",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
     Mutant(
         "readers.ahead.source_cache:size_of_run",
         'order.identity()["sampling"] == "sequential" or ',
@@ -203,7 +211,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.piece_plan:PiecePlan._batches",
-        "self._check(list(pieces.stamps), checked)",
+        "self._check(list(pieces.stamps))",
         "pass",
         "readers/ahead/test_piece_plan.py",
     ),
@@ -226,7 +234,7 @@ MUTANTS = [
         "readers/ahead/test_piece_plan.py",
     ),
     Mutant(
-        "readers.ahead.fetch_ahead:FetchAhead._run",
+        "readers.ahead.fetch_ahead:FetchAhead._is_announced",
         "self._is_closed or self._reached >= self._due",
         "True",
         "readers/ahead/test_fetch_ahead.py",
@@ -245,8 +253,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead.reach",
-        "if self._reached >= self._due or self._batches == _SECOND:",
-        "if self._batches == _SECOND:",
+        "if self._reached >= self._due or self._batches == _SECOND or is_lacking:",
+        "if self._batches == _SECOND or is_lacking:",
         "readers/ahead/test_fetch_ahead.py",
     ),
     Mutant(

@@ -5,13 +5,13 @@ from tests.mutants.planting import Mutant
 STREAMS = "shards/remote/test_range_streams.py"
 SHARD_STREAMS = "shards/remote/test_remote_streams.py"
 TAR = "shards/tar/test_tar_stream.py"
-FETCHER = "shards/remote/fetching/test_fetcher.py"
+FETCHER = "shards/remote/fetching/test_fetcher.py shards/remote/fetching/test_fetcher_knows.py"
 AHEAD = "readers/ahead/test_remote_batches.py"
 
 MUTANTS = [
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.has_all",
-        "bool(pieces) and ",
+        "bool(last.pieces) and ",
         "",
         FETCHER,
     ),
@@ -170,5 +170,83 @@ MUTANTS = [
         "if scheme is not None:",
         "if False:",
         SHARD_STREAMS,
+    ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces.add",
+        " and announcement.turn > self._first_turn",
+        "",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces.add",
+        "number == len(self._names)",
+        "True",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces._are_kept",
+        "self._looked_at % len(self._reads)",
+        "0",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces.add",
+        "self._reads.clear()",
+        "pass",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead.reach",
+        "self._due == _NEVER and not self._shards.has_fetched_ahead()",
+        "False",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._announce_known",
+        "self._due, self._announced_until = _NEVER, None",
+        "self._announced_until = None",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._announce_known",
+        "self._announced_until = self._reached",
+        "pass",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._announce_from",
+        "self._known.announced_from(begin[0])",
+        "pass",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._check",
+        "self.checked.update(new)",
+        "pass",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._batches",
+        "if (turn, stop) <= begin:",
+        "if False:",
+        "readers/ahead/test_piece_plan.py",
+    ),
+    Mutant(
+        "plan.pieces:pieces_ahead",
+        "position = begin[1] if turn == begin[0] else 0",
+        "position = 0",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._read",
+        "self._lacking = known[-1] if known else None",
+        "pass",
+        FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "self._not_there.discard(piece)",
+        "pass",
+        FETCHER,
     ),
 ]

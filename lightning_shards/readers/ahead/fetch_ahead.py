@@ -1,6 +1,7 @@
 """Telling a storage what to fetch ahead, beside the batches.
 
-Only the first batch waits for the arithmetic, and not for long.
+Only the first batch waits for the arithmetic, and not for long. Once all pieces of an epoch are in
+the cache, there is none, until a batch lacks one of them.
 """
 
 import logging
@@ -9,10 +10,11 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.plan.schedule import WorkerEpoch
+from lightning_shards.readers.ahead.known_pieces import KnownPieces
 from lightning_shards.readers.ahead.piece_plan import Announcement
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -27,6 +29,29 @@ bytes are read from the cache."""
 _SECOND: Final = 2
 """When this batch is asked for, the first one has been made."""
 
+_NEVER: Final = (sys.maxsize, 0)
+"""A turn and position that no batch comes to."""
+
+Position = tuple[int, int]
+"""How many epochs lie between the cursor and this one, and the position in it."""
+
+
+class FetchingShards(Protocol):
+    """What is told, such as `OpenShards`: see the methods of `Storage` that have these names."""
+
+    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+        """Begin to fetch these pieces, and no others."""
+        ...
+
+    def has_fetched_ahead(self) -> bool:
+        """Whether all of them are there, and no batch has lacked a byte since."""
+        ...
+
+    def is_kept(self, read: ShardReads) -> bool:
+        """Whether this piece is in the cache."""
+        ...
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -40,9 +65,9 @@ class FetchAhead:
     no tables of later blocks.
 
     Args:
-        announcements: Positions in the order of the batches, without end. It is asked by the thread
-            alone.
-        announce: What is told, such as `Storage.fetch_ahead`.
+        announcements: Those from some position on, in the order of the batches, without end. They
+            are asked for by the thread alone.
+        shards: Is told what to fetch.
         end: Lets go of what the announcements read by; called by `close` and once more when the
             thread ends, which may be later.
 
@@ -52,14 +77,16 @@ class FetchAhead:
 
     def __init__(
         self,
-        announcements: Iterator[Announcement],
-        announce: Callable[[Sequence[ShardReads]], None],
+        announcements: Callable[[Position], Iterator[Announcement]],
+        shards: FetchingShards,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._announcements, self._announce, self._end = announcements, announce, end
+        self._announcements, self._shards, self._end = announcements, shards, end
+        self._known = KnownPieces(shards.is_kept)
         self._changed = threading.Condition()
-        self._reached = self._due = (0, -1)  # turns and positions
-        self._announced_until: tuple[int, int] | None = self._due
+        self._reached: Position = (0, -1)
+        self._due = self._reached
+        self._announced_until: Position | None = self._due
         self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
         self._batches, self._is_closed = 0, False
         self._error: IndexMismatchError | None = None
@@ -105,7 +132,8 @@ class FetchAhead:
             self._batches += 1
             is_first = self._batches == 1
             # to wake the thread costs more than all else of this, so it is not done for each batch
-            if self._reached >= self._due or self._batches == _SECOND:
+            is_lacking = self._due == _NEVER and not self._shards.has_fetched_ahead()
+            if self._reached >= self._due or self._batches == _SECOND or is_lacking:
                 self._changed.notify_all()
         if is_first:
             self._start()
@@ -134,19 +162,10 @@ class FetchAhead:
             self._end()
 
     def _run(self) -> None:
+        begin: Position | None = 0, 0
         try:
-            for turn, position, stop, reads in self._announcements:
-                with self._changed:
-                    self._due = (turn, position)
-                    self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
-                    if self._is_closed:
-                        return
-                    self._announce(reads)  # with the lock: nothing is announced after `close`
-                    self._announced_until = (turn, stop)
-                    is_first = not self._has_announced.is_set()
-                    self._has_announced.set()
-                    if is_first:  # no tables of later blocks are fetched beside it
-                        self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
+            while begin is not None:
+                begin = self._announce_from(begin)
         except IndexMismatchError as error:
             with self._changed:
                 self._error = error
@@ -159,3 +178,44 @@ class FetchAhead:
             self._announced_until = None
             self._has_announced.set()
             self._end()
+
+    def _announce_from(self, begin: Position) -> Position | None:
+        """Announce block after block, or all pieces at once as long as they are in the cache.
+
+        Returns:
+            Where a batch lacked something then; None after `close`, or if nothing more follows.
+        """
+        self._known.announced_from(begin[0])
+        for announcement in self._announcements(begin):
+            if not self._is_announced(announcement):
+                return None
+            known = self._known.add(announcement)
+            if known:
+                return self._announce_known(known)
+        return None
+
+    def _is_announced(self, announcement: Announcement) -> bool:
+        """Announce it when the batches have come there; False after `close`."""
+        turn, position, stop, reads = announcement
+        with self._changed:
+            self._due = (turn, position)
+            self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
+            if self._is_closed:
+                return False
+            self._shards.fetch_ahead(reads)  # with the lock: nothing is announced after `close`
+            self._announced_until = (turn, stop)
+            is_first = not self._has_announced.is_set()
+            self._has_announced.set()
+            if is_first:  # no tables of later blocks are fetched beside it
+                self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
+        return True
+
+    def _announce_known(self, reads: Sequence[ShardReads]) -> Position | None:
+        with self._changed:
+            if self._is_closed:
+                return None
+            self._shards.fetch_ahead(reads)
+            self._due, self._announced_until = _NEVER, None
+            self._changed.wait_for(lambda: self._is_closed or not self._shards.has_fetched_ahead())
+            self._announced_until = self._reached
+            return None if self._is_closed else self._reached

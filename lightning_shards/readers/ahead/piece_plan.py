@@ -15,7 +15,7 @@ batches.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
@@ -99,6 +99,7 @@ class PiecePlan:
             shard is in the cache, no read would show that its object was replaced, so one process
             of the node asks once for each shard. None: nobody asks.
         window: Positions that are looked at together where blocks are smaller.
+        checked: The shards that this process has asked about.
     """
 
     order: Order
@@ -110,20 +111,23 @@ class PiecePlan:
     tables_of: TablesOf
     require_same: RequireSame | None = None
     window: int = WINDOW
+    checked: set[int] = field(default_factory=set[int], init=False, repr=False, compare=False)
 
-    def announcements(self) -> Iterator[Announcement]:
+    def announcements(self, begin: tuple[int, int] = (0, 0)) -> Iterator[Announcement]:
         """What to fetch from the cursor on, block after block, without end.
 
         Asking for the next one costs time for one block, and reads the tables of its shards.
+
+        Args:
+            begin: Turn and position from which on, if that is not the cursor's.
 
         Raises:
             IndexMismatchError: A shard is another one than when its members were listed.
             ShardError: A member table cannot be read.
         """
-        checked: set[int] = set()
-        block, is_large = next(blocks := self._blocks(checked))
+        block, is_large = next(blocks := self._blocks(begin))
         if is_large:
-            yield from self._of_batches(checked)
+            yield from self._of_batches(begin)
             return
         yield Announcement(block.turn, block.start, block.stop, block.reads)
         for following, _ in blocks:
@@ -138,7 +142,7 @@ class PiecePlan:
         Raises:
             ShardError: As of `announcements`.
         """
-        block, is_large = next(blocks := self._blocks(set()))
+        block, is_large = next(blocks := self._blocks())
         following = (each for each, _ in blocks)
         ahead = self._batches_of_ranks() if is_large else chain([block], following)
         yield from takewhile(lambda planned: not planned.turn, ahead)
@@ -146,10 +150,10 @@ class PiecePlan:
     def _batches_of_ranks(self) -> Iterator[PlannedBlock]:
         """The batches of all ranks of the node, step after step."""
         places = [Place(rank, self.place.world_size) for rank in self.ranks]
-        of_ranks = (self._batches(set(), place) for place in places)
+        of_ranks = (self._batches(place) for place in places)
         return chain.from_iterable(zip(*of_ranks, strict=True))
 
-    def _blocks(self, checked: set[int]) -> Iterator[tuple[PlannedBlock, bool]]:
+    def _blocks(self, begin: tuple[int, int] = (0, 0)) -> Iterator[tuple[PlannedBlock, bool]]:
         """The blocks of the node, and whether their samples are large.
 
         One process of the node asks for each shard whether it is the same.
@@ -161,11 +165,12 @@ class PiecePlan:
             ranks=self.ranks,
             world_size=self.place.world_size,
             window=self.window,
+            begin=begin,
         )
         process, processes = share_of_process(self.place, self.ranks)
         for block in ahead:
             pieces = self._pieces(block.shards, block.starts, block.stops)
-            self._check([s for s in pieces.stamps if s % processes == process], checked)
+            self._check([s for s in pieces.stamps if s % processes == process])
             numbers = np.arange(len(block.shards))
             is_of_others = numbers % processes != process
             in_order = np.argsort(is_of_others, kind="stable")
@@ -175,16 +180,16 @@ class PiecePlan:
             is_large = is_sample_the_unit(int((pieces.ends - pieces.begins).sum()), samples)
             yield PlannedBlock(block.turn, block.start, block.stop, reads), is_large
 
-    def _check(self, shards: Sequence[int], checked: set[int]) -> None:
+    def _check(self, shards: Sequence[int]) -> None:
         """Ask whether those of these shards are the same that were not asked about before."""
-        new = set(shards) - checked
+        new = set(shards) - self.checked
         if self.require_same is not None and new:
             self.require_same(sorted(new))
-        checked |= new
+        self.checked.update(new)
 
-    def _of_batches(self, checked: set[int]) -> Iterator[Announcement]:
+    def _of_batches(self, begin: tuple[int, int]) -> Iterator[Announcement]:
         """While a batch is read, which is done at once, the two that follow are fetched."""
-        batches = self._batches(checked, self.place)
+        batches = self._batches(self.place, begin)
         ahead = deque([next(batches), next(batches)])
         for batch in batches:
             ahead.append(batch)
@@ -192,14 +197,16 @@ class PiecePlan:
             reads = [read for following in ahead for read in following.reads]
             yield Announcement(reading.turn, reading.start, reading.stop, reads)
 
-    def _batches(self, checked: set[int], place: Place) -> Iterator[PlannedBlock]:
+    def _batches(self, place: Place, begin: tuple[int, int] = (0, 0)) -> Iterator[PlannedBlock]:
         """The batches of one process, each sample as a piece."""
         for turn, epoch in enumerate(self.epochs.worker_epochs(place, self.cursor)):
             for step in epoch.own_steps():
                 start, stop = epoch.span(step)
+                if (turn, stop) <= begin:
+                    continue
                 shards, samples = self.order.at(epoch.epoch, start, stop).T
                 pieces = self._pieces(shards, samples, samples + 1)
-                self._check(list(pieces.stamps), checked)
+                self._check(list(pieces.stamps))
                 rows = np.flatnonzero(pieces.begins < pieces.ends)
                 yield PlannedBlock(turn, start, stop, self._reads(pieces, rows))
 

@@ -74,7 +74,7 @@ def fetched_ahead(
     if not shards.fetches_ahead or plan.order.identity()["sampling"] == "sequential":
         yield None
         return
-    ahead = FetchAhead(plan.announcements(), shards.fetch_ahead, tables.close)
+    ahead = FetchAhead(plan.announcements, shards, tables.close)
     try:
         yield ahead
     finally:

@@ -148,7 +148,14 @@ class Storage(Protocol):
         """
 
     def has_fetched_ahead(self) -> bool:
-        """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
+        """Whether all that was named to `fetch_ahead` last is there, so that no read waits.
+
+        It is not if since then a read lacked something.
+        """
+        return True
+
+    def is_kept(self, read: ShardReads) -> bool:
+        """Whether these ranges need not be fetched, now or in a later epoch."""
         return True
 
     def fetch_totals(self) -> FetchTotals:

@@ -105,14 +105,7 @@ class RemoteStorage(Storage):
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
         """Fetch these pieces to the cache, in this order, and nothing that was named before."""
         if self._fetcher is not None:
-            self._fetcher.announce(
-                [
-                    Piece(each.url, version_of_stamp(each.stat), start, stop)
-                    for each in reads
-                    if each.stat is not None
-                    for start, stop in zip(each.starts, each.stops, strict=True)
-                ]
-            )
+            self._fetcher.announce(_pieces_of(reads))
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.
@@ -133,8 +126,12 @@ class RemoteStorage(Storage):
             return self._read_exactly(reads)  # which says of which shard
 
     def has_fetched_ahead(self) -> bool:
-        """Whether pieces were named, and all that were named last are in the cache."""
+        """Whether all pieces that were named last are in the cache, and no read lacked a byte."""
         return self._fetcher is None or self._fetcher.has_all()
+
+    def is_kept(self, read: ShardReads) -> bool:
+        """Whether these pieces are in the cache."""
+        return self._fetcher is not None and self._fetcher.has(_pieces_of([read]))
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
@@ -287,6 +284,15 @@ def version_number(version: str) -> int:
     if is_undated(version):
         return run_number()
     return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
+
+
+def _pieces_of(reads: Sequence[ShardReads]) -> list[Piece]:
+    return [
+        Piece(each.url, version_of_stamp(each.stat), start, stop)
+        for each in reads
+        if each.stat is not None
+        for start, stop in zip(each.starts, each.stops, strict=True)
+    ]
 
 
 class _Part(NamedTuple):

@@ -154,7 +154,7 @@ def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
 
 def test_a_node_with_few_of_the_ranks_fetches_no_pieces_that_it_hardly_uses():
     place = Place(0, 10)
-    plan = make_plan(place=place, size=900_000)._blocks(set())
+    plan = make_plan(place=place, size=900_000)._blocks()
     block, _ = next(plan)
     shares = len(block.reads)
     all_ranks = len(announced(make_plan(size=900_000), 1)[0].reads)
@@ -174,9 +174,25 @@ def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
         assert len(announcement.reads) == 10
 
 
+@pytest.mark.parametrize("size", [1000, 2 * 2**20])
+def test_announcements_begin_anew_where_a_batch_lacked_something(size):
+    asked = []
+    plan = replace(make_plan(size=size), require_same=asked.extend)
+    whole = announced(plan, 120)
+    at = [(each.turn, each.position) for each in whole].index((2, 100))
+    again = list(islice(plan.announcements((2, 103)), 9))  # the batch of 100 to 105
+    stops = [
+        list(dict.fromkeys((each.turn, each.stop) for each in some)) for some in (again, whole[at:])
+    ]
+    assert stops[0] == stops[1][: len(stops[0])]
+    assert set(ranges(again[0].reads)) <= set(ranges(whole[at].reads))
+    assert sorted(asked) == np.flatnonzero(COUNTS).tolist()  # no shard a second time
+
+
 def test_shards_of_large_samples_are_asked_for_once_by_each_process():
     asked = []
-    announced(replace(make_plan(size=2 * 2**20), require_same=asked.extend), 30)
+    plan = make_plan(size=2 * 2**20, place=Place(worker=1, num_workers=2))
+    announced(replace(plan, require_same=asked.extend), 30)
     assert sorted(asked) == np.flatnonzero(COUNTS).tolist()
 
 

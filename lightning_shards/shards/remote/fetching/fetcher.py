@@ -74,8 +74,15 @@ class Fetcher:
             self._here().announce(pieces)
 
     def has_all(self) -> bool:
-        """Whether pieces were announced, and all that were announced last are in the cache."""
+        """Whether pieces were announced, and all that were announced last are in the cache.
+
+        Not if since then a batch lacked something.
+        """
         return self._here().has_all()
+
+    def has(self, pieces: Sequence[Piece]) -> bool:
+        """Whether all of these pieces are in the cache; not known of those of earlier boots."""
+        return self._here().has(pieces)
 
     def read(self, reads: Sequence[ObjectReads]) -> list[list[int]]:
         """Read all ranges of a batch at once; nothing is written to their memory after the call.

@@ -100,7 +100,9 @@ class ProcessFetcher:
         self._patience = Patience(self._link)
         self._open, self._coming = OpenPieces(cache), set[Piece]()
         self._announced: deque[AnnouncedPieces] = deque(maxlen=_REMEMBERED)
-        self._there: set[Piece] = set()  # of the pieces announced last
+        self._there: set[Piece] = set()  # of the pieces announced last, and the others of them:
+        self._not_there: set[Piece] = set()
+        self._lacking: AnnouncedPieces | None = None  # what a batch that lacked something knew
         self._under_way: dict[Piece, UnderWay] = {}
         self._bytes_under_way = 0
         self._left_to_others: list[Piece] = []
@@ -116,6 +118,7 @@ class ProcessFetcher:
         with self._lock:
             self._announced.append(announced)
             self._there = self._there.difference(before) & named | set(kept)
+            self._not_there = named - self._there
             begun = self._under_way.keys() | set(self._left_to_others)
             self._coming = (named | self._coming & begun) - self._there
         if self._has_read.is_set():
@@ -132,8 +135,15 @@ class ProcessFetcher:
     def has_all(self) -> bool:
         """See `Fetcher.has_all`."""
         with self._lock:
-            pieces = self._announced[-1].pieces if self._announced else []
-            return bool(pieces) and self._there.issuperset(pieces)
+            last = self._announced[-1] if self._announced else None
+            if last is None or last is self._lacking:
+                return False
+            return bool(last.pieces) and not self._not_there
+
+    def has(self, pieces: Sequence[Piece]) -> bool:
+        """See `Fetcher.has`."""
+        parts = AnnouncedPieces(pieces).pieces
+        return len(self._kept(parts, ())) == len(parts)
 
     def _begin(self, announced: AnnouncedPieces) -> None:
         with self._lock:
@@ -171,6 +181,7 @@ class ProcessFetcher:
         missing = [segment for segment in segments if not self._open.has_filled(segment)]
         began, sizes, lacked = self._now(), dict[str, int](), 0
         if missing:
+            self._lacking = known[-1] if known else None
             with Fetching():
                 lacked = self._fill(missing, sizes)
         waited_s = self._now() - began if missing else 0.0
@@ -227,6 +238,7 @@ class ProcessFetcher:
                 self._ended.notify_all()
                 if under_way.opened is not None and under_way.opened.file is not None:
                     self._there.add(piece)
+                    self._not_there.discard(piece)
                     self._coming.discard(piece)
             under_way.ended.set()
         if opened is None:

@@ -103,6 +103,15 @@ class Process:
         versions = dict(zip(self.urls, self.versions, strict=True))
         return [Piece(read.url, versions[read.url], *read.starts, *read.stops) for read in reads]
 
+    def fetch_ahead(self, reads):
+        self.fetcher.announce(self.pieces(reads))
+
+    def has_fetched_ahead(self):
+        return self.fetcher.has_all()
+
+    def is_kept(self, read):
+        return self.fetcher.has(self.pieces([read]))
+
     def check(self, ids):
         """Read these samples as one batch, and compare their bytes."""
         reads, wanted = [], []
@@ -121,7 +130,7 @@ class Process:
 
     def read_what_was_shared(self):
         """Wait until all pieces of the epoch are in the cache, whoever fetches them."""
-        blocks = self.plan._blocks(set())
+        blocks = self.plan._blocks()
         pieces = []
         for _ in range(SHARDS * SAMPLES // BLOCK):
             pieces += self.pieces(next(blocks)[0].reads)
@@ -134,8 +143,7 @@ class Process:
         self.check([(shard, sample) for shard in range(SHARDS) for sample in range(SAMPLES)])
 
     def read_batches(self):
-        announce = lambda reads: self.fetcher.announce(self.pieces(reads))  # noqa: E731
-        ahead = FetchAhead(self.plan.announcements(), announce)
+        ahead = FetchAhead(self.plan.announcements, self)
         steps = iter(range(self.settings.steps))
         for turn, epoch in enumerate(self.epochs.worker_epochs(self.plan.place, Cursor())):
             for step in epoch.own_steps():

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,9 @@ from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import Cancellable
 
 LONGEST_S = 10
+NOTHING = SimpleNamespace(
+    fetch_ahead=list, has_fetched_ahead=lambda: False, is_kept=lambda _: False
+)
 
 
 @pytest.fixture
@@ -288,7 +292,7 @@ def test_requests_share_the_threads_that_could_be_started(deny_threads):
 
 def test_batches_are_read_where_no_thread_can_fetch_ahead(deny_threads, caplog):
     ended = []
-    ahead = FetchAhead(iter(()), list, lambda: ended.append(True))
+    ahead = FetchAhead(lambda _: iter(()), NOTHING, lambda: ended.append(True))
     deny_threads(0)
     ahead.reach(0, 0)
     assert ended

@@ -64,21 +64,6 @@ def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher
     assert fetcher.counts.exact_requests == 0
 
 
-def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, transport):
-    fetcher = make_fetcher()
-    assert not fetcher.has_all()
-    transport.gates[16_000] = threading.Event()
-    fetcher.announce(PIECES[:3])
-    assert wait_for(lambda: fetcher.counts.ahead_requests == 2, WITHIN_S)
-    assert not fetcher.has_all()
-    transport.gates[16_000].set()
-    assert wait_for(fetcher.has_all, WITHIN_S)
-    fetcher.announce(PIECES[2:4])
-    assert wait_for(fetcher.has_all, WITHIN_S)
-    fetcher.announce([])
-    assert not fetcher.has_all()  # what batches want is then fetched exactly
-
-
 def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path, monkeypatch):
     """Queued behind them: which of two threads asks first is chance."""
     queued = []
@@ -112,16 +97,6 @@ def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport,
     bytes_read(fetcher, reads_of("u", [(0, 64_000)]))
     assert fetcher.counts.exact_requests == 0
     fetcher.close()
-
-
-def test_what_an_earlier_run_left_is_known_with_the_announcement(make_fetcher, tmp_path):
-    earlier = make_fetcher()
-    earlier.announce(PIECES)
-    assert is_fetched(earlier, 8)
-    fetcher = make_fetcher()
-    fetcher.announce(PIECES)
-    assert fetcher.has_all()
-    assert not fetcher._here()._threads._threads  # none of them has been asked
 
 
 def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
