@@ -33,6 +33,7 @@ from lightning_shards.plan.draws import (
     scale_words,
     stable_order,
 )
+from lightning_shards.plan.file_order import FileOrder
 from lightning_shards.plan.permutations import RunOrder, ShardOrder, order_runs, order_shards
 
 Sampling = Literal["resampled", "shuffled", "sequential"]
@@ -119,6 +120,10 @@ class Order(Protocol):
         """
         return self.at(epoch, start, stop)
 
+    def footing_span(self, start: int, stop: int) -> tuple[int, int] | None:
+        """Where each id of `footing` stands once, and nothing else; None if that is not known."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class SampleOrder(Order):
@@ -192,7 +197,7 @@ class SampleOrder(Order):
     @property
     def samples(self) -> int:
         """Samples of the data set."""
-        return int(self._ends[-1]) if self._ends.size else 0
+        return self._file_order.samples
 
     def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """The sample ids at positions start to stop of the epoch's global sequence.
@@ -249,7 +254,18 @@ class SampleOrder(Order):
         blocks = self._blocks_between(start, stop)
         return self._ids_of(self._last_run_first(epoch, number) for number in blocks)
 
+    def footing_span(self, start: int, stop: int) -> tuple[int, int] | None:
+        """The positions of the blocks that these positions lie in, if each sample comes once."""
+        if not self._has_blocks or self.sampling != "shuffled" or not start < stop <= self.samples:
+            return None
+        end = -(-stop // self.block) * self.block
+        return start // self.block * self.block, min(end, self.samples)
+
     # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
+
+    @cached_property
+    def _file_order(self) -> FileOrder:
+        return FileOrder(self.counts)
 
     def _require_range(self, epoch: int, start: int, stop: int) -> None:
         if not 0 <= epoch < 2**64:
@@ -266,9 +282,7 @@ class SampleOrder(Order):
 
     def _ids_of(self, pieces: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
         """The ids of these sample numbers, int64 of shape (n, 2)."""
-        numbers = np.concatenate([np.empty(0, np.int64), *pieces])
-        shards, begins, _ = self._locate(numbers)
-        return np.stack((shards, numbers - begins), axis=1)
+        return self._file_order.ids(np.concatenate([np.empty(0, np.int64), *pieces]))
 
     @property
     def _has_blocks(self) -> bool:
@@ -305,11 +319,6 @@ class SampleOrder(Order):
         numbers = self._mixed(epoch, *self._block_span(block))
         has_runs = self.sampling == "shuffled" and self.run
         return numbers[np.argsort(-(numbers // self.run), kind="stable")] if has_runs else numbers
-
-    @cached_property
-    def _ends(self) -> NDArray[np.int64]:
-        """The number after the last sample of each shard, shape (num_shards,)."""
-        return np.cumsum(self.counts, dtype=np.int64)
 
     @property
     def _length(self) -> int:
@@ -361,7 +370,7 @@ class SampleOrder(Order):
             Purpose.SAMPLE_DRAWS, (self.seed, epoch), (first, last + 1), resumed_at=0, stream=0
         )
         drawn = scale_words(words, self.samples)
-        shards, begins, offsets = self._locate(drawn)
+        shards, begins, offsets = self._file_order.locate(drawn)
         draws = positions // self.run - first
         # A draw that reaches the end of its shard goes on at the shard's beginning.
         wrapped = (offsets[draws] + positions % self.run) % self.counts[shards][draws]
@@ -387,13 +396,4 @@ class SampleOrder(Order):
         slots = np.searchsorted(order.ends, positions, side="right")
         shards = order.shards[slots]
         # A sample is as far from its shard's end in file order as in the order of the epoch.
-        return positions + self._ends[shards] - order.ends[slots]
-
-    def _locate(
-        self, numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Shard, number of the shard's first sample, and sample in the shard, of sample numbers."""
-        # The shard of a number is the first that ends after it; empty shards are passed over.
-        shards = np.searchsorted(self._ends, numbers, side="right").astype(np.int64)
-        begins = self._ends[shards] - self.counts[shards]
-        return shards, begins, numbers - begins
+        return positions + self._file_order.ends[shards] - order.ends[slots]

@@ -32,6 +32,9 @@ _Ints = NDArray[np.int64]
 WINDOW = 16_384
 """Positions that are looked at together where an order has no blocks, or smaller ones."""
 
+_FIRST_DRAWN = 1024
+"""Positions of a shuffled block that are looked at for the order in which its pieces are used."""
+
 
 class BlockPieces(NamedTuple):
     """The pieces that a node uses in one stretch of an epoch: a block, or what is left of it.
@@ -75,10 +78,9 @@ def pieces_ahead(
 ) -> Iterator[BlockPieces]:
     """The pieces that a node needs from the cursor on, block after block, epoch after epoch.
 
-    There is no end to them, and asking for the next block costs time and memory for that block
-    only. What a block consists of depends on the order, the epoch and the window alone, not on
-    the cursor, so that all processes of a node name the same pieces. Blocks of a sequence with
-    repeats may have samples in common: each then has them in a piece of its own.
+    There is no end to them; the next one costs time and memory for it alone. What a block consists
+    of does not depend on the cursor, so that all processes of a node name the same pieces. Blocks
+    of a sequence with repeats may have samples in common, each then in a piece of its own.
 
     Args:
         order: Any order; a block is what its `footing` gives for one position.
@@ -102,46 +104,51 @@ def pieces_ahead(
     groups = _neighbours([place.rank for place in places])
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
         if turn >= begin[0]:
-            position = begin[1] if turn == begin[0] else 0
-            yield from _pieces_of_epoch(order, (turn, epoch), groups, window, position)
+            first = begin[1] if turn == begin[0] else 0
+            yield from _pieces_of_epoch(order, (turn, epoch), groups, (first, window))
 
 
 def _pieces_of_epoch(
     order: Order,
     turn_epoch: tuple[int, WorkerEpoch],
     groups: list[tuple[int, int]],
-    window: int,
-    position: int,
+    first_and_window: tuple[int, int],
 ) -> Iterator[BlockPieces]:
-    turn, epoch = turn_epoch
+    (turn, epoch), (first, window) = turn_epoch, first_and_window
     if not epoch.steps:
         return
     number, plan = epoch.epoch, epoch.plan
-    start, end = max(plan.span(0)[0], position), plan.span(epoch.steps - 1)[1]
-    step = 0
+    start, end = max(plan.span(0)[0], first), plan.span(epoch.steps - 1)[1]
+    are_all_ranks, step = groups == [(0, plan.world_size - 1)], 0
     while start < end:
-        pieces = _Intervals.of(_footing(order, number, start, window))
-        drawn = order.at(number, start, min(start + max(pieces.samples, 1), end))
-        of_pieces = pieces.find(drawn)
-        strangers = np.flatnonzero(of_pieces < 0)
-        stop = start + int(strangers[0]) if strangers.size else start + len(drawn)
-        if stop == start:
-            raise PlanError(
-                f"the footing of position {start} of epoch {number} lacks the sample at this "
-                f"position; mend `footing` of {type(order).__name__}"
-            )
-        used, step = _positions(plan, groups, (start, stop), (step, epoch.steps))
-        yield _in_order_of_use((turn, number), (start, stop), pieces, used, of_pieces)
+        footing, span = _footing(order, number, start, window)
+        pieces = _Intervals.of(footing)
+        if are_all_ranks and span is not None and span[0] == start and span[1] <= end:
+            stop, uses = span[1], pieces.stops - pieces.starts
+            first_uses = _first_uses(order, number, span, pieces)
+        else:
+            of_pieces = _drawn(order, number, (start, end), pieces)
+            stop = start + len(of_pieces)
+            used, step = _positions(plan, groups, (start, stop), (step, epoch.steps))
+            first_uses, uses = _counted(used, of_pieces[used - start], len(pieces.starts))
+        yield _in_order_of_use((turn, number), (start, stop), pieces, first_uses, uses)
         start = stop
 
 
-def _footing(order: Order, epoch: int, position: int, window: int) -> _Ints:
-    """The samples of the block of a position, or of all blocks of its window if that is more."""
-    block = order.footing(epoch, position, position + 1)
-    if len(block) >= window:
-        return block
+def _footing(
+    order: Order, epoch: int, position: int, window: int
+) -> tuple[_Ints, tuple[int, int] | None]:
+    """The samples of the block of a position, or of all blocks of its window if that is more.
+
+    And the positions at which each of them stands once, if there are such.
+    """
+    span = order.footing_span(position, position + 1)
+    if span is None or span[1] - span[0] >= window:
+        block = order.footing(epoch, position, position + 1)
+        if len(block) >= window:
+            return block, span
     first = position - position % window
-    return order.footing(epoch, first, first + window)
+    return order.footing(epoch, first, first + window), order.footing_span(first, first + window)
 
 
 class _Intervals(NamedTuple):
@@ -188,24 +195,60 @@ class _Intervals(NamedTuple):
         return np.where(is_there, numbers, -1)
 
 
+def _drawn(order: Order, epoch: int, span: tuple[int, int], pieces: _Intervals) -> _Ints:
+    """The number of the piece of each position, up to the first one whose sample is in none.
+
+    Raises:
+        PlanError: That is the first position of the span.
+    """
+    start, end = span
+    of_pieces = pieces.find(order.at(epoch, start, min(start + max(pieces.samples, 1), end)))
+    strangers = np.flatnonzero(of_pieces < 0)
+    if strangers.size and strangers[0] == 0:
+        raise PlanError(
+            f"the footing of position {start} of epoch {epoch} lacks the sample at this position; "
+            f"mend `footing` of {type(order).__name__}"
+        )
+    return of_pieces[: strangers[0]] if strangers.size else of_pieces
+
+
+def _counted(used: _Ints, of_pieces: _Ints, number: int) -> tuple[_Ints, _Ints]:
+    """Where each of so many pieces is used first, and how often; by the piece of each position."""
+    first_uses = np.zeros(number, np.int64)
+    first_uses[of_pieces[::-1]] = used[::-1]  # the last one that is written stays
+    return first_uses, np.bincount(of_pieces, minlength=number)
+
+
+def _first_uses(order: Order, epoch: int, span: tuple[int, int], pieces: _Intervals) -> _Ints:
+    """Where each piece is used first, in a span in which every sample of them stands once.
+
+    As blocks are shuffled, few positions show nearly all pieces.
+    """
+    (start, stop), length = span, _FIRST_DRAWN
+    first_uses = np.full(len(pieces.starts), stop)
+    while start < stop and (first_uses == span[1]).any():
+        of_pieces = _drawn(order, epoch, (start, min(start + length, stop)), pieces)
+        numbers, first = np.unique(of_pieces, return_index=True)
+        first_uses[numbers] = np.minimum(first_uses[numbers], start + first)
+        start, length = start + len(of_pieces), 2 * length
+    return first_uses
+
+
 def _in_order_of_use(
     turn_epoch: tuple[int, int],
     span: tuple[int, int],
     pieces: _Intervals,
-    used: _Ints,
-    of_pieces: _Ints,
+    first_uses: _Ints,
+    uses: _Ints,
 ) -> BlockPieces:
-    """The intervals that these positions use; `of_pieces` has one entry per position from start."""
+    """The intervals that are used, by what they are made of; one entry each."""
     (turn, epoch), (start, stop) = turn_epoch, span
-    # numbers, first, uses: one entry per used interval. `used` ascends, so the first of equal
-    # numbers is at the first use.
-    numbers, first, uses = np.unique(of_pieces[used - start], return_index=True, return_counts=True)
-    by_use = np.argsort(first)
-    numbers, uses = numbers[by_use], uses[by_use].astype(np.int64)
+    numbers = np.flatnonzero(uses)
+    numbers = numbers[np.argsort(first_uses[numbers])]
     shards = pieces.starts[numbers] // pieces.width
     begins = shards * pieces.width
     starts, stops = pieces.starts[numbers] - begins, pieces.stops[numbers] - begins
-    first_uses = used[first[by_use]]
+    first_uses, uses = first_uses[numbers], uses[numbers].astype(np.int64)
     return BlockPieces(epoch, start, stop, shards, starts, stops, first_uses, uses, turn)
 
 

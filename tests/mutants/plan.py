@@ -58,7 +58,7 @@ MUTANTS = [
         "plan/test_order.py",
     ),
     Mutant(
-        "plan.order:SampleOrder._locate",
+        "plan.file_order:FileOrder.locate",
         'side="right"',
         'side="left"',
         "plan/test_order.py",
@@ -178,9 +178,51 @@ MUTANTS = [
         "plan/test_pieces.py",
     ),
     Mutant(
+        "plan.pieces:_pieces_of_epoch",
+        " and span[1] <= end",
+        "",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_pieces_of_epoch",
+        "are_all_ranks and ",
+        "",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_pieces_of_epoch",
+        " and span[0] == start",
+        "",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_first_uses",
+        "np.minimum(first_uses[numbers], start + first)",
+        "start + first",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.pieces:_first_uses",
+        "and (first_uses == span[1]).any()",
+        "",
+        "plan/test_pieces.py",
+    ),
+    Mutant(
+        "plan.order:SampleOrder.footing_span",
+        'self.sampling != "shuffled" or ',
+        "",
+        "plan/test_order.py",
+    ),
+    Mutant(
+        "plan.order:SampleOrder.footing_span",
+        "min(end, self.samples)",
+        "end",
+        "plan/test_order.py",
+    ),
+    Mutant(
         "plan.pieces:_in_order_of_use",
-        "by_use = np.argsort(first)",
-        "by_use = np.arange(len(first))",
+        "numbers = numbers[np.argsort(first_uses[numbers])]",
+        "pass",
         "plan/test_pieces.py",
     ),
     Mutant(

@@ -233,8 +233,8 @@ MUTANTS = [
     ),
     Mutant(
         "plan.pieces:pieces_ahead",
-        "position = begin[1] if turn == begin[0] else 0",
-        "position = 0",
+        "first = begin[1] if turn == begin[0] else 0",
+        "first = 0",
         "plan/test_pieces.py",
     ),
     Mutant(

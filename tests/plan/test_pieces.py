@@ -11,6 +11,7 @@ from small_mixtures import example_mixture
 from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
 
 from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.plan import pieces
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
@@ -46,14 +47,22 @@ ORDERS = (
     | st.builds(Shuffled, st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 9))
     | st.builds(example_mixture, st.integers(0, 9), rounds=st.integers(1, 9))
 )
+BLOCKS = st.builds(
+    make,
+    counts=st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any),
+    seed=st.integers(0, 9),
+    sampling=st.just("shuffled"),
+    run=st.integers(1, 5),
+    block=st.integers(2, 20),
+)
 SCHEDULES = st.tuples(
     st.integers(1, 4), st.sampled_from(["drop", "pad", "balanced"]), st.none() | st.integers(1, 9)
 )
 
 
-def drawn(data):
+def drawn(data, of_orders=ORDERS):
     """An order, its epochs, a cursor, the ranks of a node, the world size and a window."""
-    order = data.draw(ORDERS)
+    order = data.draw(of_orders)
     ranks, world = data.draw(WORLDS)
     batch_size, remainder, limit = data.draw(SCHEDULES)
     nominal = order.samples + (
@@ -85,30 +94,33 @@ def samples_of(block):
     return [[(shard, sample) for sample in range(start, stop)] for shard, start, stop in rows]
 
 
+@pytest.mark.parametrize("of_orders", [ORDERS, BLOCKS], ids=["any", "blocks"])
 @settings(max_examples=100)
-@given(st.data())
-def test_pieces_are_those_of_a_walk_over_the_positions(data):
-    order, epochs, cursor, ranks, world, window = drawn(data)
-    node = {"ranks": ranks, "world_size": world}
-    begin = data.draw(st.just((0, 0)) | st.tuples(st.integers(0, 2), st.integers(0, 200)))
-    ahead = pieces_ahead(order, epochs, cursor, **node, window=window, begin=begin)
-    uses = walked(order, epochs, cursor, ranks, world, begin)
-    use = next(uses)
-    for block in islice(ahead, 4):
-        assert (block.turn, block.start) >= begin
-        pieces = samples_of(block)
-        piece_of = {sample: number for number, piece in enumerate(pieces) for sample in piece}
-        assert len(piece_of) == sum(map(len, pieces))  # each sample is in one piece at most
-        first_uses, counts = {}, dict.fromkeys(range(len(pieces)), 0)
-        while use[0] == block.epoch and use[1] < block.stop:
-            assert use[1] >= block.start
-            number = piece_of[use[2]]  # a sample that is used is in a piece
-            first_uses.setdefault(number, use[1])
-            counts[number] += 1
-            use = next(uses)
-        assert list(first_uses) == list(range(len(pieces)))  # in the order of first use
-        assert block.first_uses.tolist() == list(first_uses.values())
-        assert block.uses.tolist() == list(counts.values())
+@given(data=st.data())
+def test_pieces_are_those_of_a_walk_over_the_positions(of_orders, data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "_FIRST_DRAWN", data.draw(st.sampled_from([1, 3, 1024])))
+        order, epochs, cursor, ranks, world, window = drawn(data, of_orders)
+        node = {"ranks": ranks, "world_size": world}
+        begin = data.draw(st.just((0, 0)) | st.tuples(st.integers(0, 2), st.integers(0, 200)))
+        ahead = pieces_ahead(order, epochs, cursor, **node, window=window, begin=begin)
+        uses = walked(order, epochs, cursor, ranks, world, begin)
+        use = next(uses)
+        for block in islice(ahead, 4):
+            assert (block.turn, block.start) >= begin
+            found = samples_of(block)
+            piece_of = {sample: number for number, piece in enumerate(found) for sample in piece}
+            assert len(piece_of) == sum(map(len, found))  # each sample is in one piece at most
+            first_uses, counts = {}, dict.fromkeys(range(len(found)), 0)
+            while use[0] == block.epoch and use[1] < block.stop:
+                assert use[1] >= block.start
+                number = piece_of[use[2]]  # a sample that is used is in a piece
+                first_uses.setdefault(number, use[1])
+                counts[number] += 1
+                use = next(uses)
+            assert list(first_uses) == list(range(len(found)))  # in the order of first use
+            assert block.first_uses.tolist() == list(first_uses.values())
+            assert block.uses.tolist() == list(counts.values())
 
 
 @settings(max_examples=60)
@@ -227,6 +239,9 @@ class Counting(Order):
         self.asked += len(ids)
         return ids
 
+    def footing_span(self, start, stop):
+        return self.order.footing_span(start, stop)
+
     def identity(self):
         return self.order.identity()
 
@@ -247,6 +262,14 @@ def test_two_blocks_of_ten_billion_samples_cost_two_blocks(sampling):
     assert sum(block.uses.sum() for block in blocks) >= (blocks[1].stop - cursor.samples) / 8 - 4096
     assert order.asked <= 4 * 3 * 16_384
     assert peak < 64 << 20  # the sums of 10**6 counts are 8 MiB
+
+
+def test_of_a_block_that_all_ranks_use_few_positions_are_looked_at():
+    order = Counting(make([5000] * 40, run=64, block=16_384))
+    epochs = EpochSchedule(order.samples, 256, "drop")
+    ahead = pieces_ahead(order, epochs, Cursor(), ranks=range(8), world_size=8)
+    list(islice(ahead, 10))
+    assert order.asked <= 10 * (16_384 + 1024 + 2048 + 4096)
 
 
 @pytest.mark.parametrize("ranks", [[], [2], [-1]])
