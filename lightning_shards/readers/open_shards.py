@@ -183,6 +183,10 @@ class OpenShards:
         """Whether all that was named to `fetch_ahead` last is there."""
         return self._storages.has_fetched_ahead()
 
+    def has_lacked(self) -> bool:
+        """Whether a read has lacked something since `fetch_ahead` was called last."""
+        return self._storages.has_lacked()
+
     def is_kept(self, read: ShardReads) -> bool:
         """Whether these ranges need not be fetched, now or in a later epoch; by any thread."""
         return self._storages.of(read.url).is_kept(read)

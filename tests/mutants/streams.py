@@ -11,7 +11,7 @@ AHEAD = "readers/ahead/test_remote_batches.py"
 MUTANTS = [
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher.has_all",
-        "bool(last.pieces) and ",
+        "bool(pieces) and ",
         "",
         FETCHER,
     ),
@@ -184,20 +184,20 @@ MUTANTS = [
         "readers/ahead/test_known_pieces.py",
     ),
     Mutant(
-        "readers.ahead.known_pieces:KnownPieces._are_kept",
-        "self._looked_at % len(self._reads)",
+        "readers.ahead.known_pieces:KnownPieces.are_kept",
+        "self._looked_at % len(self.reads)",
         "0",
         "readers/ahead/test_known_pieces.py",
     ),
     Mutant(
         "readers.ahead.known_pieces:KnownPieces.add",
-        "self._reads.clear()",
+        "self.reads.clear()",
         "pass",
         "readers/ahead/test_known_pieces.py",
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead.reach",
-        "self._due == _NEVER and not self._shards.has_fetched_ahead()",
+        "self._due == _NEVER and self._shards.has_lacked()",
         "False",
         "readers/ahead/test_fetch_ahead.py",
     ),
@@ -211,6 +211,12 @@ MUTANTS = [
         "readers.ahead.fetch_ahead:FetchAhead._announce_known",
         "self._announced_until = self._reached",
         "pass",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._announce_from",
+        " and not self._has_lacked",
+        "",
         "readers/ahead/test_fetch_ahead.py",
     ),
     Mutant(
@@ -240,12 +246,6 @@ MUTANTS = [
     Mutant(
         "shards.remote.fetching.process_fetcher:ProcessFetcher._read",
         "self._lacking = known[-1] if known else None",
-        "pass",
-        FETCHER,
-    ),
-    Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
-        "self._not_there.discard(piece)",
         "pass",
         FETCHER,
     ),

@@ -43,8 +43,8 @@ class FetchingShards(Protocol):
         """Begin to fetch these pieces, and no others."""
         ...
 
-    def has_fetched_ahead(self) -> bool:
-        """Whether all of them are there, and no batch has lacked a byte since."""
+    def has_lacked(self) -> bool:
+        """Whether a batch has lacked a byte since."""
         ...
 
     def is_kept(self, read: ShardReads) -> bool:
@@ -89,6 +89,7 @@ class FetchAhead:
         self._announced_until: Position | None = self._due
         self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
         self._batches, self._is_closed = 0, False
+        self._has_lacked = True  # something that was to be fetched before the last announcement
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
         self.waited_s = 0.0
@@ -132,7 +133,7 @@ class FetchAhead:
             self._batches += 1
             is_first = self._batches == 1
             # to wake the thread costs more than all else of this, so it is not done for each batch
-            is_lacking = self._due == _NEVER and not self._shards.has_fetched_ahead()
+            is_lacking = self._due == _NEVER and self._shards.has_lacked()
             if self._reached >= self._due or self._batches == _SECOND or is_lacking:
                 self._changed.notify_all()
         if is_first:
@@ -189,9 +190,9 @@ class FetchAhead:
         for announcement in self._announcements(begin):
             if not self._is_announced(announcement):
                 return None
-            known = self._known.add(announcement)
-            if known:
-                return self._announce_known(known)
+            is_known = self._known.add(announcement)
+            if is_known and not self._has_lacked and self._known.are_kept():
+                return self._announce_known()
         return None
 
     def _is_announced(self, announcement: Announcement) -> bool:
@@ -202,6 +203,7 @@ class FetchAhead:
             self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
             if self._is_closed:
                 return False
+            self._has_lacked = self._shards.has_lacked()
             self._shards.fetch_ahead(reads)  # with the lock: nothing is announced after `close`
             self._announced_until = (turn, stop)
             is_first = not self._has_announced.is_set()
@@ -210,12 +212,12 @@ class FetchAhead:
                 self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
         return True
 
-    def _announce_known(self, reads: Sequence[ShardReads]) -> Position | None:
+    def _announce_known(self) -> Position | None:
         with self._changed:
             if self._is_closed:
                 return None
-            self._shards.fetch_ahead(reads)
+            self._shards.fetch_ahead(self._known.reads)
             self._due, self._announced_until = _NEVER, None
-            self._changed.wait_for(lambda: self._is_closed or not self._shards.has_fetched_ahead())
+            self._changed.wait_for(lambda: self._is_closed or self._shards.has_lacked())
             self._announced_until = self._reached
             return None if self._is_closed else self._reached

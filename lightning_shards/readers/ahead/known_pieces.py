@@ -23,12 +23,15 @@ class KnownPieces:
     Args:
         is_kept: Whether a piece is in the cache.
         most: Where more pieces are announced, none are known.
+
+    Attributes:
+        reads: These pieces, one range each.
     """
 
     def __init__(self, is_kept: Callable[[ShardReads], bool], most: int = _MOST) -> None:
         self._is_kept, self._most = is_kept, most
         self._names = set[tuple[str, int, int]]()
-        self._reads: list[ShardReads] = []
+        self.reads: list[ShardReads] = []
         self._looked_at = 0
         self._first_turn = 0
 
@@ -40,12 +43,11 @@ class KnownPieces:
         """
         self._first_turn = turn
 
-    def add(self, announcement: Announcement) -> list[ShardReads]:
+    def add(self, announcement: Announcement) -> bool:
         """Remember these pieces.
 
         Returns:
-            All pieces, if a whole epoch was announced, this announcement has none but its pieces,
-            and all of them are in the cache; else none.
+            Whether a whole epoch was announced, and this announcement has none but known pieces.
         """
         number = len(self._names)
         if number <= self._most:
@@ -53,16 +55,15 @@ class KnownPieces:
                 name = read.url, read.starts[0], read.stops[0]
                 if name not in self._names:
                     self._names.add(name)
-                    self._reads.append(read)
+                    self.reads.append(read)
         if len(self._names) > self._most:
-            self._reads.clear()
-        is_known = number == len(self._names) and announcement.turn > self._first_turn
-        return self._reads if is_known and self._are_kept() else []
+            self.reads.clear()
+        return number == len(self._names) and announcement.turn > self._first_turn
 
-    def _are_kept(self) -> bool:
+    def are_kept(self) -> bool:
         """Whether all are in the cache; one that was not there is the first that is looked for."""
-        for _ in self._reads:
-            if not self._is_kept(self._reads[self._looked_at % len(self._reads)]):
+        for _ in self.reads:
+            if not self._is_kept(self.reads[self._looked_at % len(self.reads)]):
                 return False
             self._looked_at += 1
-        return True
+        return bool(self.reads)

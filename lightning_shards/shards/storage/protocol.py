@@ -148,11 +148,12 @@ class Storage(Protocol):
         """
 
     def has_fetched_ahead(self) -> bool:
-        """Whether all that was named to `fetch_ahead` last is there, so that no read waits.
-
-        It is not if since then a read lacked something.
-        """
+        """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
         return True
+
+    def has_lacked(self) -> bool:
+        """Whether a read has lacked something since `fetch_ahead` was called last."""
+        return False
 
     def is_kept(self, read: ShardReads) -> bool:
         """Whether these ranges need not be fetched, now or in a later epoch."""

@@ -126,8 +126,12 @@ class RemoteStorage(Storage):
             return self._read_exactly(reads)  # which says of which shard
 
     def has_fetched_ahead(self) -> bool:
-        """Whether all pieces that were named last are in the cache, and no read lacked a byte."""
+        """Whether pieces were named, and all that were named last are in the cache."""
         return self._fetcher is None or self._fetcher.has_all()
+
+    def has_lacked(self) -> bool:
+        """Whether a read has lacked something since pieces were named last."""
+        return self._fetcher is not None and self._fetcher.has_lacked()
 
     def is_kept(self, read: ShardReads) -> bool:
         """Whether these pieces are in the cache."""

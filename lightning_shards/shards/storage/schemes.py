@@ -63,6 +63,10 @@ class Storages:
         """Whether none of them is still fetching what it was told to fetch ahead."""
         return all(storage.has_fetched_ahead() for storage in tuple(self._made.values()))
 
+    def has_lacked(self) -> bool:
+        """Whether a read of one of them has lacked something that was to be fetched ahead."""
+        return any(storage.has_lacked() for storage in tuple(self._made.values()))
+
     def fetch_totals(self) -> FetchTotals:
         """What all storages together have fetched from afar in this process."""
         totals = [storage.fetch_totals() for storage in tuple(self._made.values())]

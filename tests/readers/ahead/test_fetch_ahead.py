@@ -33,13 +33,13 @@ class Shards:
     """Shards of which nothing is in the cache, or all."""
 
     def __init__(self, told):
-        self._told, self.is_there = told, False
+        self._told, self.is_there, self.lacked = told, False, False
 
     def fetch_ahead(self, reads):
         self._told.extend(each.url for each in reads)
 
-    def has_fetched_ahead(self):
-        return self.is_there
+    def has_lacked(self):
+        return self.lacked
 
     def is_kept(self, read):
         return self.is_there
@@ -286,18 +286,31 @@ def test_blocks_are_announced_again_from_where_a_batch_lacked_something(blocks, 
     epoch = next(EpochSchedule(50, 5, "drop").worker_epochs(Place(0, 1), Cursor(0)))
     next(ahead.told(3, epoch, iter([None])))
     blocks.may_begin.clear()
-    shards.is_there = False
+    shards.lacked = True
     ahead.reach(3, 25)
     assert wait_for(lambda: ahead.most_batches() == 5, WITHIN_S)  # up to position 25
     blocks.may_begin.set()
     assert wait_for(lambda: told[11:] == ["20"], WITHIN_S)
+    shards.lacked = False
     assert blocks.asked[6:] == [(3, 20), (3, 30)]
-    shards.is_there = True
     ahead.reach(3, 31)
     ahead.reach(3, 41)
     assert wait_for(lambda: told[12:] == ["30", "40"], WITHIN_S)
     ahead.reach(4, 0)  # the rest of an epoch is not all of it, but another one is
     assert wait_for(lambda: told[14:] == ["0", *ALL], WITHIN_S)
+
+
+def test_blocks_are_announced_where_batches_lack_what_is_no_piece(told):
+    blocks, shards = Blocks(), Shards(told)
+    shards.is_there = shards.lacked = True
+    ahead = FetchAhead(blocks, shards)
+    for turn in range(3):
+        for position in range(5, 50, 10):
+            ahead.reach(turn, position)
+            ahead.reach(turn, position)
+            assert wait_for(lambda: ahead._due > ahead._reached, WITHIN_S)
+    ahead.close()
+    assert told == 3 * ALL
 
 
 def test_closing_ends_the_wait_for_a_batch_that_lacks_something(blocks):

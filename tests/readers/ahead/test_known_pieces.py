@@ -23,22 +23,24 @@ def add(known, turn, *numbers):
     return known.add(Announcement(turn, 0, 10, reads))
 
 
-def test_all_are_given_when_a_later_epoch_begins_to_name_none_but_them():
+def test_a_later_epoch_begins_to_name_none_but_known_pieces():
     known = KnownPieces(Cache().is_kept)
-    assert add(known, 0, 0, 1) == []
-    assert add(known, 0, 1, 2) == []
-    assert add(known, 0, 2) == []  # nothing new, but who knows what follows in this epoch
-    assert add(known, 1, 2, 0) == PIECES[:3]
-    assert add(known, 1, 3) == []
-    assert add(known, 1, 3) == PIECES[:4]
+    assert not add(known, 0, 0, 1)
+    assert not add(known, 0, 1, 2)
+    assert not add(known, 0, 2)  # nothing new, but who knows what follows in this epoch
+    assert add(known, 1, 2, 0)
+    assert known.reads == PIECES[:3]
+    assert not add(known, 1, 3)
+    assert add(known, 1, 3)
+    assert known.reads == PIECES[:4]
 
 
 def test_an_epoch_that_was_announced_in_part_is_not_taken_for_a_whole_one():
     known = KnownPieces(Cache().is_kept)
     add(known, 0, 0, 1)
     known.announced_from(4)  # a batch lacked something then
-    assert add(known, 4, 1) == []
-    assert add(known, 5, 1) == PIECES[:2]
+    assert not add(known, 4, 1)
+    assert add(known, 5, 1)
 
 
 def test_what_is_not_in_the_cache_is_the_first_that_is_looked_for():
@@ -46,18 +48,18 @@ def test_what_is_not_in_the_cache_is_the_first_that_is_looked_for():
     known = KnownPieces(cache.is_kept)
     add(known, 0, *range(6))
     cache.lacks = [PIECES[4]]
-    assert add(known, 1, 0) == []
+    assert not known.are_kept()
     assert cache.asked == 5
-    assert add(known, 1, 1) == []
+    assert not known.are_kept()
     assert cache.asked == 6
     cache.lacks = []
-    assert add(known, 1, 1) == PIECES
+    assert known.are_kept()
     assert cache.asked == 12  # all of them, as any may have been dropped meanwhile
 
 
 def test_more_pieces_than_may_be_remembered_are_none():
     known = KnownPieces(Cache().is_kept, most=3)
     add(known, 0, 0, 1, 2, 3)
-    assert add(known, 1, 0) == []
-    assert add(known, 2, 0) == []
-    assert not known._reads
+    add(known, 1, 0)
+    assert not known.are_kept()
+    assert not known.reads

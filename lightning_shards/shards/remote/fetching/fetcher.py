@@ -74,11 +74,12 @@ class Fetcher:
             self._here().announce(pieces)
 
     def has_all(self) -> bool:
-        """Whether pieces were announced, and all that were announced last are in the cache.
-
-        Not if since then a batch lacked something.
-        """
+        """Whether pieces were announced, and all that were announced last are in the cache."""
         return self._here().has_all()
+
+    def has_lacked(self) -> bool:
+        """Whether since the last announcement a batch has lacked something."""
+        return self._here().has_lacked()
 
     def has(self, pieces: Sequence[Piece]) -> bool:
         """Whether all of these pieces are in the cache; not known of those of earlier boots."""

@@ -100,8 +100,7 @@ class ProcessFetcher:
         self._patience = Patience(self._link)
         self._open, self._coming = OpenPieces(cache), set[Piece]()
         self._announced: deque[AnnouncedPieces] = deque(maxlen=_REMEMBERED)
-        self._there: set[Piece] = set()  # of the pieces announced last, and the others of them:
-        self._not_there: set[Piece] = set()
+        self._there: set[Piece] = set()  # of the pieces announced last
         self._lacking: AnnouncedPieces | None = None  # what a batch that lacked something knew
         self._under_way: dict[Piece, UnderWay] = {}
         self._bytes_under_way = 0
@@ -118,7 +117,6 @@ class ProcessFetcher:
         with self._lock:
             self._announced.append(announced)
             self._there = self._there.difference(before) & named | set(kept)
-            self._not_there = named - self._there
             begun = self._under_way.keys() | set(self._left_to_others)
             self._coming = (named | self._coming & begun) - self._there
         if self._has_read.is_set():
@@ -135,10 +133,13 @@ class ProcessFetcher:
     def has_all(self) -> bool:
         """See `Fetcher.has_all`."""
         with self._lock:
-            last = self._announced[-1] if self._announced else None
-            if last is None or last is self._lacking:
-                return False
-            return bool(last.pieces) and not self._not_there
+            pieces = self._announced[-1].pieces if self._announced else []
+            return bool(pieces) and self._there.issuperset(pieces)
+
+    def has_lacked(self) -> bool:
+        """See `Fetcher.has_lacked`."""
+        with self._lock:
+            return bool(self._announced) and self._announced[-1] is self._lacking
 
     def has(self, pieces: Sequence[Piece]) -> bool:
         """See `Fetcher.has`."""
@@ -238,7 +239,6 @@ class ProcessFetcher:
                 self._ended.notify_all()
                 if under_way.opened is not None and under_way.opened.file is not None:
                     self._there.add(piece)
-                    self._not_there.discard(piece)
                     self._coming.discard(piece)
             under_way.ended.set()
         if opened is None:

@@ -106,8 +106,8 @@ class Process:
     def fetch_ahead(self, reads):
         self.fetcher.announce(self.pieces(reads))
 
-    def has_fetched_ahead(self):
-        return self.fetcher.has_all()
+    def has_lacked(self):
+        return self.fetcher.has_lacked()
 
     def is_kept(self, read):
         return self.fetcher.has(self.pieces([read]))

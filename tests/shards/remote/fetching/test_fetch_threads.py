@@ -13,9 +13,7 @@ from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import Cancellable
 
 LONGEST_S = 10
-NOTHING = SimpleNamespace(
-    fetch_ahead=list, has_fetched_ahead=lambda: False, is_kept=lambda _: False
-)
+NOTHING = SimpleNamespace(fetch_ahead=list, has_lacked=lambda: False, is_kept=lambda _: False)
 
 
 @pytest.fixture

@@ -22,20 +22,21 @@ def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, 
     assert not fetcher.has_all()  # what batches want is then fetched exactly
 
 
-def test_not_all_is_there_once_a_batch_has_lacked_something(make_fetcher, tmp_path):
+def test_it_is_known_whether_a_batch_has_lacked_something_since(make_fetcher, tmp_path):
     fetcher = make_fetcher()
+    assert not fetcher.has_lacked()
     fetcher.announce(PIECES[:3])
     assert is_fetched(fetcher, 3)
     bytes_read(fetcher, reads_of("u", [(0, 24_000)]))
-    assert fetcher.has_all()
+    assert not fetcher.has_lacked()
     bytes_read(fetcher, reads_of("u", [(24_000, 24_001)]))  # of no piece that was announced
-    assert not fetcher.has_all()
+    assert fetcher.has_lacked()
     fetcher.announce(PIECES[:3])
-    assert fetcher.has_all()
+    assert not fetcher.has_lacked()
     fetcher._here()._open.close()
     (tmp_path / "cache" / "pieces" / PIECES[1].folder / PIECES[1].name).unlink()
     bytes_read(fetcher, reads_of("u", [(0, 10), (8000, 8001)]))
-    assert not fetcher.has_all()
+    assert fetcher.has_lacked()
 
 
 def test_pieces_are_there_if_all_of_them_are(make_fetcher, tmp_path):
