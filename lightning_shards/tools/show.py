@@ -20,6 +20,7 @@ from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.classes import ClassNames
+from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.tools.console import (
@@ -49,6 +50,7 @@ others are streamed up to the last sample that is shown. For a page they are fet
 status: 0 written, 1 the page has findings of faults, 2 not done, or some shards could not be
 read."""
 _SHEET = Path("samples.png")
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_LABEL = 80
 _NOT_COUNTED = "note: no file counts the samples of these shards, so the first ones of {} are shown"
 _MAX_CLASS_BYTES = 256
@@ -112,6 +114,15 @@ def _check(options: Namespace) -> None:
     require_large_enough(options, samples=1, columns=1, size=1)
     if options.html is not None and os.path.lexists(options.html):
         raise ConfigError(f"{options.html} is there already; name another file for --html")
+    output = options.output or _SHEET
+    if (options.html is None or options.output is not None) and output.exists():
+        with os.fdopen(open_regular(output), "rb") as file:
+            begin = file.read(len(_PNG))
+        if begin not in (b"", _PNG):
+            raise ConfigError(
+                f"{output} is there already, and is no PNG that a sheet may replace; name another "
+                "file for --output"
+            )
 
 
 def _write_sheet(samples: Sequence["ShownSample"], options: Namespace) -> str:

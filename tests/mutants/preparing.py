@@ -88,6 +88,12 @@ MUTANTS = [
         "tools/test_show.py",
     ),
     Mutant(
+        "tools.show:_check",
+        'begin not in (b"", _PNG)',
+        "False",
+        "tools/test_show.py",
+    ),
+    Mutant(
         "dataprep.inspection.thumbnails:make_thumbnail",
         "max(1, size // max(image.size))",
         "1",

@@ -85,6 +85,21 @@ def test_a_sheet_that_no_program_opens_is_refused():
         sheet_of([png(4, 4, COLOURS[0])], size=50_000)
 
 
+def test_a_sheet_takes_the_place_of_no_file_but_a_png(draw, tmp_path, capsys):
+    shards = [write_samples(tmp_path / f"{n}", [2]) / "train-000000.tar" for n in range(2)]
+    before = shards[0].read_bytes()
+    with pytest.raises(SystemExit, match="2"):
+        show.main(["--output", *map(str, shards)])  # as a shell expands `--output */*.tar`
+    assert "is there already, and is no PNG" in capsys.readouterr().err
+    assert shards[0].read_bytes() == before
+    sheet = tmp_path / "sheet.png"
+    sheet.touch()
+    assert draw("--output", sheet, *shards)[0] == 0
+    first = sheet.read_bytes()
+    assert draw("--output", sheet, shards[0])[0] == 0
+    assert sheet.read_bytes() != first
+
+
 # --- the page
 
 
