@@ -1,7 +1,7 @@
 """The walk over a damaged tar: its members before, between and after damaged ranges.
 
 Behind a damaged header the next sound one is searched. If it may be the end of a chain whose
-extended header was lost, its member is passed over: its name stood there, and the one in its own
+extended header was lost, its member is not given: its name stood there, and the one in its own
 header is a stand-in, such as `caf?.jpg` for `café.jpg`, or the first 100 bytes of a longer one.
 """
 
@@ -25,9 +25,21 @@ _WITHOUT_DATA = b"123456"
 _SEARCHED: Final = 1 << 20
 """Bytes that are read at once to search the next header."""
 
+_MOST_END: Final = 10_240 + 2 * BLOCK
+"""Zeros at the end of an archive: two blocks, and what fills the last record of tar."""
+
+_PAGE: Final = 4096
+"""Bytes that a file system loses at least, and gives as zeros."""
+
 
 class DamagedRange(NamedTuple):
-    """A range of a tar that could not be read."""
+    """A range of a tar that could not be read, or a member whose name may be lost.
+
+    Attributes:
+        offset: Where it begins.
+        message: What is not known of it; empty if nothing can be missing there, as between two
+            archives that were glued together.
+    """
 
     offset: int
     message: str
@@ -42,16 +54,41 @@ def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRan
         try:
             for member in walk_members(_from(data, start), url):
                 offset = start + member.offset
-                if offset != nameless:
+                if offset == nameless:
+                    yield DamagedRange(offset, _NAMELESS.format(offset, member.name))
+                else:
                     yield member._replace(offset=offset)
                 position = _padded(offset + member.size)
-        except DamagedShardError as error:
-            yield DamagedRange(position, str(error))
+        except DamagedShardError:
             start = _next_header(data, position + BLOCK)
-            if start is not None:
+            if start is None:
+                yield DamagedRange(position, _UNREAD.format(f"from byte {position:,} on"))
+            elif _is_end(data, position, start):
+                yield DamagedRange(position, "")
+            else:
+                place = f"of bytes {position:,} to {start:,}"
+                yield DamagedRange(position, _UNREAD.format(place))
                 nameless = start + BLOCK if _may_lack_name(data, position, start) else -1
         else:
             return
+
+
+_UNREAD: Final = "nothing can be read {}, and what stood there is not known"
+_NAMELESS: Final = (
+    "the member at byte {:,} may have lost its name: it is left out, and its own header calls it "
+    "{!r}"
+)
+
+
+def _is_end(data: TarBytes, start: int, found: int) -> bool:
+    """Whether there are only the zeros of the end of an archive between two headers.
+
+    They may also be pages that were lost, with an extended header in them. Those would reach up to
+    the header that was found, and begin at a multiple of their size, or in the member before.
+    """
+    if found - start > _MOST_END or any(data[start:found]):
+        return False
+    return bool(found % _PAGE or (start % _PAGE and any(data[start - BLOCK : start])))
 
 
 def _may_lack_name(data: TarBytes, start: int, found: int) -> bool:

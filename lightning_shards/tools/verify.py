@@ -29,10 +29,11 @@ _EPILOG = """Every header and every byte is read. Changed bytes are found where 
 was run before; the last line says for how many shards. Every file beside the shards that counts
 their samples is compared, too. --repair writes a copy of each bad shard, with the samples that are
 whole, to another folder, with the classes.json of the originals and a repair.json, which lists what
-was lost; the originals stay as they are, and in that folder, which one run at a time may hold,
-nothing is replaced but what its repair.json names as a repair of the same shard. Remote shards are
-fetched whole, one at a time for each process (to TMPDIR). A shard that could not be read, because
-its store does not answer or refuses, is told as such and never repaired.
+was lost, and the places of which it is not known what stood there; the originals stay as they are,
+and in that folder, which one run at a time may hold, nothing is replaced but what its repair.json
+names as a repair of the same shard. Remote shards are fetched whole, one at a time for each process
+(to TMPDIR). A shard that could not be read, because its store does not answer or refuses, is told
+as such and never repaired.
 Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 
@@ -108,7 +109,13 @@ def _print(checked: Checked, num_shards: int) -> None:
     print_findings(checked.findings)
     for path, repair in checked.repairs.items():
         where = f"wrote {repair.path}" if repair.path else "nothing could be saved"
-        print(f"{path}: {where}, {repair.saved:,} samples saved, {len(repair.lost):,} lost")
+        least = "at least " * bool(repair.unread)
+        lost = f"{least}{len(repair.lost):,} lost"
+        print(f"{path}: {where}, {repair.saved:,} samples saved, {lost}")
+        for message in repair.unread[:_MAX_LOST]:
+            print(f"  {printable(message)}")
+        if len(repair.unread) > _MAX_LOST:
+            print(f"  and {len(repair.unread) - _MAX_LOST:,} more such places, in {REPORT}")
         for key, reason in list(repair.lost.items())[:_MAX_LOST]:
             print(f"  lost {printable(key)}: {reason}")
         if len(repair.lost) > _MAX_LOST:

@@ -18,7 +18,12 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of
 from lightning_shards.dataprep.inspection.listed_shards import known_tables
-from lightning_shards.dataprep.inspection.salvage import DecoderOf, Salvage, salvage
+from lightning_shards.dataprep.inspection.salvage import (
+    DecoderOf,
+    Salvage,
+    gone_samples,
+    salvage,
+)
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import (
@@ -29,6 +34,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.atomic import make_folder, open_folder, replace_file
 from lightning_shards.shards.beside import json_object, read_json
+from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import file_name, local_copy
@@ -138,12 +144,13 @@ def repair_shard(
 
     A shard that cannot be fetched again is a finding: nothing is known to be lost.
     """
+    known: Sequence[MemberTable] = ()
     try:
         known = known_tables(url, cache, settings).tables
         with local_copy(url, cache, settings) as shard:
             return salvage(shard.path, folder, known, decoder_of)
     except DamagedShardError as error:  # it is empty
-        return Salvage(None, 0, {"": str(error)})
+        return Salvage(None, 0, {"": str(error)} | gone_samples(known, ()))
     except (StorageError, IndexMismatchError) as error:
         return finding_of(error, redact(url))
 

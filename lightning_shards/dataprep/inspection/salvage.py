@@ -2,7 +2,8 @@
 
 A sample beside the damage is kept only if it is known to be whole: by the member table of an
 earlier index, or because it has every field that any sample of the shard has. A table with crc32s
-also saves members under damaged headers, and shows changed bytes. Members of one key that are apart
+also saves members under damaged headers, and shows changed bytes. Without one it is told which
+places could not be read, because nothing says what stood there. Members of one key that are apart
 are joined if they can only be one sample. Hidden files, as macOS adds them to tars, are left out.
 The original is never touched: saved samples go to another folder.
 """
@@ -33,7 +34,10 @@ DecoderOf = Callable[[str], Decode | None]
 """Gives the decoder of a suffix, or None; picklable."""
 
 _LEAST_MATCHING = 0.5
-"""If fewer members than this share have the crc32 in the table, it is of another shard."""
+"""If fewer members than this share have the crc32 in the table, it is of another shard.
+
+The share is of all members of the table, or of those that can still be read: most may be cut off.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,13 @@ class Salvage:
         saved: Samples in the new shard.
         lost: Reasons for the samples left out, by key (`KEY (again)` for the second of a key, and
             `KEY (again, 2)` for the third).
+        unread: What is said of each place at which others may have been lost.
     """
 
     path: str | None
     saved: int
     lost: dict[str, str]
+    unread: tuple[str, ...] = ()
 
 
 def salvage(
@@ -73,21 +79,32 @@ def salvage(
     if folder.resolve() == Path(shard).parent.resolve():
         raise ConfigError(f"{folder} holds the damaged shards; name another folder for the repair")
     with open_tar(shard) as data:
-        samples, lost = _whole_samples(data, shard, known)
+        samples, lost, unread = _whole_samples(data, shard, known)
         for key in list(samples):
             reason = _undecodable(data, samples[key], decoder_of) if decoder_of else None
             if reason is not None:
                 lost[key] = reason
                 del samples[key]
         if not samples:
-            return Salvage(None, 0, lost)
+            return Salvage(None, 0, lost, unread)
         target = folder / Path(shard).name
         make_folder(folder)
         with new_file(target) as file:
             _write_samples(file, data, samples)
             _require_same(file.name, samples, shard)  # raise while it can still be discarded
             data.require_unchanged()
-    return Salvage(str(target), len(samples), lost)
+    return Salvage(str(target), len(samples), lost, unread)
+
+
+def gone_samples(known: Sequence[MemberTable], told: Collection[str]) -> dict[str, str]:
+    """The samples of earlier indexes of which nothing was told, as those that are lost."""
+    keys = dict.fromkeys(
+        table.key(sample) for table in known for sample in range(table.num_samples)
+    )
+    return {key: _GONE for key in keys if key not in told and not is_hidden(f"{key}.")}
+
+
+_GONE = "was there when the shard was indexed, and is not now"
 
 
 _Samples = dict[str, dict[str, Member]]
@@ -112,15 +129,17 @@ class _Run:
 
 def _whole_samples(
     data: TarBytes, shard: str, known: Sequence[MemberTable]
-) -> tuple[_Samples, dict[str, str]]:
-    """The members of the samples to keep, and the reasons for the other samples."""
-    runs, lost = _readable_runs(data, shard)
+) -> tuple[_Samples, dict[str, str], tuple[str, ...]]:
+    """The members of the samples to keep, the reasons for the others, and what is not known."""
+    runs, lost, unread = _readable_runs(data, shard)
     table = next(
-        (table for table in known if table.crc32 is not None and _is_of(table, data)), None
+        (table for table in known if table.crc32 is not None and _is_of(table, data, runs)), None
     )
     if table is not None:
         samples, apart = _joined(_runs_of_table(data, table, runs))
         apart += _unlisted(runs, table)
+        # It says what stood in each place up to the end that the shard had then.
+        unread = [place for place in unread if place.offset >= table.file_size]
     else:
         samples, apart = _joined(runs)
         _find_incomplete(samples)
@@ -130,16 +149,23 @@ def _whole_samples(
         name = _free_name(run.key, taken)
         taken.add(name)
         lost[name] = run.fault
-    return {run.key: run.fields for run in samples if not run.fault}, lost
+    if table is None:
+        lost |= gone_samples(known, taken)
+    messages = tuple(place.message for place in unread if place.message)
+    return {run.key: run.fields for run in samples if not run.fault}, lost, messages
 
 
-def _readable_runs(data: TarBytes, shard: str) -> tuple[list[_Run], dict[str, str]]:
-    """The runs in file order, and the reasons for members of reserved names, by their names."""
+def _readable_runs(
+    data: TarBytes, shard: str
+) -> tuple[list[_Run], dict[str, str], list[DamagedRange]]:
+    """The runs in file order, why members of reserved names are left out, and what is unread."""
     runs: list[_Run] = []
     lost: dict[str, str] = {}
+    unread: list[DamagedRange] = []
     is_behind = False
     for read in walk_around_damage(data, shard):
         if isinstance(read, DamagedRange):
+            unread.append(read)
             is_behind = True
             if runs:
                 runs[-1].is_beside = True
@@ -156,7 +182,7 @@ def _readable_runs(data: TarBytes, shard: str) -> tuple[list[_Run], dict[str, st
             lost[f"{key}.{suffix}"] = f"is a reserved name, at byte {read.offset}"
         else:
             runs[-1].fields[suffix] = read
-    return [run for run in runs if run.fields], lost
+    return [run for run in runs if run.fields], lost, unread
 
 
 def _joined(runs: Iterable[_Run]) -> tuple[list[_Run], list[_Run]]:
@@ -232,10 +258,27 @@ def _free_name(key: str, taken: Collection[str]) -> str:
     return name
 
 
-def _is_of(known: MemberTable, data: TarBytes) -> bool:
+def _is_of(known: MemberTable, data: TarBytes, read: Sequence[_Run]) -> bool:
     """Whether the table was made from this shard before it was damaged."""
-    num_right = sum(_is_right(known, member, data) for member in range(len(known.offsets)))
-    return num_right >= _LEAST_MATCHING * max(len(known.offsets), 1)
+    offsets = known.offsets.tolist()
+    right = {
+        offset: member for member, offset in enumerate(offsets) if _is_right(known, member, data)
+    }
+    if len(right) >= _LEAST_MATCHING * max(len(offsets), 1):
+        return True
+    members = [
+        (member.offset, (run.key, suffix)) for run in read for suffix, member in run.fields.items()
+    ]
+    num_same = sum(
+        offset in right and _parts_of(known, right[offset]) == parts for offset, parts in members
+    )
+    return num_same >= _LEAST_MATCHING * max(len(members), 1)
+
+
+def _parts_of(known: MemberTable, member: int) -> tuple[str, str]:
+    """Key and suffix of a member of a table."""
+    sample = int(known.sample_starts.searchsorted(member, side="right")) - 1
+    return known.key(sample), known.suffixes[int(known.suffix_ids[member])]
 
 
 def _is_right(known: MemberTable, member: int, data: TarBytes) -> bool:
