@@ -148,12 +148,14 @@ def _check_file(
     known: Sequence[MemberTable],
     decoder_of: DecoderOf | None,
 ) -> ShardSurvey:
+    survey = ShardSurvey(path)
+    survey.has_checksums = any(old.crc32 is not None for old in known)
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:
-        return ShardSurvey(path, findings=_damage(path, error, next(iter(known), None)))
-    survey = ShardSurvey(path, table.num_samples, table.file_size)
-    survey.has_checksums = any(old.crc32 is not None for old in known)
+        survey.findings = _damage(path, error, next(iter(known), None))
+        return survey
+    survey.samples, survey.size_bytes = table.num_samples, table.file_size
     passed_over = lay_out(table, path).passed_over
     describe_shard(survey, table, find_passed_over(passed_over, path))
     changed = [finding for old in known for finding in _changed_members(path, table, old)]
