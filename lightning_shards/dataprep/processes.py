@@ -40,6 +40,7 @@ def map_parallel(
     `at_once` items together, which pays off where one takes less than a few ms. Errors as in
     `run_in_processes`.
     """
+    _require_processes(processes)
     processes = min(processes, len(items))
     if processes <= 1:
         yield from map(function, items)
@@ -75,8 +76,7 @@ def run_in_processes(
         WorkerError: A process died, or could not start.
         Exception: An error that the function raises; the other tasks are given up.
     """
-    if processes < 1:
-        raise ConfigError(f"processes must be at least 1, got {processes}")
+    _require_processes(processes)
     if processes == 1:
         for task in tasks:
             yield task, function(task)
@@ -92,6 +92,11 @@ def run_in_processes(
     finally:
         for worker in workers:
             worker.stop()
+
+
+def _require_processes(processes: int) -> None:
+    if processes < 1:
+        raise ConfigError(f"processes must be at least 1, got {processes}")
 
 
 def _collect(workers: list["_Worker"], remaining: Iterator[Any]) -> Iterator[tuple[Any, Any]]:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from waiting import is_running, wait_for
 
-from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.processes import map_parallel, run_in_processes
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 
 SLEEPING = """
@@ -50,6 +50,13 @@ def process_id(number):
 def test_every_task_is_done_once(processes):
     done = list(run_in_processes(abs, range(-20, 0), processes))
     assert sorted(done) == [(number, -number) for number in range(-20, 0)]
+
+
+@pytest.mark.parametrize("processes", [0, -1])
+@pytest.mark.parametrize("run", [map_parallel, run_in_processes])
+def test_too_few_processes_are_refused(run, processes):
+    with pytest.raises(ConfigError, match=f"processes must be at least 1, got {processes}"):
+        list(run(abs, [1, 2], processes))
 
 
 def test_tasks_are_taken_as_processes_get_free():
