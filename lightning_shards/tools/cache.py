@@ -23,7 +23,7 @@ from lightning_shards.shards.remote.cache.upkeep import (
     piece_folders,
 )
 from lightning_shards.system.cpus import num_cpus
-from lightning_shards.tools.console import FAILED, human, run_tool, table
+from lightning_shards.tools.console import FAILED, human, require_large_enough, run_tool, table
 
 _EPILOG: Final = """list: what is there, and which runs have it open; joins and what filters
 have left, too. fill: fetch what the first
@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(options: Namespace) -> int:
+    require_large_enough(options, ranks_per_node=1)
     for option, action in _OF_ONE_ACTION.items():
         if getattr(options, option) and options.action != action:
             raise ConfigError(f"--{option.replace('_', '-')} is for `cache {action}`")
@@ -174,8 +175,6 @@ def _fill(options: Namespace) -> int:
     if devices is None and options.ranks_per_node is None:
         note_unknown_devices("cache fill", options.config, "--ranks-per-node")
     ranks = options.ranks_per_node or devices or 1
-    if ranks < 1:
-        raise ConfigError(f"--ranks-per-node must be at least 1, got {ranks}")
     place = Place(world_size=ranks * nodes, num_nodes=nodes)
     filling = Filling(configured.source(split), place, configured.loader_config.connections)
     with bytes_bar("fetched", filling.most_bytes) as step:

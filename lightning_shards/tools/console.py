@@ -52,15 +52,16 @@ def _accept_any_names() -> None:
 
 
 def require_large_enough(options: Namespace, **least: int) -> None:
-    """Refuse numbers that are too small.
+    """Refuse numbers that are too small; an option that was not given is None.
 
     Raises:
         ConfigError: An option is below its least value.
     """
     for option, number in least.items():
-        if getattr(options, option) < number:
+        given: float | None = getattr(options, option)
+        if given is not None and given < number:
             name = option.replace("_", "-")
-            raise ConfigError(f"--{name} must be at least {number}, got {getattr(options, option)}")
+            raise ConfigError(f"--{name} must be at least {number}, got {given}")
 
 
 def require_seconds(seconds: float) -> None:

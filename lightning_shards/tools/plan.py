@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.footprint import DataShape, Footprint, Workers, footprint
-from lightning_shards.tools.console import human, run_tool, table
+from lightning_shards.tools.console import human, require_large_enough, run_tool, table
 from lightning_shards.tools.plan_mixture import footprint_of_mixture, mixture_document
 from lightning_shards.tools.plan_mixture_text import mixture_text
 from lightning_shards.tools.plan_network import RATE, RemotePlan, remote_notes, remote_plan
@@ -90,6 +90,7 @@ def _plan(options: Namespace) -> int:
         trainer_size,
     )
 
+    require_large_enough(options, ranks_per_node=1)
     if not 0 < options.rate < float("inf"):
         raise ConfigError(f"--rate must be a number of samples/s above 0, got {options.rate:g}")
     configured = open_data(options.config)

@@ -12,7 +12,7 @@ import yaml
 from lightning_shards import ShardDataModule
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.footprint import DataShape, Workers, footprint
-from lightning_shards.tools import plan
+from lightning_shards.tools import cache, plan
 from tests.tools.conftest import write_samples
 
 COUNTS = [7, 4, 12]
@@ -202,6 +202,15 @@ def test_a_node_that_reads_all_by_draws_meets_two_thirds_of_the_shards():
 
 
 # --- remote shards
+
+
+@pytest.mark.parametrize("ranks", ["0", "-3"])
+@pytest.mark.parametrize("tool", [plan, cache])
+def test_too_few_ranks_of_a_node_are_refused(config, capsys, tool, ranks):
+    action = ["fill"] * (tool is cache)
+    with pytest.raises(SystemExit, match="2"):
+        tool.main([*action, "--config", str(config()), "--ranks-per-node", ranks])
+    assert f"--ranks-per-node must be at least 1, got {ranks}" in capsys.readouterr().err
 
 
 def remote_plan_of(tmp_path, run, shards, per_shard, filesize, entries=None, **train):
