@@ -16,8 +16,10 @@ from lightning_shards.errors import (
     ShardError,
     ShardNotFoundError,
     StorageError,
+    count_of,
 )
 from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.urls import is_local, redact
 
 Rule = Literal[
     "damaged shard",
@@ -205,11 +207,13 @@ def find_repeats_between(
     start = sum(len(of_shard) for of_shard in hashes[:other])
     key = key_of(other, int(later[first]) - start)
     named = "one" if key is None else repr(key)
+    num_keys = len(np.unique(every[later]))
+    are = "is" if num_keys == 1 else "are"
     message = (
-        f"{len(between):,} keys are in several shards, first {named} of {shards[earlier]}; "
+        f"{count_of(num_keys, 'key')} {are} in several shards, first {named} of {shards[earlier]}; "
         "readers of tars do not mind, energon does: give the keys of each shard a prefix for it"
     )
-    return [Finding("repeated key", message, shards[other], key, count=len(between))]
+    return [Finding("repeated key", message, shards[other], key, count=num_keys)]
 
 
 def find_passed_over(passed_over: Iterable[PassedOver], shard: str) -> list[Finding]:

@@ -122,6 +122,15 @@ def test_above_the_limit_it_is_said_that_no_keys_were_compared(
     assert "were not looked for: there are 3 keys, and 2 are compared" in found.message
 
 
+@pytest.mark.parametrize("scan", [survey, check_shards])
+def test_a_key_of_many_shards_is_one(scan, tmp_path, write_tar):
+    urls = [
+        str(write_tar(tmp_path / f"{n}.tar", [("a.x", b"1"), (f"{n}.x", b"1")])) for n in range(4)
+    ]
+    [found] = scan(urls, cache=CacheFolder(tmp_path / "cache")).findings
+    assert (found.count, found.message.split(",")[0]) == (1, "1 key is in several shards")
+
+
 def make_fifo(path, write_tar):
     path.unlink()
     os.mkfifo(path)
