@@ -10,7 +10,11 @@ from typing import Any
 from lightning_shards.dataprep.indexes.earlier_files import listed_md5s, require_own_index
 from lightning_shards.dataprep.indexes.indexing import find_stale_counts, write_index
 from lightning_shards.dataprep.indexes.remote_index import Indexed, index_remote
-from lightning_shards.dataprep.indexes.wanted_files import FORMATS, IndexFiles
+from lightning_shards.dataprep.indexes.wanted_files import (
+    FORMATS,
+    IndexFiles,
+    in_one_spelling,
+)
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import count_of
 from lightning_shards.shards.beside import WIDS
@@ -73,7 +77,7 @@ def _index(options: Namespace) -> int:
         options.output,
         options.upload,
     )
-    urls = shards_of(options)
+    urls = in_one_spelling(shards_of(options))
     files.require_fit(urls)
     may_write = partial(_may_write, are_problems_allowed=options.allow_problems)
     settings = settings_of(options)

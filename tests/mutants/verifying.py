@@ -5,7 +5,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "dataprep.inspection.repairs:repair_shard",
-        "return finding_of(error, redact(url))",
+        "return finding_of(error, name_of(url))",
         'return Salvage(None, 0, {"": str(error)})',
         "tools/remote/test_outages.py",
     ),
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.repairs:_is_same",
-        "if source is None or source == redact(url):",
+        "if source is None or source == name_of(url):",
         "if True:",
         "tools/test_verify_folder.py",
     ),
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.listed_shards:_table_beside",
-        '[Finding("unusable table", str(error), redact(url))]',
+        '[Finding("unusable table", str(error), name_of(url))]',
         "[]",
         "tools/remote/test_remote_verify.py",
     ),
@@ -356,5 +356,47 @@ MUTANTS = [
         "num_keys > MAX_COMPARED",
         "False",
         "dataprep/inspection/test_survey.py",
+    ),
+    Mutant(
+        "dataprep.inspection.findings:find_repeats_between",
+        "len(np.unique(every[later]))",
+        "len(later)",
+        "dataprep/inspection/test_survey.py",
+    ),
+    Mutant(
+        "dataprep.inspection.findings:name_of",
+        "url if is_local(url) else redact(url)",
+        "redact(url)",
+        "tools/test_index.py",
+    ),
+    Mutant(
+        "tools.index:_index",
+        "in_one_spelling(shards_of(options))",
+        "shards_of(options)",
+        "tools/test_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.wanted_files:in_one_spelling",
+        "os.path.realpath(folder)",
+        "folder",
+        "tools/test_index.py",
+    ),
+    Mutant(
+        "dataprep.processes:map_parallel",
+        "_require_processes(processes)",
+        "pass",
+        "dataprep/test_processes.py",
+    ),
+    Mutant(
+        "tools.plan:_plan",
+        "require_large_enough(options, ranks_per_node=1)",
+        "pass",
+        "tools/test_plan.py",
+    ),
+    Mutant(
+        "tools.cache:_run",
+        "require_large_enough(options, ranks_per_node=1)",
+        "pass",
+        "tools/test_plan.py",
     ),
 ]

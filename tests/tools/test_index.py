@@ -230,6 +230,26 @@ def test_an_index_of_another_tool_whose_entries_have_folders_loses_none(run, fol
     assert json.loads(path.read_text()) == whole  # with the MD5s
 
 
+def test_shards_of_one_folder_spelled_in_two_ways_are_indexed_together(run, folder, tmp_path):
+    (tmp_path / "link").symlink_to(folder)
+    spelt = [folder, folder / ".." / "data", tmp_path / "link"]
+    shards = [path / f"train-{shard:06d}.tar" for shard, path in enumerate(spelt)]
+    for arguments in (shards, [*shards, "--format", ALL], [*reversed(shards), *shards]):
+        assert run(*arguments)[0] == 0
+        listed = json.loads((folder / "wids.json").read_text())["shardlist"]
+        assert sorted(entry["url"] for entry in listed) == [path.name for path in shards]
+
+
+def test_the_index_of_a_folder_that_is_named_like_a_command_is_beside_its_shards(
+    run, tmp_path, monkeypatch
+):
+    write_samples(tmp_path / "pipe:ls", [2])
+    monkeypatch.chdir(tmp_path)
+    status, document = run("./pipe:ls/train-000000.tar")
+    assert (status, document["written"]) == (0, ["pipe:ls/wids.json"])
+    assert not (tmp_path / "wids.json").exists()
+
+
 def test_counts_that_are_out_of_date_are_named(run, folder):
     (folder / "sizes.json").write_text('{"train-000000.tar": 9}')
     status, document = run(folder / "*.tar")

@@ -201,9 +201,9 @@ def _may_exist(shard: Path, files: IndexFiles) -> bool:
 
 def _refuse(path: Path, verb: str, others: Sequence[str], files: IndexFiles, remedy: str) -> None:
     if others:
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         raise ConfigError(
-            f"{_where(path, files)} also {verb} {others[0]!r} and {len(others) - 1} more, which "
-            f"were not named now; {remedy}"
+            f"{_where(path, files)} also {verb} {others[0]!r}{more}, not named now; {remedy}"
         )
 
 

@@ -18,7 +18,7 @@ from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
-from lightning_shards.shards.urls import is_local, redact, scheme_of, split_url
+from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of, split_url
 
 Format = Literal["wids", "members", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)
@@ -109,6 +109,23 @@ class IndexFiles:
         if self.output is not None:
             paths = made_paths([redact(url) for url in urls], self.output)
         return [Path(published_url(str(path))) for path in paths]
+
+
+def in_one_spelling(urls: Sequence[str]) -> list[str]:
+    """The shards, each once, those of one folder by its first spelling: its files are written once.
+
+    Links are followed, so that `a/0.tar` and `b/../a/1.tar` are in `a`.
+    """
+    spellings: dict[str, str] = {}
+    spelt: list[str] = []
+    for url in urls:
+        if is_local(url):
+            folder, name = split_url(url)
+            folder = spellings.setdefault(os.path.realpath(folder), folder)
+            spelt.append(plain_path(os.path.join(folder, name)))  # noqa: PTH118 it keeps the ./
+        else:
+            spelt.append(url)
+    return list(dict.fromkeys(spelt))
 
 
 def made_paths(urls: Sequence[str], output: Path) -> list[Path]:

@@ -19,6 +19,7 @@ from lightning_shards.dataprep.inspection.findings import (
     Finding,
     find_passed_over,
     finding_of,
+    name_of,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
@@ -49,7 +50,6 @@ from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import walk_members
-from lightning_shards.shards.urls import redact
 
 _MAX_NAMED = 1000
 """Most findings of one kind in one shard; the last one counts the rest."""
@@ -170,7 +170,7 @@ def _check_file(
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
     """The shards with findings that can be repaired."""
     bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
-    return [url for url in urls if redact(url) in bad]
+    return [url for url in urls if name_of(url) in bad]
 
 
 def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: int) -> str:

@@ -99,6 +99,15 @@ class Finding:
         return asdict(self) | {"is_failure": self.is_failure}
 
 
+def name_of(url: str) -> str:
+    """What reports call a shard: a local one by its path, which leads to it; a URL has no secrets.
+
+    >>> name_of("./pipe:ls/0.tar"), name_of("https://user:secret@host/0.tar")
+    ('./pipe:ls/0.tar', 'https://host/0.tar')
+    """
+    return url if is_local(url) else redact(url)
+
+
 def finding_of(error: ShardError, shard: str) -> Finding:
     """The finding about a shard that could not be read to its end, by the class of its error.
 
@@ -192,7 +201,8 @@ def find_repeats_between(
             it cannot be read again.
     """
     # numbers: the shard of each key of `every`; order: positions in `every` by hash.
-    # pairs: positions of keys with equal hashes; between: those pairs whose shards differ.
+    # pairs: positions of keys with equal hashes; between: those pairs whose shards differ. A key
+    # that k shards have is in k - 1 of them.
     numbers = np.repeat(np.arange(len(hashes)), [len(of_shard) for of_shard in hashes])
     every = np.concatenate(hashes) if hashes else np.empty(0, np.uint64)
     order = np.argsort(every, kind="stable")

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightning_shards.dataprep.inspection.findings import Finding
+from lightning_shards.dataprep.inspection.findings import Finding, name_of
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.beside import SIZES, WIDS
 from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
@@ -36,7 +36,7 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.urls import is_local, split_url
 
 _MOST_PACKED: Final = 64
 """How many times its bytes a published table may have unpacked. The size of the shard is no limit
@@ -159,7 +159,7 @@ def _table_beside(
             data = read_regular(path, MAX_PUBLISHED_BYTES)
         return None if data is None else opened_table(url, data, _MOST_PACKED * len(data)), []
     except FileAccessError as error:
-        return None, [Finding("unusable table", str(error), redact(url))]
+        return None, [Finding("unusable table", str(error), name_of(url))]
 
 
 class ListedMd5(NamedTuple):

@@ -26,6 +26,7 @@ from lightning_shards.dataprep.inspection.findings import (
     find_unsafe_names,
     finding_of,
     key_hashes,
+    name_of,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5, md5_of
@@ -39,7 +40,7 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import LocalShard, local_copy
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import redact, split_url
+from lightning_shards.shards.urls import split_url
 
 _Task = TypeVar("_Task")
 
@@ -263,13 +264,13 @@ def survey_shard(
 
 def without_samples(url: str, error: ShardError, size_bytes: int = 0) -> ShardSurvey:
     """The survey of a shard that could not be read to its end."""
-    name = redact(url)
+    name = name_of(url)
     return ShardSurvey(name, size_bytes=size_bytes, findings=[finding_of(error, name)])
 
 
 def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
     """The survey of the copy of a remote shard, with the copy's path replaced by the URL."""
-    copy, name = found.path, redact(url)
+    copy, name = found.path, name_of(url)
     found.path = name
     found.findings = [
         replace(finding, shard=name, message=finding.message.replace(copy, name))

@@ -52,8 +52,8 @@ def wids(*urls, **fields):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (wids("train-000000.tar", "train-000001.tar"), "also indexes 'train-000001.tar' and 0"),
-        (wids("data/train-000001.tar"), "also indexes 'data/train-000001.tar' and 0 more"),
+        (wids("train-000000.tar", "train-000001.tar"), "also indexes 'train-000001.tar', not"),
+        (wids("data/train-000001.tar"), "also indexes 'data/train-000001.tar', not"),
         (wids("moved/train-000001.tar"), "also indexes 'moved/train-000001.tar'"),
         (wids("/mnt/train-000000.tar"), "also indexes '/mnt/train-000000.tar'"),
         (wids("https://host/train-000000.tar"), "also indexes 'https://host/train-000000.tar'"),
