@@ -33,7 +33,9 @@ JOURNAL_NAME: Final = ".lightning-shards.journal"
 _VERSION = 3
 _CHECKSUM = 8  # hexadecimal digits at the beginning of a line
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW
-_BRACE = re.compile(r"[{}]")
+_SPECIAL = re.compile(r"[{}\\]|(?<=:):")
+"""What means something else in a pattern: `::` joins two of them, `:` and `\\:` do not."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SHARD_NAME = re.compile(r"(.*)-\d{6,}\.tar")
 
 _FACT = {"fact": str, "value": str}
@@ -61,7 +63,8 @@ class Journal:
 
     Raises:
         ConfigError: Another run is writing here, or a run with other settings has written here, or
-            the folder has shards of these names that no such run has written.
+            the folder has shards of these names that no such run has written, or a name that no
+            pattern can have.
         FileAccessError: The journal is not a file of this user alone, or it or a folder is a link,
             or the folder cannot be read.
     """
@@ -69,6 +72,11 @@ class Journal:
     def __init__(
         self, folder: Path, settings: Mapping[str, Any], prefixes: Mapping[str, str]
     ) -> None:
+        if _CONTROL.search(str(folder)):
+            raise ConfigError(
+                f"a control character in {str(folder)!r}: no pattern could name the shards in it; "
+                "name another folder"
+            )
         self._folder = folder
         self._prefixes = dict(prefixes)
         self._done: dict[tuple[str, str], _Noted] = {}
@@ -241,14 +249,19 @@ def shard_name(prefix: str, number: int) -> str:
 def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> str:
     """The pattern of these shards for a configuration: a path with the numbers in braces.
 
-    Braces in the folder's own name are escaped.
+    What means something else in a pattern is escaped in the folder's own name, and one that could
+    be taken for a URL, an option or a home folder begins with `./`.
     """
     first, last = shards[0].name, shards[-1].name
-    folder = Path(_BRACE.sub(r"\\\g<0>", str(folder)))
-    if first == last:
-        return str(folder / first)
-    start, stop = (name.removeprefix(f"{prefix}-").removesuffix(".tar") for name in (first, last))
-    return str(folder / f"{prefix}-{{{start}..{stop}}}.tar")
+    name = first
+    if first != last:
+        start, stop = (
+            each.removeprefix(f"{prefix}-").removesuffix(".tar") for each in (first, last)
+        )
+        name = f"{prefix}-{{{start}..{stop}}}.tar"
+    pattern = str(Path(_SPECIAL.sub(r"\\\g<0>", str(folder))) / name)
+    is_plain = pattern[0] in "/." or (pattern[0].isalnum() and ":" not in pattern)
+    return pattern if is_plain else f"./{pattern}"
 
 
 def _shards(folder: Path, prefix: str) -> Iterator[Path]:

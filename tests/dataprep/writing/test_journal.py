@@ -16,6 +16,7 @@ from lightning_shards.dataprep.writing.journal import JOURNAL_NAME, Journal
 from lightning_shards.dataprep.writing.tar_writer import write_shard
 from lightning_shards.dataprep.writing.writer import ShardWriter
 from lightning_shards.errors import ConfigError, FileAccessError
+from lightning_shards.shards.urls import expand_urls
 
 SETTINGS = {"samples": 3}
 PREFIXES = {"train": "train", "val": "val"}
@@ -293,3 +294,46 @@ def test_folder_that_cannot_be_looked_into_is_named(tmp_path, splits):
     unknown = tmp_path / ("x" * 300)  # as one above that this user may not enter
     with pytest.raises(FileAccessError, match=r"x cannot be written: .*; look at the path"):
         begin(unknown, splits)
+
+
+# --- the pattern of the shards
+
+NAMES = [
+    *("a b", "é", "[x]", "{y}", "{0..1}", "h#1", "q?1", "star*", "bs\\x", "\\", "co:lon", "s3:x"),
+    *(
+        "double::x",
+        "::",
+        "a:::b",
+        "-dash",
+        "-",
+        "~",
+        "~t",
+        "@at",
+        "a,b",
+        " led",
+        "..dots",
+        "\udce9",
+    ),
+    *("pipe:ls", "{a}:\\:{b,c}", ".hidden"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)), ids=map(ascii, NAMES))
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_pattern_of_shards_reads_back(tmp_path, monkeypatch, number, shards, is_whole):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / NAMES[number] if is_whole else Path(NAMES[number])
+    with ShardWriter(folder, max_samples=1, cache_dir=tmp_path / "cache") as writer:
+        for sample in range(shards):
+            writer.write({"__key__": str(sample), "cls": b"1"})
+    urls = expand_urls(writer.urls)
+    assert [Path(url) for url in urls] == [folder / f"shard-{n:06d}.tar" for n in range(shards)]
+    assert not writer.urls.startswith(("-", "~", " "))  # the shell and the tools take it for a path
+
+
+@pytest.mark.parametrize("name", ["nl\nx", "tab\tx", "del\x7f"])
+def test_a_folder_that_no_pattern_can_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="no pattern could name the shards in it"):
+        begin(tmp_path / name)
+    assert not list(tmp_path.iterdir())
