@@ -19,6 +19,8 @@ from lightning_shards.plan.mixtures.weights import (
     weigh_components,
     weigh_stage,
 )
+from lightning_shards.samples.decoding.decoders import ends_in
+from lightning_shards.samples.optional_fields import without_mark
 from lightning_shards.setting_checks import (
     require_at_least,
     require_choice,
@@ -140,15 +142,15 @@ class ComponentConfig:
             joined: Its joins with those of the split, by the names of their fields.
             is_whole: Whether to take all of it, also for names that are no field of its own.
         """
+        texts = {join.name: join.member_text for join in join_settings(joined)}
         kept = {
             key: value
-            for key, value in inherited.items()
+            for key, value in _with_lower_suffixes(inherited).items()
             if self.fields is None
-            or key in joined
-            or _is_of(key, self.fields)
+            or _is_of(key, {**self.fields, **texts})
             or (is_whole and not key.startswith("."))
         }
-        return _without_none({**kept, **(getattr(self, name) or {})})
+        return _without_none({**kept, **_with_lower_suffixes(getattr(self, name) or {})})
 
     def check(self) -> None:
         """Refuse settings that are wrong whatever the shards hold, and load its callables.
@@ -354,8 +356,14 @@ def safe_repr(config: Any) -> str:
 
 def _is_of(key: str, fields: Mapping[str, str]) -> bool:
     """Whether a key names one of these fields, or a suffix that one of them has."""
-    suffixes = (f".{each}" for value in fields.values() for each in value.rstrip("?").split(";"))
-    return key in fields or (key.startswith(".") and any(each.endswith(key) for each in suffixes))
+    texts = (each for value in fields.values() for each in without_mark(value).split(";"))
+    suffixes = (text.strip() for text in texts)
+    return key in fields or (key.startswith(".") and any(ends_in(each, key) for each in suffixes))
+
+
+def _with_lower_suffixes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, where each suffix is written as decoders take it, so that one stands for one."""
+    return {key.lower() if key.startswith(".") else key: value for key, value in given.items()}
 
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:

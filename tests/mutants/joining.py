@@ -155,8 +155,8 @@ MUTANTS = [
     ),
     Mutant(
         "config.mixtures:ComponentConfig.merged",
-        "or key in joined",
-        "",
+        "{**self.fields, **texts}",
+        "self.fields",
         "readers/mixtures/test_joined_components.py",
     ),
     Mutant(

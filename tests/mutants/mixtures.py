@@ -131,6 +131,19 @@ MUTANTS = [
         "**{}",
         "config/test_mixtures.py",
     ),
+    Mutant("config.mixtures:_is_of", "text.strip()", "text", "config/test_merged_settings.py"),
+    Mutant(
+        "config.mixtures:_is_of",
+        "ends_in(each, key)",
+        'f".{each}".endswith(key)',
+        "config/test_merged_settings.py",
+    ),
+    Mutant(
+        "config.mixtures:_with_lower_suffixes",
+        'key.startswith(".")',
+        "False",
+        "config/test_merged_settings.py",
+    ),
     Mutant(
         "config.splits:SplitConfig.component_splits",
         "**component.overrides()",
