@@ -88,7 +88,9 @@ class ShardArgumentParser(LightningArgumentParser):
                 require_plain_weight(option.rpartition(".")[2], value)
             except ConfigError as error:
                 self.error(f"{option.removeprefix('--')}: {error}")
-        return cast("Any", super()).parse_args(_with_urls_named(given), *others, **options)
+        command = given[0] if given and not given[0].startswith("-") else ""
+        named = [self._below(command, each) for each in _with_urls_named(given)]
+        return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
         """Load a configuration; of a key that is there twice YAML would take the last."""
@@ -96,7 +98,19 @@ class ShardArgumentParser(LightningArgumentParser):
             require_keys_once(content)
         except ConfigError as error:
             raise TypeError(str(error)) from None  # which jsonargparse passes on to `error`
+        content = self._below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 as below
+
+    def _below(self, command: str, text: str) -> str:
+        """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
+
+        jsonargparse resolves interpolations where all settings stand below the command's name.
+        """
+        if not command or self.parser_mode != "omegaconf+":
+            return text
+        key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
+        begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
+        return re.sub(begin, lambda _: f"${{{command}.", text)
 
     def _check_value_key(self, action: Action, value: Any, *others: Any, **options: Any) -> Any:
         """Check a value of a file; jsonargparse has no public place to change it before."""

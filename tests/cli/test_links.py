@@ -18,6 +18,25 @@ MakeCLI = Callable[..., ShardCLI]
 Refused = Callable[..., str]
 
 
+@pytest.fixture
+def printed(
+    tmp_path: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict[str, Any]]:
+    """What `fit --print_config` prints of the configuration with these options and data."""
+
+    def made(*options: str, settings: Any = None, **data: Any) -> dict[str, Any]:
+        trainer = config["trainer"] | {"max_epochs": 7}
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump({"trainer": trainer, "data": config["data"] | data}))
+        args = ["fit", "--config", str(path), *options, "--print_config"]
+        with pytest.raises(SystemExit) as ended:
+            ShardCLI(BoringModel, args=args, **(settings or {}))
+        assert not ended.value.code
+        return yaml.safe_load(capsys.readouterr().out)
+
+    return made
+
+
 class Net(BoringModel):
     """A model that wants to know something of its data."""
 
@@ -142,6 +161,47 @@ def test_interpolations_see_what_options_changed(make_cli: MakeCLI, config: dict
     data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
     made = make_cli("--trainer.max_epochs=7", data=data).datamodule
     assert made.batch_size == 7
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "wanted"),
+    [
+        ("${trainer.max_epochs}", [], 7),
+        ("${fit.trainer.max_epochs}", [], 7),
+        ("${..trainer.max_epochs}", [], 7),
+        ("${ trainer.max_epochs }", ["--trainer.max_epochs=9"], 9),
+        ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
+        ("${data.val_sets.by-hand.batch_size}", [], 3),
+        (1, ["--data.batch_size=${data.loader.prefetch_factor}"], 4),
+        (1, ["--data.batch_size", "${trainer.max_epochs}"], 7),
+    ],
+)
+def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
+    size: Any, options: list[str], wanted: int, printed: Callable[..., dict[str, Any]]
+) -> None:
+    """jsonargparse would look for them beside the settings of `fit`."""
+    sets = {"by-hand": {"urls": "${data.train.urls}", "batch_size": 3}, "web": "${data.train}"}
+    written = printed(*options, batch_size=size, val=None, val_sets=sets)["data"]
+    assert written["batch_size"] == wanted
+    made = ShardDataModule.from_config(written).splits
+    assert made["val/web"] == made["train"]
+    assert made["val/by-hand"] == SplitConfig("train-{000..003}.tar", batch_size=3)
+
+
+def test_a_split_of_urls_with_an_interpolation_in_them_is_one_of_a_command(
+    printed: Callable[..., dict[str, Any]],
+) -> None:
+    told = printed(val="${data.train.urls}-0.tar", decode={"image": r"\${trainer.max_epochs}"})
+    assert told["data"]["val"]["urls"] == "train-{000..003}.tar-0.tar"
+    assert told["data"]["decode"] == {"image": "${trainer.max_epochs}"}
+
+
+def test_interpolation_can_be_switched_off_for_a_command(
+    printed: Callable[..., dict[str, Any]],
+) -> None:
+    settings = {"parser_kwargs": {"parser_mode": "yaml"}}
+    told = printed(settings=settings, val="${trainer.max_epochs}.tar")
+    assert told["data"]["val"]["urls"] == "${trainer.max_epochs}.tar"
 
 
 def test_interpolation_can_be_switched_off(make_cli: MakeCLI, config: dict[str, Any]) -> None:

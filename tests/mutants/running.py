@@ -96,6 +96,31 @@ MUTANTS = [
         "seams/test_source.py",
     ),
     Mutant(
+        "cli:ShardArgumentParser._load_config_parser_mode",
+        'getattr(self, "subcommand", "")',
+        '""',
+        "cli/test_links.py",
+    ),
+    Mutant(
+        "cli:ShardArgumentParser.parse_args",
+        "given[0] if given",
+        '"" if given',
+        "cli/test_links.py",
+    ),
+    Mutant("cli:ShardArgumentParser._below", r"(?<!\\)", "", "cli/test_links.py"),
+    Mutant(
+        "cli:ShardArgumentParser._below",
+        r"(?!{re.escape(command)}\.)",
+        "",
+        "cli/test_links.py",
+    ),
+    Mutant(
+        "cli:ShardArgumentParser._below",
+        ' or self.parser_mode != "omegaconf+"',
+        "",
+        "cli/test_links.py",
+    ),
+    Mutant(
         "cli:ShardCLI.instantiate_trainer",
         "if not any(isinstance(each, kind) for each in given)",
         "if False",
