@@ -30,6 +30,7 @@ from lightning_shards.config.files import (
     require_plain_weight,
 )
 from lightning_shards.config.parsing import (
+    as_section,
     cause_of,
     checked_entries,
     did_you_mean,
@@ -112,8 +113,11 @@ class ShardArgumentParser(LightningArgumentParser):
         begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
         return re.sub(begin, lambda _: f"${{{command}.", text)
 
-    def _check_value_key(self, action: Action, value: Any, *others: Any, **options: Any) -> Any:
+    def _check_value_key(
+        self, action: Action, value: Any, key: str, *others: Any, **options: Any
+    ) -> Any:
         """Check a value of a file; jsonargparse has no public place to change it before."""
+        value = as_section(action, value, key)
         kinds = get_args(getattr(action, "_typehint", None))
         if SplitConfig in kinds:
             value = _as_split(value)
@@ -123,7 +127,9 @@ class ShardArgumentParser(LightningArgumentParser):
             if any("${" in split for split in value.values() if isinstance(split, str)):
                 return value  # they are resolved later
         check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
-        return checked_entries(action, lambda each: check(action, each, *others, **options), value)
+        return checked_entries(
+            action, lambda each: check(action, each, key, *others, **options), value
+        )
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""

@@ -105,6 +105,8 @@ class DataConfig:
         for name in ("batch_keys", "allow_unsafe"):
             if getattr(self, name) is not None:
                 require_list(name, getattr(self, name))
+        if cast("object", self.loader) is None:
+            object.__setattr__(self, "loader", LoaderConfig())
         if not isinstance(cast("object", self.loader), LoaderConfig):
             raise ConfigError(f"loader must be a LoaderConfig, got {self.loader!r}")
 

@@ -149,12 +149,38 @@ def checked_entries(action: Any, check: Callable[[Any], Any], value: object) -> 
     raise problem  # outside `except`: `plain_message` reads what an error came from, too
 
 
+def as_section(action: Any, value: Any, place: str) -> Any:
+    """A value as a parser takes it: an empty section of settings has none, and so its defaults.
+
+    Args:
+        action: What the parser does with the value.
+        value: The value in a configuration.
+        place: Its key.
+
+    Raises:
+        TypeError: It is neither settings nor the path of their file, where a section is wanted.
+    """
+    if type(action).__name__ != "_ActionConfigLoad":  # jsonargparse has no public name for it
+        return value
+    if value is None:
+        return Namespace()
+    if not isinstance(cast("object", value), Mapping | Namespace | str):
+        kind = type(value).__name__  # the value may hold a secret
+        raise TypeError(f'Parser key "{place}": it must be a mapping of settings, got a {kind}')
+    return value
+
+
 class _OneByOneParser(ArgumentParser):
     """A parser whose errors about a dict of dataclasses name the entry that is wrong."""
 
-    def _check_value_key(self, action: Any, value: Any, *others: Any, **options: Any) -> Any:
+    def _check_value_key(
+        self, action: Any, value: Any, key: str, *others: Any, **options: Any
+    ) -> Any:
         check = cast("Any", super())._check_value_key  # noqa: SLF001 there is no public place
-        return checked_entries(action, lambda each: check(action, each, *others, **options), value)
+        value = as_section(action, value, key)
+        return checked_entries(
+            action, lambda each: check(action, each, key, *others, **options), value
+        )
 
 
 def did_you_mean(message: str, keys: Iterable[str]) -> str:

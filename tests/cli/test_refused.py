@@ -232,6 +232,25 @@ def test_an_interpolation_that_leads_nowhere_is_refused(
     assert "\n" not in told
 
 
+@pytest.mark.parametrize(
+    ("sections", "place"),
+    [
+        ({"data": 3}, "data: "),
+        ({"data": {"loader": 3}}, "data.loader: "),
+        ({"data": {"loader": []}}, "data.loader: "),
+        ({"trainer": 3}, 'Parser key "trainer": '),
+    ],
+)
+def test_a_section_of_other_values_is_refused(
+    sections: dict[str, Any], place: str, refused: Refused, config: dict[str, Any]
+) -> None:
+    data = sections.get("data")
+    changed = sections if not isinstance(data, dict) else {"data": config["data"] | data}
+    told = refused(**changed)
+    assert told.startswith(f"{place}it must be a mapping of settings, got a ")
+    assert "\n" not in told
+
+
 def test_an_error_of_anything_else_keeps_all_of_its_message(refused: Refused) -> None:
     told = refused("--trainer.callbacks={class_path: ModelCheckpoint, init_args: {save_topk: 3}}")
     assert "Option 'save_topk' is not accepted" in told

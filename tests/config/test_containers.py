@@ -141,7 +141,11 @@ def test_the_cache_may_be_a_path():
     assert LoaderConfig(cache_dir=Path("a/b")).cache_dir == "a/b"
 
 
-@pytest.mark.parametrize("loader", [None, {"pool": "inline"}, "inline"])
+def test_no_loader_is_one_of_defaults():
+    assert module(loader=None).loader_config == LoaderConfig()
+
+
+@pytest.mark.parametrize("loader", [{"pool": "inline"}, "inline", [], 0])
 def test_a_loader_is_a_loader_config(loader):
     with pytest.raises(ConfigError, match=r"^loader must be a LoaderConfig, got "):
         module(loader=loader)

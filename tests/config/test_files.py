@@ -270,3 +270,16 @@ def test_structured_splits_interpolate_and_make_a_module_that_a_saved_config_mak
     assert told(ShardDataModule.from_config(tmp_path / "saved.yaml")) == told(module)
     OmegaConf.save(experiment.data, tmp_path / "data.yaml", resolve=True)
     assert told(ShardDataModule.from_config(tmp_path / "data.yaml")) == told(module)
+
+
+def test_an_empty_section_of_a_file_has_its_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("train: a.tar\nfields: {label: cls}\nloader:\n")
+    assert ShardDataModule.from_config(path).loader_config == LoaderConfig()
+
+
+@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (True, "bool"), ([], "list"), (0, "int")])
+def test_a_section_of_other_values_is_refused(value: Any, kind: str) -> None:
+    message = rf"^data.loader: it must be a mapping of settings, got a {kind}$"
+    with pytest.raises(ConfigError, match=message):
+        ShardDataModule.from_config(SETTINGS | {"loader": value})

@@ -49,6 +49,24 @@ MUTANTS = [
         "cli/test_sets.py",
     ),
     Mutant(
+        "config.parsing:as_section",
+        "return Namespace()",
+        "return value",
+        "config/test_files.py cli/test_options.py",
+    ),
+    Mutant(
+        "config.parsing:_OneByOneParser._check_value_key",
+        "as_section(action, value, key)",
+        "value",
+        "config/test_files.py",
+    ),
+    Mutant(
+        "cli:ShardArgumentParser._check_value_key",
+        "as_section(action, value, key)",
+        "value",
+        "cli/test_options.py",
+    ),
+    Mutant(
         "config.parsing:checked_entries",
         "replace(action.dest, place, 1)",
         'replace(action.dest, f"{action.dest}", 1)',
