@@ -7,6 +7,7 @@ _ORDER = "plan/test_kept_order.py"
 _DIGESTS = "shards/filters/test_list_digests.py"
 _APPLYING = "shards/filters/test_applying.py"
 _GLOBALS = "shards/filters/test_predicate_globals.py"
+_EDITED = "shards/filters/test_edited_predicates.py"
 
 MUTANTS = [
     Mutant("plan.kept_order:KeptSamples._own_numbers", 'side="right"', 'side="left"', _ORDER),
@@ -104,9 +105,27 @@ MUTANTS = [
     ),
     Mutant(
         "shards.filters.predicates:digest_of_predicate",
-        "digest.update(ValueDigests(modules).digest_with_code(predicate))",
+        "digest.update(digests.digest_with_code(predicate))",
         "pass",
         _APPLYING,
+    ),
+    Mutant(
+        "shards.filters.predicates:digest_of_predicate",
+        'digest.update(only_here("edited").encode())',
+        "pass",
+        _EDITED,
+    ),
+    Mutant(
+        "shards.filters.value_digests:ValueDigests._parts_of_code",
+        ' and not code.__code__.co_filename.startswith("<")',
+        "",
+        _GLOBALS,
+    ),
+    Mutant(
+        "shards.filters.value_digests:ValueDigests._parts_of_code",
+        'yield self._digest_of("attributes", code.__dict__)',
+        "pass",
+        _GLOBALS,
     ),
     Mutant(
         "shards.filters.value_digests:ValueDigests._parts",
@@ -121,8 +140,8 @@ MUTANTS = [
         _GLOBALS,
     ),
     Mutant(
-        "shards.filters.value_digests:_names_in",
-        "yield from _names_in(constant)",
+        "shards.filters.value_digests:code_in",
+        "yield from code_in(constant)",
         "pass",
         _GLOBALS,
     ),

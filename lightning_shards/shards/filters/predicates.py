@@ -11,10 +11,11 @@ import inspect
 import os
 import pickle
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.key_hashes import keys_of_table
-from lightning_shards.shards.filters.value_digests import ValueDigests, only_here
+from lightning_shards.shards.filters.value_digests import ValueDigests, code_in, only_here
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import redact
 
@@ -122,14 +123,15 @@ def digest_of_predicate(predicate: Predicate) -> str:
     The modules are that of a function, and those of the classes of an object or of a bound method.
     It reads the globals of these modules that its code names, and the code of theirs that it names.
     What it calls in other modules is not followed. Without a source, as of a function that was
-    typed in, or with a global that has no hash, the hash is that of this process alone.
+    typed in, with one that was edited after it was imported, or with a global that has no hash, the
+    hash is that of this process alone.
 
     Raises:
         ConfigError: The values cannot be pickled.
     """
     function = predicate if isinstance(predicate, FunctionType) else None
     modules = _modules_of(predicate)
-    source = "\0".join(map(_source_of, modules))
+    sources = list(map(_source_of, modules))
     try:
         pickle.dumps(predicate if function is None else _held_by(function), protocol=4)
     except Exception as error:  # whatever the values' own `__reduce__` raises
@@ -137,8 +139,11 @@ def digest_of_predicate(predicate: Predicate) -> str:
             f"keep: {name_of(predicate)} holds a value that cannot be pickled ({error}), so that a "
             "later run could not tell whether it is the same; take a function of a module"
         ) from error
-    digest = hashlib.sha256(f"{name_of(predicate)}\0{source}\0".encode("utf-8", "surrogateescape"))
-    digest.update(ValueDigests(modules).digest_with_code(predicate))
+    text = "\0".join([name_of(predicate), *sources, ""])
+    digest, digests = hashlib.sha256(text.encode("utf-8", "surrogateescape")), ValueDigests(modules)
+    digest.update(digests.digest_with_code(predicate))
+    if not digests.met <= {code for source in sources for code in _code_of(source)}:
+        digest.update(only_here("edited").encode())
     return digest.hexdigest()
 
 
@@ -158,6 +163,15 @@ def _source_of(module: str) -> str:
         return inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
         return only_here(module)
+
+
+def _code_of(source: str) -> Iterable[CodeType]:
+    """The code of all functions of a source; none if it cannot be compiled."""
+    with warnings.catch_warnings(action="ignore"):  # they were told when it was imported
+        try:
+            return code_in(compile(source, "source", "exec", dont_inherit=True))
+        except (SyntaxError, ValueError):
+            return ()
 
 
 def _held_by(function: FunctionType) -> object:

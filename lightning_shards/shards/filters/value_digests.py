@@ -36,9 +36,13 @@ class ValueDigests:
 
     Args:
         modules: The names of these modules; code of other modules is told by its name.
+
+    Attributes:
+        met: The code of the functions of these modules that were met, as it runs in this process.
     """
 
     def __init__(self, modules: Collection[str]) -> None:
+        self.met: set[CodeType] = set()
         self._modules = frozenset(modules)
         self._open: dict[int, object] = {}  # values that are being looked at
         self._code: dict[str, Any] = {}  # functions and classes of the modules, as they are met
@@ -90,6 +94,10 @@ class ValueDigests:
         if code.__module__ in self._modules:
             self._code[name] = code
             if isinstance(code, FunctionType):
+                if self._is_of_modules(code) and not code.__code__.co_filename.startswith("<"):
+                    self.met.add(code.__code__)  # others were generated, as by `dataclass`
+                if code.__dict__:
+                    yield self._digest_of("attributes", code.__dict__)
                 yield self.digest(code.__defaults__)
                 yield self.digest(code.__kwdefaults__)
                 for cell in code.__closure__ or ():
@@ -106,11 +114,16 @@ class ValueDigests:
                 is_given = name.startswith(("__", "_abc_")) or isinstance(attribute, _DESCRIPTORS)
                 if is_code or not is_given:  # by Python itself
                     yield self._digest_of(name, attributes[name])
-        elif code.__globals__.get("__name__") in self._modules:
-            for name in sorted(code.__globals__.keys() & set(_names_in(code.__code__))):
+        elif self._is_of_modules(code):
+            names = {name for each in code_in(code.__code__) for name in each.co_names}
+            for name in sorted(code.__globals__.keys() & names):
                 value = code.__globals__[name]
                 if not isinstance(value, ModuleType):
                     yield self._digest_of(name, value)
+
+    def _is_of_modules(self, function: FunctionType) -> bool:
+        """Whether its code is of one of the modules; `functools.wraps` names another one."""
+        return function.__globals__.get("__name__") in self._modules
 
     def _digest_of(self, name: str, value: object) -> bytes:
         """Of a value by its name; one that has no digest is another one in each process."""
@@ -153,9 +166,9 @@ def _content_of(cell: Any) -> Any:
         return None
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that some code reads, also in the functions inside of it."""
-    yield from code.co_names
+def code_in(code: CodeType) -> Iterator[CodeType]:
+    """Some code, and that of the functions and classes inside of it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names_in(constant)
+            yield from code_in(constant)

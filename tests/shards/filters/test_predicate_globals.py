@@ -13,7 +13,7 @@ from lightning_shards.shards.filters.value_digests import ValueDigests
 from tests.shards.filters.filtered_shards import applied, numbers_left
 
 MODULE = """
-import functools, os, pathlib, re, threading
+import dataclasses, functools, os, pathlib, re, threading
 import numpy as np
 
 TEXT = pathlib.Path(__file__).with_name("good.txt").read_text()
@@ -73,6 +73,20 @@ by_object, by_method, HELD = Test(), Other().keep, Test()
 def by_object_in_a_global(shard):
     return HELD(shard)
 
+@dataclasses.dataclass
+class Values:
+    at_least: int
+
+    def __call__(self, shard):
+        return np.array([int(key) >= self.at_least for key in shard.keys])
+
+by_dataclass = Values(LEAST)
+
+def by_attribute(shard):
+    return np.array([int(key) >= by_attribute.begin for key in shard.keys])
+
+by_attribute.begin = LEAST
+
 def loading(shard):
     global LOADED
     LOADED = LOADED or LEAST
@@ -89,6 +103,8 @@ NAMES = [
     "by_object",
     "by_method",
     "by_object_in_a_global",
+    "by_dataclass",
+    "by_attribute",
     "loading",
 ]
 
