@@ -29,7 +29,7 @@ from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import EvaluationSplit, SplitName, errors_of, kind_of, set_of
 from lightning_shards.config.splits import SPLITS, SplitConfig
 from lightning_shards.loader import ShardLoader
-from lightning_shards.module_settings import ModuleSettings
+from lightning_shards.module_settings import ModuleSettings, have_changed
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
@@ -323,7 +323,7 @@ class ShardDataModule(ModuleSettings):
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers, self.loader_config)
-        is_new = self._settings.get(split) != settings
+        is_new = have_changed(self._settings.get(split), settings)
         if is_new:
             self._agreed.pop(split, None)  # all ranks make another one, and agree on it
             sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
@@ -364,7 +364,7 @@ class ShardDataModule(ModuleSettings):
         # `batch_size` is not among them, which the tuner changes
         given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
         given += (dict(self.fields), dict(self.decode), dict(self._classes))
-        if self._found_by.get(split) != given:
+        if have_changed(self._found_by.get(split), given):
             data = self._data_config()
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)

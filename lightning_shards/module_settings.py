@@ -114,3 +114,14 @@ class ModuleSettings(pl.LightningDataModule):
             loader=self.loader_config,
             allow_unsafe=sorted(self.allow_unsafe),
         )
+
+
+def have_changed(before: object, now: object) -> bool:
+    """Whether settings are no longer the same, or cannot be compared.
+
+    Arrays and tensors in them have no single answer to `!=`.
+    """
+    try:
+        return bool(before != now)
+    except Exception:  # noqa: BLE001 whatever their own `__eq__` raises
+        return True

@@ -308,8 +308,20 @@ MUTANTS = [
     ),
     Mutant(
         "datamodule:ShardDataModule._index",
-        "self._found_by.get(split) != given",
+        "have_changed(self._found_by.get(split), given)",
         "split not in self._indexes",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._index",
+        "have_changed(self._found_by.get(split), given)",
+        "self._found_by.get(split) != given",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._current_loader",
+        "have_changed(self._settings.get(split), settings)",
+        "self._settings.get(split) != settings",
         "trainer/test_changed_settings.py",
     ),
     Mutant(

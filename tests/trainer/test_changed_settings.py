@@ -1,11 +1,13 @@
 """Settings of a data module that are changed between two fits, or two calls for a loader."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
+import torch
 from fit_recorder import Recorder
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
@@ -34,6 +36,38 @@ def test_a_second_fit_trains_on_the_shards_that_are_named_then(
     model = Recorder()
     make_trainer(max_epochs=1).fit(model, data)
     assert shards_of(model) == {0, 1}
+
+
+@dataclass
+class Scaled:
+    """A transform that is equal to another one if their factors are, which are arrays."""
+
+    factors: Any = field(default_factory=lambda: np.ones(4))
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image * float(self.factors[0])
+
+
+OPTIONAL = {"image": "png?", "label": "cls"}
+WITHOUT_ONE_ANSWER: dict[str, Callable[[], dict[str, Any]]] = {
+    "array": lambda: {"fields": OPTIONAL, "defaults": {"image": np.zeros((1, 4, 4))}},
+    "tensor": lambda: {"fields": OPTIONAL, "defaults": {"image": torch.zeros(1, 4, 4)}},
+    "transform": lambda: {"transforms": {"image": Scaled()}},
+}
+
+
+@pytest.mark.parametrize("settings", WITHOUT_ONE_ANSWER.values(), ids=WITHOUT_ONE_ANSWER)
+def test_a_split_may_be_set_anew_whose_values_have_no_single_answer_to_equality(
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+    settings: Callable[[], dict[str, Any]],
+) -> None:
+    data, trainer = make_data(), make_trainer(max_epochs=1)
+    for _ in range(2):
+        data.splits["val"] = replace(data.splits["val"], **settings())
+        model = Recorder()
+        trainer.validate(model, data, verbose=False)
+        assert sum(map(len, model.validations)) == 7
 
 
 def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data: Callable[..., Any]) -> None:
