@@ -361,10 +361,11 @@ class ShardDataModule(ModuleSettings):
         return loader
 
     def _index(self, split: SplitName) -> ShardIndex:
-        # `batch_size` is not among them, which the tuner changes
-        given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
-        given += (dict(self.fields), dict(self.decode), dict(self._classes))
-        if have_changed(self._found_by.get(split), given):
+        before, is_running = self._found_by.get(split), split in self._agreed
+        # a list that changes during a run would be another one on each rank
+        lists = before[-1] if before and is_running else self._digests_of_lists(split)
+        given = (*self._index_settings(split), lists)
+        if have_changed(before, given):
             data = self._data_config()
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)

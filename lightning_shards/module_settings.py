@@ -1,5 +1,6 @@
 """The settings of a data module, any of which may be changed until its loaders are made again."""
 
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -8,8 +9,10 @@ from lightning_shards.combined import change_parts
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName, as_settings
 from lightning_shards.config.splits import SplitConfig
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.setting_checks import require_at_least
+from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 
 
@@ -93,6 +96,25 @@ class ModuleSettings(pl.LightningDataModule):
     def _config(self, split: SplitName) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
         return self._data_config().split(split)
+
+    def _index_settings(self, split: SplitName) -> tuple[object, ...]:
+        """What the index of a split is found by, but for the contents of lists.
+
+        The batch size is not among them, because the tuner changes it.
+        """
+        given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
+        return (*given, dict(self.fields), dict(self.decode), dict(self._classes))
+
+    def _digests_of_lists(self, split: SplitName) -> list[str]:
+        """Of the lists that the filters of a split name, as they are now."""
+        config, cache = self.splits.get(split), CacheFolder(self.loader_config.cache_dir)
+        if config is None:
+            return []
+        parts = config.component_splits().values() or [config]
+        filters = [sample_filter(part.keep, part.exclude) for part in parts]
+        with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
+            return [each.digest_of_lists(cache) for each in filters if each is not None]
+        return []
 
     def _data_config(self) -> DataConfig:
         """The settings of this module as they are now: any of them may have been changed."""

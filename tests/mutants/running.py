@@ -308,14 +308,26 @@ MUTANTS = [
     ),
     Mutant(
         "datamodule:ShardDataModule._index",
-        "have_changed(self._found_by.get(split), given)",
+        "have_changed(before, given)",
         "split not in self._indexes",
         "trainer/test_changed_settings.py",
     ),
     Mutant(
         "datamodule:ShardDataModule._index",
-        "have_changed(self._found_by.get(split), given)",
-        "self._found_by.get(split) != given",
+        "have_changed(before, given)",
+        "before != given",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._index",
+        "self._digests_of_lists(split)",
+        "None",
+        "trainer/test_changed_settings.py",
+    ),
+    Mutant(
+        "datamodule:ShardDataModule._index",
+        "before and is_running",
+        "False",
         "trainer/test_changed_settings.py",
     ),
     Mutant(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,7 +11,7 @@ import pytest
 import torch
 from fit_recorder import Recorder
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import ConfigError, LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards import datamodule as module
 
 COUNTS = [4, 4]
@@ -80,6 +81,47 @@ def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data: Callable[.
     assert folds[0]
     assert folds[1]
     assert not folds[0] & folds[1]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_list_is_read_again_when_it_has_changed(
+    make_data: Callable[..., Any], tmp_path: Any, is_mixed: bool
+) -> None:
+    listed = tmp_path / "listed.txt"
+    data = make_data(batch_size=1)
+    keys = {key for batch in data.loader("val") for key in batch["__key__"]}
+    config = SplitConfig(data.splits["val"].urls, sampling="sequential", exclude=str(listed))
+    if is_mixed:
+        part = {"urls": config.urls, "weight": 1, "sampling": "sequential"}
+        part |= {"exclude": str(listed)}
+        config = SplitConfig(mix={"part": part}, epoch_of="part")
+    data.splits["train"] = config
+    for key in sorted(keys)[:2]:
+        listed.write_text(key + "\n")
+        assert keys - {key for batch in data.loader("train") for key in batch["__key__"]} == {key}
+    listed.unlink()
+    with pytest.raises(ConfigError, match=r"train\.mix\.part" if is_mixed else "listed"):
+        data.loader("train")
+
+
+def test_a_list_that_changes_during_a_fit_is_read_by_the_next_one(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Any
+) -> None:
+    listed = tmp_path / "listed.txt"
+    config = replace(make_data(sampling="sequential").splits["train"], remainder="balanced")
+    data = make_data(train=replace(config, exclude=str(listed)))
+
+    class Editing(pl.Callback):
+        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+            listed.write_text("".join(f"#{Path(url).name}:0\n" for url in config.urls))
+
+    listed.write_text(f"#{Path(config.urls[0]).name}:0\n")
+    for left_out in (1, len(config.urls)):
+        options = {"reload_dataloaders_every_n_epochs": 1, "enable_checkpointing": False}
+        trainer = make_trainer(max_epochs=2, callbacks=[Editing()], **options)
+        model = Recorder()
+        trainer.fit(model, data)
+        assert sum(len(ids) for _, _, ids in model.steps) == 2 * (20 - left_out)
 
 
 def test_shards_are_found_once_while_nothing_of_theirs_is_changed(
