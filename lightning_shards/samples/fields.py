@@ -95,15 +95,17 @@ class Field:
             return self.default.copied() if self.default else None
         return self.default.copied_as_pixels(is_array=self.gives_arrays)
 
-    def with_fitted_default(self, transforms: Container[str]) -> "Field":
-        """The same, whose default has the type of its decoded values.
+    def with_fitted_default(
+        self, transforms: Container[str], decoded: tuple[str, int | None] | None = None
+    ) -> "Field":
+        """The same, whose default has the type of its decoded values: `decoded`, if it is given.
 
         `transforms` has the names of fields with a transform; raises what `Default.fitted` does.
         """
         if self.default is None:
             return self
-        is_transformed = self.name in transforms
-        fitted = self.default.fitted(self.name, self.decoders, is_transformed=is_transformed)
+        about = (self.name, self.decoders, decoded)
+        fitted = self.default.fitted(*about, is_transformed=self.name in transforms)
         return replace(self, default=fitted)
 
     @cached_property
@@ -216,10 +218,8 @@ def make_fields(
     decoders, by_suffix = _given_decoders(decode)
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
-    optional, new_field = (
-        given_defaults(fields, defaults or {}),
-        partial(Field, by_suffix=by_suffix),
-    )
+    optional = given_defaults(fields, defaults or {})
+    new_field = partial(Field, by_suffix=by_suffix)
     made = tuple(
         new_field(name, _suffixes(text), decoders.get(name), default=optional.get(name))
         for name, text in fields.items()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECOD
 from lightning_shards.samples.decoding.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
 from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
 from lightning_shards.samples.own_generators import are_same
-from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
+from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
 
 _MARK = "?"
 _SHOWN: Final = 80
@@ -24,10 +24,13 @@ _SHOWN: Final = 80
 _SCALARS: Final = {"int": "int64", CLASS: "int64"} | SCALAR_DTYPES
 """The type of the single numbers that a decoder gives."""
 
-_PIXELS: Final = ("uint8", 3)
-"""The type and the dimensions of decoded images."""
+ArrayType: TypeAlias = tuple[str, int | None]
+"""The type of numbers, and their dimensions (None: any number)."""
 
-_ARRAYS: Final = frozenset({"npy"})
+_PIXELS: Final[ArrayType] = ("uint8", 3)
+"""The type of decoded images."""
+
+_ARRAYS: Final = frozenset({NPY})
 """Decoders of arrays of any type."""
 
 _NUMBER_TYPES: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
@@ -61,9 +64,16 @@ class Default:
         return as_tensor(value) if type(value) is np.ndarray and not is_array else value
 
     def fitted(
-        self, field: str, decoders: Collection[DecoderChoice], *, is_transformed: bool
+        self,
+        field: str,
+        decoders: Collection[DecoderChoice],
+        decoded: ArrayType | None = None,
+        *,
+        is_transformed: bool,
     ) -> "Default":
         """The same value in the type of what the decoders of its field give, where that is known.
+
+        `decoded` is this type where the decoders alone do not say it.
 
         So the type of a column does not depend on which of its samples lack the field. Where the
         type is unknown, as of JSON, that of the default counts: see `require_alike`. A transform
@@ -74,11 +84,11 @@ class Default:
         """
         if self.value is None:
             return self
-        types = {_type_of(decoder) for decoder in decoders}
+        types = {decoded or _type_of(decoder) for decoder in decoders}
         (kind,) = types if len(types) == 1 else (None,)
-        if is_transformed and kind == _PIXELS:  # its transform may take whatever was given
+        if is_transformed and PIXEL_DECODERS.issuperset(decoders):  # it may take whatever was given
             return self
-        if _ARRAYS.issuperset(decoders) and not is_transformed:
+        if kind is None and _ARRAYS.issuperset(decoders) and not is_transformed:
             return Default(_as_array(self.value))
         if kind is None:
             number_type = "" if is_transformed else _number_type(self.value)
@@ -157,11 +167,8 @@ def _number_type(value: object) -> str:
     return _NUMBER_TYPES.get(type(value), "")
 
 
-def _type_of(decoder: DecoderChoice) -> tuple[str, int | None] | None:
-    """The type of the numbers that a decoder gives, and their dimensions (None: any number).
-
-    None if that is unknown, or if it gives no numbers.
-    """
+def _type_of(decoder: DecoderChoice) -> ArrayType | None:
+    """The type of the numbers that a decoder gives; None if it is unknown, or gives no numbers."""
     if decoder in _SCALARS:
         return _SCALARS[str(decoder)], 0
     if decoder in NUMBER_DECODERS:
@@ -205,6 +212,8 @@ def _in_words(dtype: str, ndim: int | None) -> str:
         return f"{name} of shape (channels, height, width)"
     if ndim is None:
         return f"{name} or lists of them"
+    if ndim > 1:
+        return f"{name} of {ndim} dimensions"
     return f"lists of {name}" if ndim else name
 
 

@@ -11,9 +11,21 @@ MUTANTS = [
     ),
     Mutant(
         "readers.joined.joined_fields:with_kinds",
-        ").with_fitted_default(transforms)",
+        ").with_fitted_default(transforms, npy_type(kinds[field.name]))",
         ")",
         "readers/joined/test_joined_fields.py",
+    ),
+    Mutant(
+        "readers.joined.joined_fields:with_kinds",
+        "(transforms, npy_type(kinds[field.name]))",
+        "(transforms)",
+        "readers/joined/test_joined_fields.py",
+    ),
+    Mutant(
+        "shards.joins.arrow_values:value_kind",
+        'name if name in RAW_LISTS else f"{NPY} 1 {name}"',
+        'name if name in RAW_LISTS else f"{NPY} 1 int8"',
+        "readers/joined/test_joined_fields.py shards/joins/test_refused_tables.py",
     ),
     Mutant(
         "shards.joins.building:_write_values",

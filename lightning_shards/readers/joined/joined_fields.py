@@ -8,6 +8,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoding.decoders import RAW
 from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import Transform, takes_bytes
+from lightning_shards.shards.joins.arrow_values import NPY, npy_type
 from lightning_shards.shards.joins.kept_joins import Join
 from lightning_shards.shards.joins.settings import JoinSettings
 
@@ -70,7 +71,7 @@ def with_kinds(
     return tuple(
         replace(
             field, decoder=_decoder(field, kinds[field.name], decode, transforms)
-        ).with_fitted_default(transforms)
+        ).with_fitted_default(transforms, npy_type(kinds[field.name]))
         if field.name in kinds
         else field
         for field in fields
@@ -81,7 +82,7 @@ def _decoder(
     field: Field, kind: str, decode: Mapping[str, Any], transforms: Mapping[str, Transform]
 ) -> Any:
     if field.name not in decode and not takes_bytes(transforms.get(field.name)):
-        return kind
+        return NPY if npy_type(kind) else kind
     if kind not in _OF_BYTES:
         raise ConfigError(
             f"join {field.name!r}: its column holds numbers ({kind}), and a decoder takes bytes; "

@@ -2,7 +2,7 @@
 
 A kind is the name of a decoder of `samples.decoding`: texts and bytes stay what they are, single
 numbers become 8 bytes (a bool 1), lists of numbers their own bytes or a .npy file, and nested
-values JSON.
+values JSON. That of .npy files has the dimensions and the type of the arrays after the name.
 """
 
 import json
@@ -24,6 +24,9 @@ RAW_LISTS: Final = frozenset(
 )
 """Kinds of lists of numbers whose bytes a decoder reads as they are."""
 
+NPY: Final = "npy"
+"""The decoder of arrays, of which some numbers have no bytes that `RAW_LISTS` reads."""
+
 _SPELLED: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
@@ -37,7 +40,8 @@ def value_kind(kind: Any, arrow: Any) -> str | None:
     types = arrow.types
     if isinstance(kind, arrow.FixedShapeTensorType):
         is_in_order = kind.permutation in (None, list(range(len(kind.shape))))
-        return "npy" if is_in_order and _is_number(kind.value_type, types) else None
+        is_kept = is_in_order and _is_number(kind.value_type, types)
+        return f"{NPY} {len(kind.shape)} {_dtype(kind.value_type)}" if is_kept else None
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return "raw"
     if _is_text(kind, types):
@@ -45,9 +49,20 @@ def value_kind(kind: Any, arrow: Any) -> str | None:
     if _is_number(kind, types):
         return f"one {'bool' if types.is_boolean(kind) else _widest(kind, types)}"
     if _is_list(kind, types) and _is_number(kind.value_type, types):
-        name = _SPELLED.get(str(kind.value_type), str(kind.value_type))
-        return name if name in RAW_LISTS else "npy"
+        name = _dtype(kind.value_type)
+        return name if name in RAW_LISTS else f"{NPY} 1 {name}"
     return "json" if _is_json(kind, types) else None
+
+
+def npy_type(kind: str) -> tuple[str, int] | None:
+    """The type and the dimensions of the arrays of a kind of .npy files; None for other kinds.
+
+    >>> npy_type("npy 1 int8"), npy_type("float32")
+    (('int8', 1), None)
+    """
+    name, _, arrays = kind.partition(" ")
+    ndim, _, dtype = arrays.partition(" ")
+    return (dtype, int(ndim)) if name == NPY else None
 
 
 def as_keys(column: Any, arrow: Any) -> RowValues:
@@ -95,7 +110,7 @@ def _numbers(column: Any, kind: str, arrow: Any) -> Sequence[bytes]:
     counts = np.full(len(column), size) if lengths is None else _array(lengths)
     stops = np.concatenate([[0], np.cumsum(counts)])
     numbers = _array(lists)
-    if kind != "npy":
+    if npy_type(kind) is None:
         return _cut(numbers.astype(numbers.dtype.newbyteorder("<")), stops)
     pairs = pairwise(stops.tolist())
     return [_as_npy(numbers[start:stop].reshape(shape or -1)) for start, stop in pairs]
@@ -118,6 +133,11 @@ def _array(column: Any) -> NDArray[Any]:
 
 def _plain(column: Any, arrow: Any) -> Any:
     return column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
+
+
+def _dtype(kind: Any) -> str:
+    """The name that numpy has for numbers of this type."""
+    return _SPELLED.get(str(kind), str(kind))
 
 
 def _widest(kind: Any, types: Any) -> str:

@@ -113,6 +113,21 @@ def test_a_fixed_shape_tensor_keeps_its_shape(make_module, pack_shards, write_ta
     assert torch.equal(batch["grid"], torch.from_numpy(values))
 
 
+def test_a_default_of_fixed_shape_tensors_has_their_type(make_module, pack_shards, write_table):
+    values = np.arange(5 * 6, dtype=np.float16).reshape(5, 2, 3)
+    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    join, urls = {"grid": write_table(KEYS[4:], {"grid": tensors})}, pack_shards(COUNTS)
+    default = {"defaults": {"grid": [[0, 1, 2]] * 2}}
+    doubled = {"transforms": {"grid": lambda grid: grid * grid.dtype.type(1)}}
+    for settings in (default, default | doubled):
+        (batch,) = batches(make_module, urls, join, **settings)
+        assert batch["grid"].dtype == torch.float16
+        assert batch["grid"][3].tolist() == [[0, 1, 2]] * 2
+        assert torch.equal(batch["grid"][4:], torch.from_numpy(values))
+    with pytest.raises(ConfigError, match=r"whose values are float16 of 2 dimensions;"):
+        batches(make_module, urls, join, defaults={"grid": [0, 1, 2]})
+
+
 def test_lists_of_several_lengths_meet_what_other_fields_meet(
     make_module, pack_shards, write_table
 ):
@@ -191,6 +206,8 @@ DEFAULTS = {
     "flag": (0, torch.bool),
     "embedding": ([0, 0, 0.1], torch.float32),
     "tokens": ([0.0, 1.0], torch.uint16),
+    "small": ([0, -1], torch.int8),
+    "mask": (torch.tensor([0, 1]), torch.bool),
 }
 
 
@@ -214,6 +231,9 @@ def test_a_default_has_the_type_of_the_column(kind, make_module, pack_shards, wr
         ("flag", 2, "bool"),
         ("real", "none", "float64"),
         ("tokens", [-1], "lists of uint16"),
+        ("small", [128], "lists of int8"),
+        ("mask", [2, 0], "lists of bool"),
+        ("small", 0, "lists of int8"),
     ],
 )
 def test_a_default_that_the_column_cannot_hold_is_refused(

@@ -179,9 +179,22 @@ def test_numbers_take_no_decoder(make_module, pack_shards, tmp_path):
         prepare(make_module, pack_shards([2, 1]), join, decode={"t": "int"})
 
 
-def test_files_of_one_table_hold_one_type(make_module, pack_shards, tmp_path):
-    table(tmp_path / "0.parquet", __key__=["000000"], t=[1])
-    table(tmp_path / "1.parquet", __key__=["000001"], t=["1"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ([1], ["1"]),
+        (pa.array([[1]], pa.list_(pa.int8())), pa.array([[1]], pa.list_(pa.uint32()))),
+        [
+            pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((1, 2, 2), dtype))
+            for dtype in (np.float32, np.float64)
+        ],
+    ],
+    ids=["texts", "lists", "tensors"],
+)
+def test_files_of_one_table_hold_one_type(make_module, pack_shards, tmp_path, values):
+    for number in (0, 1):
+        path = tmp_path / f"{number}.parquet"
+        table(path, __key__=[f"00000{number}"], t=values[number])
     with pytest.raises(ConfigError, match=r"1\.parquet holds other values than .*with one schema"):
         prepare(make_module, pack_shards([2, 1]), {"t": f"{tmp_path}/{{0,1}}.parquet"})
 
