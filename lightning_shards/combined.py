@@ -1,4 +1,4 @@
-"""Combined loaders: which parts of a batch come from loaders of shards, and of which split.
+"""Combined loaders: which they are, and which parts of a batch come from loaders of which split.
 
 A dict or a list of loaders is combined by the Trainer, or by a CombinedLoader.
 """
@@ -55,6 +55,12 @@ def change_parts(
     if default is not None:
         _refuse(loaders)
     return batch
+
+
+def loaders_in(given: Any) -> list[Any]:
+    """The loaders that `train_dataloader` has returned, whatever they are in."""
+    combined = given if isinstance(given, CombinedLoader) else CombinedLoader(given)
+    return list(combined.flattened)
 
 
 def _refuse(loaders: Sequence[Any]) -> NoReturn:

@@ -19,6 +19,7 @@ from lightning_shards.callbacks.resume_counters import (
     override_trainer,
     write_counters,
 )
+from lightning_shards.combined import loaders_in
 from lightning_shards.errors import StateError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
@@ -133,10 +134,11 @@ class ExactResume(pl.Callback):
         data = cast("Any", trainer).datamodule
         if data is None or (saved is None and not train_loaders(trainer)):
             return
-        loader = data.train_dataloader()  # on all ranks; Lightning gets the same loader later
-        progress = _progress_of(loader)
-        if saved is None or progress is None:
+        # on all ranks; Lightning gets the same loader later
+        watched = _only_of_ours(loaders_in(data.train_dataloader()))
+        if saved is None or watched is None:
             return
+        loader, progress = watched
         state = _checked(loader, saved)
         self._loader, limit = loader, limit_of(trainer, len(loader))
         position = position_after(state, loader.epochs, loader.place.world_size, limit)
@@ -233,9 +235,7 @@ class ExactResume(pl.Callback):
 
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
         """The train loader and its progress; None unless it is ours and the only one."""
-        loaders: list[Any] = train_loaders(trainer) or [self._loader]
-        progress = _progress_of(loaders[0])
-        return (loaders[0], progress) if progress and len(loaders) == 1 else None
+        return _only_of_ours(train_loaders(trainer) or [self._loader])
 
 
 def _checked(loader: ShardLoader, saved: object) -> State:
@@ -285,9 +285,12 @@ def _require_written(trainer: Any, start: FitPosition) -> None:
         )
 
 
-def _progress_of(loader: object) -> TrainProgress | None:
-    progress = loader.progress if isinstance(loader, ShardLoader) else None
-    return progress if isinstance(progress, TrainProgress) else None
+def _only_of_ours(loaders: list[Any]) -> tuple[ShardLoader, TrainProgress] | None:
+    """The loader and its progress; None unless it is the only one and ours."""
+    if len(loaders) != 1 or not isinstance(loaders[0], ShardLoader):
+        return None
+    progress = loaders[0].progress
+    return (loaders[0], progress) if isinstance(progress, TrainProgress) else None
 
 
 def _place_told(loader: ShardLoader, anchor: EpochAnchor, limit: int, *, is_due: bool) -> str:

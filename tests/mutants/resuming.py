@@ -40,6 +40,12 @@ MUTANTS = [
         "callbacks/test_resume.py resume/test_same_ranks.py",
     ),
     Mutant(
+        "callbacks.resume:ExactResume.on_load_checkpoint",
+        "loaders_in(data.train_dataloader())",
+        "[data.train_dataloader()]",
+        "resume/test_combined.py",
+    ),
+    Mutant(
         "callbacks.resume:position_after",
         'is_due or (is_over and state["validation"] != "done")',
         "is_due",

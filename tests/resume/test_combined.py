@@ -71,3 +71,51 @@ def test_an_epoch_that_ends_with_our_loader_is_resumed_within(
     path = tmp_path / "step=4.ckpt"
     bare_trainer(tmp_path).fit(model, CombinedData(other, mode), ckpt_path=path)
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
+
+
+def contained(kind: str, loader: Any) -> Any:
+    containers: dict[str, Any] = {
+        "dict": {"shards": loader},
+        "list": [loader],
+        "nested": {"shards": (loader,)},
+        "CombinedLoader": CombinedLoader({"shards": loader}, "min_size"),
+    }
+    return containers[kind]
+
+
+class ContainedData(ToyData):
+    """Gives our loader alone, in a container."""
+
+    def __init__(self, kind: str, batch_size: int = 4) -> None:
+        super().__init__(batch_size)
+        self.kind = kind
+
+    def train_dataloader(self) -> Any:
+        return contained(self.kind, super().train_dataloader())
+
+
+class Contained(Ledger):
+    """Trains on the one part that batches have."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        part = batch if isinstance(batch, list) else batch["shards"]
+        return super().training_step(part if "pairs" in part else part[0], batch_idx)
+
+
+@pytest.mark.parametrize("batch_size", [4, 2])
+@pytest.mark.parametrize("kind", ["dict", "list", "nested", "CombinedLoader"])
+def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(
+    kind: str, batch_size: int, tmp_path: Path
+) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(tmp_path, [saver]).fit(Contained(), ContainedData(kind))
+    found = {}
+    for step in (4, 6):  # within an epoch, and after its last batch, before its validation
+        model, path = Contained(), tmp_path / f"step={step}.ckpt"
+        make_trainer(tmp_path).fit(model, ContainedData(kind, batch_size), ckpt_path=path)
+        validated = [epoch for epoch, *_ in model.validations]
+        found[step] = (positions_of(model.steps), validated)
+    ends = [24, 26, 26] if batch_size == 2 else [24] * 3
+    after_last = dict(enumerate(map(list, map(range, ends))))
+    within = after_last | {0: list(range(ends[1]))}
+    assert found == {4: (within, [0, 1, 2]), 6: (after_last, [0, 1, 2])}
