@@ -294,6 +294,7 @@ class DataThroughputMonitor(pl.Callback):
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,
             can_grow=pool.can_grow,
+            threads_per_worker=pool.threads,
         )
 
 

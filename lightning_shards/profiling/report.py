@@ -42,13 +42,15 @@ class RunContext:
     """The workers, the machine and the device of a run, which the figures do not show.
 
     Attributes:
-        num_workers: Workers of a rank; 0 for the trainer's own thread.
+        num_workers: Workers of a rank, with each thread of a process; 0 for the trainer's own
+            thread.
         cores: Processor cores of a machine for each of its ranks, at least 1.
         threads: Threads by which torch computes in each rank.
         world_size: Number of ranks.
         device: Type of the device, such as `cpu` or `cuda`.
         can_grow: Whether a larger setting `num_workers` gives more workers.
         network: How remote shards are fetched; None if all are at hand.
+        threads_per_worker: Workers for each one of the setting `num_workers`.
     """
 
     num_workers: int
@@ -58,6 +60,12 @@ class RunContext:
     device: str
     can_grow: bool = True
     network: NetworkContext | None = None
+    threads_per_worker: int = 1
+
+    @property
+    def configured(self) -> int:
+        """The setting `num_workers`."""
+        return self.num_workers // self.threads_per_worker
 
     @property
     def crowded_by_threads(self) -> bool:
@@ -153,9 +161,9 @@ def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunCon
 def _advise_trainer(throughput: Throughput, context: RunContext) -> str:
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
-    now, cores = context.num_workers, context.cores
+    now, cores = context.configured, context.cores
     enough = math.ceil(now * throughput.trainer / max(throughput.loader, 1e-9))
-    if context.device == "cpu" and enough < now and now >= cores:
+    if context.device == "cpu" and enough < now and context.num_workers >= cores:
         return (
             f"set num_workers to {enough} (now {now}): that would do, and they share the "
             f"{count_of(cores, 'core')} of a rank with the training"
@@ -164,11 +172,11 @@ def _advise_trainer(throughput: Throughput, context: RunContext) -> str:
 
 
 def _advise_loader(throughput: Throughput, context: RunContext) -> str:
-    now, cores = context.num_workers, context.cores
+    now, most = context.configured, max(1, context.cores // context.threads_per_worker)
     # The trainer's own thread counts as one worker in the rates.
     wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
     if now == 0:
-        few = min(max(wanted, 1), cores)
+        few = min(max(wanted, 1), most)
         pool, kind = ("", "0") if context.can_grow else ("loader.pool to processes and ", "inline")
         return (
             f"set {pool}num_workers to {few} (now {kind}: the trainer's own thread makes the "
@@ -180,18 +188,18 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
             "or are too small to be handed over one by one"
         )
     wanted = max(wanted, now + 1)
-    if now < cores and not context.can_grow:
+    if now < most and not context.can_grow:
         return (
             "set loader.pool to processes (now threads: one makes small batches, whatever "
             "num_workers is, because others would wait for Python's lock)"
         )
-    if wanted <= cores:
+    if wanted <= most:
         return f"set num_workers to {wanted} (now {now})"
-    if now < cores:
-        return f"set num_workers to {cores}, all cores of a rank (now {now}; {wanted} would do)"
+    if now < most:
+        return f"set num_workers to {most}, all cores of a rank (now {now}; {wanted} would do)"
     return (
         f"make samples cheaper to load ({_cheaper(throughput.totals)}): {wanted} workers a rank "
-        f"would do, and {now} already fill its {count_of(cores, 'core')}"
+        f"would do, and {now} already fill its {count_of(context.cores, 'core')}"
     )
 
 

@@ -24,18 +24,23 @@ class PoolDescription:
             them.
         prefetch_factor: Messages that each worker keeps ready.
         can_grow: Whether a larger setting `num_workers` gives more workers.
+        threads: Workers in each process, where several are.
     """
 
     kind: str
     num_workers: int = 0
     prefetch_factor: int = 0
     can_grow: bool = True
+    threads: int = 1
 
     @property
     def workers(self) -> str:
         """Who makes the batches, in words."""
+        if not self.num_workers:
+            return "the caller's own thread"
         noun = {"processes": "process", "threads": "thread"}.get(self.kind, "worker")
-        return count_of(self.num_workers, noun) if self.num_workers else "the caller's own thread"
+        told = count_of(self.num_workers // self.threads, noun)
+        return told if self.threads == 1 else f"{told} of {self.threads} threads each"
 
     @property
     def slots(self) -> int:

@@ -106,7 +106,8 @@ class ProcessPool:
 
     def describe(self) -> PoolDescription:
         """A description in which each thread of each process is a worker."""
-        return PoolDescription("processes", self.num_workers * self.threads, self.prefetch_factor)
+        num_workers = self.num_workers * self.threads
+        return PoolDescription("processes", num_workers, self.prefetch_factor, threads=self.threads)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the workers at the cursor.

@@ -77,6 +77,7 @@ def test_processes_know_their_threads_and_what_a_batch_takes(source):
     pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True, ranks=8)
     assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch, ranks=8)
     assert pool.describe().slots == 6
+    assert pool.describe().workers == "3 processes of 2 threads each"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,10 @@ def test_the_figures_of_the_whole_run_are_logged_at_its_end(fake_fit: Any) -> No
             "num_workers to 4, all cores of a rank (now 2; 18 would do)",
         ),
         (
+            ProcessPool(1, start_method="fork", threads=2),
+            "num_workers to 2, all cores of a rank (now 1; 9 would do)",
+        ),
+        (
             ThreadPool(1, can_grow=False),
             (
                 "loader.pool to processes (now threads: one makes small batches, whatever "

@@ -176,9 +176,21 @@ MUTANTS = [
     ),
     Mutant(
         "profiling.report:_advise_loader",
-        "if now < cores and not context.can_grow:",
+        "if now < most and not context.can_grow:",
         "if False:",
         "profiling/test_report.py",
+    ),
+    Mutant(
+        "profiling.report:RunContext.configured",
+        "self.num_workers // self.threads_per_worker",
+        "self.num_workers",
+        "profiling/test_report.py",
+    ),
+    Mutant(
+        "callbacks.throughput:DataThroughputMonitor._circumstances",
+        "threads_per_worker=pool.threads",
+        "threads_per_worker=1",
+        "callbacks/test_throughput_end.py",
     ),
     Mutant(
         "system.guard:GuardedName.__reduce__",

@@ -207,6 +207,21 @@ def test_where_all_cores_have_workers_samples_must_be_cheaper() -> None:
         )
 
 
+def test_threads_of_processes_are_workers_and_num_workers_is_told_as_it_is_set() -> None:
+    """Two processes of two threads each."""
+    twos = around(4, threads_per_worker=2)
+    assert advice([rank(4, 40)], twos) == "set num_workers to 4 (now 2)"
+    assert advice([rank(8, 40)], replace(twos, cores=7)) == (
+        "set num_workers to 3, all cores of a rank (now 2; 10 would do)"
+    )
+    assert advice([rank(8, 40)], replace(twos, cores=5)).endswith(
+        "10 workers a rank would do, and 2 already fill its 5 cores"
+    )
+    assert advice([rank(0.1, 5)], replace(twos, cores=4)).startswith(
+        "set num_workers to 1 (now 2): that would do, and they share the 4 cores"
+    )
+
+
 def test_batches_of_the_trainers_own_thread_are_given_to_workers() -> None:
     """Also by a loader that is faster than the trainer: they take turns."""
     said = "(now 0: the trainer's own thread makes the batches)"
