@@ -187,11 +187,10 @@ class DataThroughputMonitor(pl.Callback):
         totals.append(astuple(self._fetched_in(trainer)))
         # sums: (whole run, last epoch or what was fetched; rank; field of TimeTotals). Each rank
         # fills its own rows, and all are added, because torch deprecates what Lightning's
-        # all_gather calls.
-        sums = torch.zeros(
-            len(totals), trainer.world_size, len(totals[0]), device=trainer.strategy.root_device
-        )
-        sums[:, trainer.global_rank] = torch.tensor(totals, device=sums.device)
+        # all_gather calls. MPS has no float64, and torch's default may be float16.
+        shape = (len(totals), trainer.world_size, len(totals[0]))
+        sums = torch.zeros(shape, dtype=torch.float32, device=trainer.strategy.root_device)
+        sums[:, trainer.global_rank] = sums.new_tensor(totals)
         sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
         run, epoch, fetched = ([TimeTotals(*rank) for rank in span] for span in sums.tolist())
         self._report(trainer, loader, {"whole run": run, "last epoch": epoch}, fetched)

@@ -1,6 +1,7 @@
 """What the monitor says and logs at the end of a fit, and what ranks tell each other for it."""
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -130,6 +131,27 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     fit.step(wait_s=9, busy_s=1)
     fit.end()
     assert fit.reported[0].endswith(f"to change: set {said}")
+
+
+@pytest.fixture(params=["float16", "float64"])
+def _default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The type of torch's new tensors."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, request.param))
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("_default_dtype")
+def test_the_figures_do_not_depend_on_the_defaults_of_torch(fake_fit: Any) -> None:
+    """Of 200,000 samples, more than float16 can count."""
+    with torch.device("meta"):
+        fake_fit.begin()
+        for wait_s in (0, 1, 3):
+            fake_fit.step(wait_s=wait_s, busy_s=1, samples=100_000)
+        fake_fit.end()
+    assert fake_fit.gathered[0].dtype == torch.float32  # MPS has no float64
+    assert fake_fit.run("samples_per_s") == pytest.approx(200_000 / 6)
 
 
 def other_rank(

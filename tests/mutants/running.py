@@ -187,6 +187,12 @@ MUTANTS = [
         "profiling/test_report.py",
     ),
     Mutant(
+        "callbacks.throughput:DataThroughputMonitor.on_train_end",
+        "torch.zeros(shape, dtype=torch.float32, ",
+        "torch.zeros(shape, ",
+        "callbacks/test_throughput_end.py",
+    ),
+    Mutant(
         "callbacks.throughput:DataThroughputMonitor._circumstances",
         "threads_per_worker=pool.threads",
         "threads_per_worker=1",

@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "workers.sending.tensor_layout:Placeholder.value",
+        'torch.empty(0, dtype=dtype, device="cpu")',
+        "torch.empty(0, dtype=dtype)",
+        "workers/test_messages.py",
+    ),
+    Mutant(
         "workers.shared_buffers:SharedBuffers.take",
         "if buffer is None or not buffer.is_in_use:",
         "if True:",

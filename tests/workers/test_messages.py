@@ -67,6 +67,13 @@ def test_tensors_of_every_type_and_shape_come_back(column):
     assert received.batch["targets"][0]["tags"][0] == "a"
 
 
+def test_what_arrives_is_on_the_cpu_whatever_the_default_device_of_torch_is():
+    sent = message_of({"none": torch.empty(0, 3), "small": SMALL})
+    with torch.device("meta"):
+        (received,) = unpacked(travelled(sent))
+    assert [each.device.type for each in received.batch.values()] == ["cpu", "cpu"]
+
+
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_column_keeps_its_memory_order(copy):
     planes = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)

@@ -53,7 +53,11 @@ class Placeholder(NamedTuple):
             array = memory.view(dtype).reshape(shape)
             return array if axes is None else array.transpose(axes)
         torch = _torch()
-        flat = torch.from_numpy(memory).view(dtype) if memory.size else torch.empty(0, dtype=dtype)
+        flat = (
+            torch.from_numpy(memory).view(dtype)
+            if memory.size
+            else torch.empty(0, dtype=dtype, device="cpu")
+        )
         tensor = flat.reshape(shape)
         tensor = tensor if axes is None else tensor.permute(axes)
         return tensor.requires_grad_(self.requires_grad)
