@@ -20,7 +20,7 @@ from lightning_shards.callbacks.resume_counters import (
     write_counters,
 )
 from lightning_shards.combined import loaders_in
-from lightning_shards.errors import StateError
+from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.schedule import EpochSchedule
@@ -86,8 +86,13 @@ class ExactResume(pl.Callback):
         self._validated: tuple[int, int] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget an earlier fit."""
+        """Forget an earlier fit.
+
+        Raises:
+            ConfigError: The trainer has more than one of these callbacks.
+        """
         if stage == TrainerFn.FITTING.value:
+            _require_only_one(trainer)
             self._forget()
 
     def on_save_checkpoint(
@@ -236,6 +241,15 @@ class ExactResume(pl.Callback):
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
         """The train loader and its progress; None unless it is ours and the only one."""
         return _only_of_ours(train_loaders(trainer) or [self._loader])
+
+
+def _require_only_one(trainer: Any) -> None:
+    count = sum(isinstance(callback, ExactResume) for callback in trainer.callbacks)
+    if count > 1:
+        raise ConfigError(
+            f"the trainer's callbacks have {count} of ExactResume, and each would restore what "
+            "another has changed, so that a resumed fit would train past max_steps; keep one"
+        )
 
 
 def _checked(loader: ShardLoader, saved: object) -> State:

@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from toy import Ledger, ToyData, ToySource, bare_trainer, make_trainer, positions_of
 
-from lightning_shards.errors import StateError
+from lightning_shards import ExactResume
+from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.readers.source import SourceDescription
 
 pytestmark = [
@@ -246,6 +247,14 @@ def test_a_state_that_is_no_dict_is_refused(
     torch.save(checkpoint, tmp_path / "damaged.ckpt")
     with pytest.raises(StateError, match=f"state of {key} must be a dict of plain values, got"):
         make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=tmp_path / "damaged.ckpt")
+
+
+def test_the_callback_given_twice_is_refused(tmp_path: Path) -> None:
+    class Own(ExactResume):
+        pass
+
+    with pytest.raises(ConfigError, match=r"callbacks have 2 of ExactResume, .*; keep one"):
+        make_trainer(tmp_path, [Own()], enable_checkpointing=False).fit(Ledger(), ToyData())
 
 
 @pytest.mark.parametrize("make", [bare_trainer, make_trainer])

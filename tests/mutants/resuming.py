@@ -40,6 +40,12 @@ MUTANTS = [
         "callbacks/test_resume.py resume/test_same_ranks.py",
     ),
     Mutant(
+        "callbacks.resume:ExactResume.setup",
+        "_require_only_one(trainer)",
+        "pass",
+        "callbacks/test_resume_refused.py",
+    ),
+    Mutant(
         "callbacks.resume:ExactResume.on_load_checkpoint",
         "loaders_in(data.train_dataloader())",
         "[data.train_dataloader()]",
