@@ -225,7 +225,16 @@ class ExactResume(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Restore the trainer's own settings."""
+        """Restore the trainer's own settings, and remember a validation that was due.
+
+        Lightning then drops what its rule for it reads, and a checkpoint may be saved later.
+        """
+        watched = self._watched(trainer) if self._has_begun else None
+        if watched is not None:
+            loader, progress = watched
+            position = progress.position(loader)
+            if progress.is_validation_due(position):
+                self._due = (position.epoch, position.batches)
         self._end_overrides()
 
     def _end_overrides(self) -> None:

@@ -46,6 +46,12 @@ MUTANTS = [
         "callbacks/test_resume_refused.py",
     ),
     Mutant(
+        "callbacks.resume:ExactResume.on_exception",
+        "self._due = (position.epoch, position.batches)",
+        "pass",
+        "resume/test_stopped.py",
+    ),
+    Mutant(
         "callbacks.resume:ExactResume.on_load_checkpoint",
         "loaders_in(data.train_dataloader())",
         "[data.train_dataloader()]",

@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from chains import Ranks, Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -262,6 +263,40 @@ def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks: Ranks, tmp_pat
         Segment(2, 2),
     ]
     assert run_chain(ranks.fit, tmp_path, Variant("max_epochs"), chain) == 2
+
+
+@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.parametrize("stop", [("on_train_batch_end", 2), ("on_validation_start", 0)])
+@pytest.mark.parametrize("kind", ["error", "SIGINT"])
+def test_a_validation_is_due_after_an_error_that_came_before_it(
+    kind: str, stop: tuple[str, int], tmp_path: Path
+) -> None:
+    """The checkpoint is saved when Lightning has ended the fit, by who caught the error."""
+    callback = RaisesAt(stop) if kind == "error" else SignalAt(signal.SIGINT, stop)
+    options = {"val_check_interval": 3, "enable_checkpointing": False}
+    trainer = make_trainer(tmp_path, [callback], **options)
+    with contextlib.suppress(StopHereError, SystemExit):
+        trainer.fit(Ledger(), ToyData())
+    trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
+    model = Ledger()
+    resumed = make_trainer(tmp_path, val_check_interval=3)
+    resumed.fit(model, ToyData(), ckpt_path=tmp_path / "by_hand.ckpt")
+    assert [steps for _, steps, _ in model.validations] == [3, 6, 9, 12, 15, 18]
+    assert positions_of(model.steps) == WHOLE
+
+
+@pytest.mark.parametrize("stop", [("on_train_batch_end", 1), ("on_train_batch_start", 3)])
+def test_no_validation_is_due_after_an_error_elsewhere(
+    stop: tuple[str, int], tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        tmp_path, [RaisesAt(stop)], val_check_interval=3, enable_checkpointing=False
+    )
+    with pytest.raises(StopHereError):
+        trainer.fit(Ledger(), ToyData())
+    trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
+    state = torch.load(tmp_path / "by_hand.ckpt", weights_only=True)["callbacks"]["ExactResume"]
+    assert state["validation"] == ("none" if stop[1] == 1 else "done")
 
 
 @pytest.mark.parametrize("sanity", [0, 2])
