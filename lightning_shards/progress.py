@@ -75,7 +75,7 @@ class FitPosition(NamedTuple):
         is_over: Whether all its batches are trained, so that at most validation and the epoch's
             end are left.
         total: Batches trained since the first epoch, whatever their size was.
-        validation_due: Whether a validation comes next.
+        validation_due: Whether a validation comes next, or may come at the end of this epoch.
     """
 
     epoch: int

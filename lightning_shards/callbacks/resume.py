@@ -151,7 +151,8 @@ class ExactResume(pl.Callback):
         is_open = cursor.epoch == position.epoch
         progress.anchor = EpochAnchor(cursor, position.batches if is_open else 0)
         _write(checkpoint, position, trainer, pl_module)
-        rank_zero_info(_place_told(loader, progress.anchor, limit, is_due=position.validation_due))
+        is_due = state["validation"] == "due"
+        rank_zero_info(_place_told(loader, progress.anchor, limit, is_due=is_due))
         self._begin_at(
             position, str(state["validation"]), is_cut_short=position.is_over and is_open
         )
@@ -175,7 +176,7 @@ class ExactResume(pl.Callback):
     def _begin_at(self, position: FitPosition, validation: str, *, is_cut_short: bool) -> None:
         here = (position.epoch, position.batches)
         self._start, self._is_cut_short = position, is_cut_short
-        self._due = here if position.validation_due else None
+        self._due = here if validation == "due" else None
         self._validated = here if validation == "done" else None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -203,7 +204,13 @@ class ExactResume(pl.Callback):
         if self._start is not None:
             _require_written(trainer, self._start)
             self._overrides = self._overrides or TrainerOverrides(trainer)
-            override_trainer(trainer, self._start, self._overrides, is_cut_short=self._is_cut_short)
+            override_trainer(
+                trainer,
+                self._start,
+                self._overrides,
+                is_cut_short=self._is_cut_short,
+                is_due=self._due is not None,
+            )
             self._start = None
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -346,6 +353,6 @@ def position_after(state: State, epochs: EpochSchedule, world_size: int, end: in
         return FitPosition(epoch, end, True, int(state["batches"]), is_due)
     left = epochs.with_limit(end).steps(world_size, int(state["samples"]))
     is_over = left == 0
-    # An epoch ends with a validation.
+    # Lightning's own rule says, once the fit has begun, whether an epoch ends with a validation.
     is_due = is_due or (is_over and state["validation"] != "done")
     return FitPosition(epoch, end - left, is_over, int(state["batches"]), is_due)

@@ -99,13 +99,19 @@ class TrainerOverrides:
 
 
 def override_trainer(
-    trainer: Any, position: FitPosition, overrides: TrainerOverrides, *, is_cut_short: bool
+    trainer: Any,
+    position: FitPosition,
+    overrides: TrainerOverrides,
+    *,
+    is_cut_short: bool,
+    is_due: bool,
 ) -> None:
     """Change what the counters cannot express, after they are restored and before the first epoch.
 
     - With `max_steps`, Lightning would begin a new epoch in its middle.
     - If only the end of an epoch is left, Lightning would train one more batch.
-    - A validation that was due after a batch of the old size may not be due at this batch.
+    - A validation that was due after a batch of the old size (`is_due`) may not be due at this
+      batch.
     - If the change of the batch size ended the epoch (`is_cut_short`), its schedulers have not been
       stepped.
     """
@@ -118,7 +124,7 @@ def override_trainer(
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
     loop.val_loop.batch_progress.total.reset()
-    if position.validation_due and not validates_now(trainer):
+    if is_due and not validates_now(trainer):
         overrides.make_validation_due()
     validates = position.validation_due and validates_now(trainer)
     if position.validation_due and not validates:

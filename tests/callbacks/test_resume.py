@@ -292,6 +292,29 @@ def test_an_epoch_that_the_batch_size_ends_steps_its_schedule_and_validates(
     assert [each[:2] for each in model.validations] == [[0, 4], [1, 6], [2, 8]]
 
 
+@pytest.mark.parametrize(
+    ("options", "validated"),
+    [
+        ({"val_check_interval": 100, "check_val_every_n_epoch": None}, []),
+        ({"val_check_interval": 6, "check_val_every_n_epoch": None}, [[1, 6]]),
+        ({"val_check_interval": 2}, [[1, 7], [2, 10]]),
+        ({"val_check_interval": {"hours": 1}}, []),
+        ({"check_val_every_n_epoch": 2}, [[1, 8]]),
+    ],
+    ids=str,
+)
+def test_an_epoch_that_the_batch_size_ends_is_not_validated_where_lightning_would_not(
+    options: dict[str, Any], validated: list[list[int]], tmp_path: Path
+) -> None:
+    """6 of 26 samples are left, which fill no step of 8; an epoch has 3 of them."""
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5)
+    make_trainer(tmp_path, [saver], max_steps=5, **options).fit(Ledger(), ToyData())
+    model = Ledger()
+    make_trainer(tmp_path, **options).fit(model, ToyData(8), ckpt_path=tmp_path / "step=5.ckpt")
+    assert [each[:2] for each in model.validations if each[1] > 4] == validated
+    assert positions_of(model.steps) == {0: list(range(20)), 1: list(range(24)), 2: list(range(24))}
+
+
 # --- the arithmetic ------------------------------------------------------------------------------
 
 

@@ -46,6 +46,12 @@ MUTANTS = [
         "callbacks/test_resume_refused.py",
     ),
     Mutant(
+        "callbacks.resume_counters:override_trainer",
+        "if is_due and not validates_now(trainer):",
+        "if position.validation_due and not validates_now(trainer):",
+        "callbacks/test_resume.py",
+    ),
+    Mutant(
         "callbacks.resume:ExactResume.on_exception",
         "self._due = (position.epoch, position.batches)",
         "pass",
