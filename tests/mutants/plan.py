@@ -351,4 +351,22 @@ MUTANTS = [
         "{seed}",
         "plan/test_mixture.py",
     ),
+    Mutant(
+        "dataprep.processes:map_parallel",
+        "_require_processes(processes)",
+        "pass",
+        "dataprep/test_processes.py",
+    ),
+    Mutant(
+        "tools.plan:_plan",
+        "require_large_enough(options, ranks_per_node=1)",
+        "pass",
+        "tools/test_plan.py",
+    ),
+    Mutant(
+        "tools.cache:_run",
+        "require_large_enough(options, ranks_per_node=1)",
+        "pass",
+        "tools/test_plan.py",
+    ),
 ]

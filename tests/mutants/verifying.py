@@ -5,7 +5,7 @@ from tests.mutants.planting import Mutant
 MUTANTS = [
     Mutant(
         "dataprep.inspection.repairs:repair_shard",
-        "return finding_of(error, name_of(url))",
+        "return finding_of(error, reported_name(url))",
         'return Salvage(None, 0, {"": str(error)})',
         "tools/remote/test_outages.py",
     ),
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.repairs:_is_same",
-        "if source is None or source == name_of(url):",
+        "if source is None or source == reported_name(url):",
         "if True:",
         "tools/test_verify_folder.py",
     ),
@@ -233,7 +233,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.listed_shards:_table_beside",
-        '[Finding("unusable table", str(error), name_of(url))]',
+        '[Finding("unusable table", str(error), reported_name(url))]',
         "[]",
         "tools/remote/test_remote_verify.py",
     ),
@@ -364,7 +364,7 @@ MUTANTS = [
         "dataprep/inspection/test_survey.py",
     ),
     Mutant(
-        "dataprep.inspection.findings:name_of",
+        "dataprep.inspection.findings:reported_name",
         "url if is_local(url) else redact(url)",
         "redact(url)",
         "tools/test_index.py",
@@ -380,23 +380,5 @@ MUTANTS = [
         "os.path.realpath(folder)",
         "folder",
         "tools/test_index.py",
-    ),
-    Mutant(
-        "dataprep.processes:map_parallel",
-        "_require_processes(processes)",
-        "pass",
-        "dataprep/test_processes.py",
-    ),
-    Mutant(
-        "tools.plan:_plan",
-        "require_large_enough(options, ranks_per_node=1)",
-        "pass",
-        "tools/test_plan.py",
-    ),
-    Mutant(
-        "tools.cache:_run",
-        "require_large_enough(options, ranks_per_node=1)",
-        "pass",
-        "tools/test_plan.py",
     ),
 ]

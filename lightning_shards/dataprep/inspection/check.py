@@ -19,7 +19,7 @@ from lightning_shards.dataprep.inspection.findings import (
     Finding,
     find_passed_over,
     finding_of,
-    name_of,
+    reported_name,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
@@ -170,7 +170,7 @@ def _check_file(
 def _to_repair(urls: Sequence[str], findings: Sequence[Finding]) -> list[str]:
     """The shards with findings that can be repaired."""
     bad = {finding.shard for finding in findings if finding.rule in REPAIRABLE}
-    return [url for url in urls if name_of(url) in bad]
+    return [url for url in urls if reported_name(url) in bad]
 
 
 def _key_of(cache: CacheFolder, settings: TransportSettings, url: str, sample: int) -> str:

@@ -99,10 +99,10 @@ class Finding:
         return asdict(self) | {"is_failure": self.is_failure}
 
 
-def name_of(url: str) -> str:
+def reported_name(url: str) -> str:
     """What reports call a shard: a local one by its path, which leads to it; a URL has no secrets.
 
-    >>> name_of("./pipe:ls/0.tar"), name_of("https://user:secret@host/0.tar")
+    >>> reported_name("./pipe:ls/0.tar"), reported_name("https://user:secret@host/0.tar")
     ('./pipe:ls/0.tar', 'https://host/0.tar')
     """
     return url if is_local(url) else redact(url)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightning_shards.dataprep.inspection.findings import Finding, name_of
+from lightning_shards.dataprep.inspection.findings import Finding, reported_name
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.beside import SIZES, WIDS
 from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
@@ -159,7 +159,7 @@ def _table_beside(
             data = read_regular(path, MAX_PUBLISHED_BYTES)
         return None if data is None else opened_table(url, data, _MOST_PACKED * len(data)), []
     except FileAccessError as error:
-        return None, [Finding("unusable table", str(error), name_of(url))]
+        return None, [Finding("unusable table", str(error), reported_name(url))]
 
 
 class ListedMd5(NamedTuple):

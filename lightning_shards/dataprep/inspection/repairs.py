@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from lightning_shards.dataprep.inspection.findings import Finding, finding_of, name_of
+from lightning_shards.dataprep.inspection.findings import Finding, finding_of, reported_name
 from lightning_shards.dataprep.inspection.listed_shards import known_tables
 from lightning_shards.dataprep.inspection.salvage import (
     DecoderOf,
@@ -97,7 +97,7 @@ def _require_place(urls: Sequence[str], folder: Path) -> None:
         if os.path.lexists(target) and not _is_same(sources.get(target.name), url):
             raise ConfigError(
                 f"{target} is there, and {folder / REPORT} does not name it as a repair of "
-                f"{name_of(url)}; move it away, or name another folder for the repair"
+                f"{reported_name(url)}; move it away, or name another folder for the repair"
             )
 
 
@@ -117,7 +117,9 @@ def repair_shards(
     if not urls:
         return repairs, findings
     before = _report(folder)
-    begun = {name_of(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls}
+    begun = {
+        reported_name(url): Salvage(str(folder / file_name(url)), 0, _UNFINISHED) for url in urls
+    }
     _write_report(folder / _BEGUN, before, begun)
     for url, saved in zip(
         urls, map_parallel(partial(repair, folder=folder), urls, processes), strict=True
@@ -125,7 +127,7 @@ def repair_shards(
         if isinstance(saved, Finding):
             findings.append(saved)
         else:
-            repairs[name_of(url)] = saved
+            repairs[reported_name(url)] = saved
     if before or repairs:
         _write_report(folder / REPORT, before, repairs)
     (folder / _BEGUN).unlink(missing_ok=True)
@@ -152,7 +154,7 @@ def repair_shard(
     except DamagedShardError as error:  # it is empty
         return Salvage(None, 0, {"": str(error)} | gone_samples(known, ()))
     except (StorageError, IndexMismatchError) as error:
-        return finding_of(error, name_of(url))
+        return finding_of(error, reported_name(url))
 
 
 def _report(folder: Path) -> dict[str, dict[str, Any]]:
@@ -192,6 +194,6 @@ def _write_report(
 
 def _is_same(source: str | None, url: str) -> bool:
     """Whether the shard that a report names is this one."""
-    if source is None or source == name_of(url):
+    if source is None or source == reported_name(url):
         return source is not None
     return is_local(url) and os.path.realpath(source) == os.path.realpath(url)

@@ -26,7 +26,7 @@ from lightning_shards.dataprep.inspection.findings import (
     find_unsafe_names,
     finding_of,
     key_hashes,
-    name_of,
+    reported_name,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5, md5_of
@@ -264,13 +264,13 @@ def survey_shard(
 
 def without_samples(url: str, error: ShardError, size_bytes: int = 0) -> ShardSurvey:
     """The survey of a shard that could not be read to its end."""
-    name = name_of(url)
+    name = reported_name(url)
     return ShardSurvey(name, size_bytes=size_bytes, findings=[finding_of(error, name)])
 
 
 def under_url(found: ShardSurvey, url: str) -> ShardSurvey:
     """The survey of the copy of a remote shard, with the copy's path replaced by the URL."""
-    copy, name = found.path, name_of(url)
+    copy, name = found.path, reported_name(url)
     found.path = name
     found.findings = [
         replace(finding, shard=name, message=finding.message.replace(copy, name))
