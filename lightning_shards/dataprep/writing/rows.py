@@ -12,7 +12,7 @@ from lightning_shards.dataprep.writing.catalog import CatalogBuilder
 from lightning_shards.dataprep.writing.class_files import number_classes
 from lightning_shards.dataprep.writing.keys import check_new_field, escape_key, key_of_path
 from lightning_shards.dataprep.writing.listing import Listing
-from lightning_shards.dataprep.writing.parquet import parquet_rows
+from lightning_shards.dataprep.writing.parquet import parquet_rows, require_different
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
 from lightning_shards.shards.regular_files import open_regular
@@ -120,24 +120,47 @@ def read_rows(path: str) -> Iterator[Row]:
             if suffix in (".csv", ".tsv"):
                 yield from _csv_rows(file, "," if suffix == ".csv" else "\t")
             else:
-                yield from map(_json_row, filter(str.strip, file))
-    except (csv.Error, UnicodeDecodeError, json.JSONDecodeError) as error:
+                yield from _json_rows(file)
+    except UnicodeDecodeError as error:
         raise ConfigError(f"it cannot be read: {error}") from error
 
 
 def _csv_rows(file: Iterable[str], delimiter: str) -> Iterator[Row]:
     reader = csv.DictReader(file, delimiter=delimiter, strict=True)
-    for row in reader:
-        if None in row or None in row.values():
-            raise ConfigError(f"line {reader.line_num} has not as many cells as the first one")
-        yield row
+    try:
+        require_different(filter(None, reader.fieldnames or ()))
+        for row in reader:
+            if None in row or None in row.values():
+                raise ConfigError(f"line {reader.line_num} has not as many cells as the first one")
+            yield row
+    except csv.Error as error:
+        line = reader.reader.line_num
+        raise ConfigError(
+            f"line {line} cannot be read: {error}; check its quotes, and put what is over "
+            f"{csv.field_size_limit():,} characters long into a file or into JSON lines"
+        ) from error
 
 
-def _json_row(line: str) -> Row:
-    value = json.loads(line)
-    if not isinstance(value, dict):
-        raise ConfigError(f"a line must be a JSON object, not {line[:40]!r}")
-    return cast("Row", value)
+def _json_rows(file: Iterable[str]) -> Iterator[Row]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                row = json.loads(line, object_pairs_hook=_json_object)
+            except ConfigError as error:
+                raise ConfigError(f"line {number}: {error}") from error
+            except json.JSONDecodeError as error:  # it counts lines, too, and has seen one
+                place = f"line {number}, character {error.colno}"
+                raise ConfigError(f"{place}, cannot be read: {error.msg}") from error
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"line {number} cannot be read: {error}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"line {number} must be a JSON object, not {line.strip()[:40]!r}")
+            yield cast("Row", row)
+
+
+def _json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    require_different(name for name, _ in pairs)
+    return dict(pairs)
 
 
 def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
@@ -145,7 +168,7 @@ def _add_row(builder: CatalogBuilder, row: Row, columns: Columns) -> None:
     files: dict[str, str] = {}
     for column, name in columns.files.items():
         path = row[column]
-        if path is not None and path != "":
+        if not _is_empty(path):
             suffix = name or os.path.splitext(str(path))[1][1:].lower()  # noqa: PTH122
             _add_once(files, suffix, str(path))
     values = _values_of(row, columns)
@@ -187,9 +210,14 @@ def _key_of(row: Row, columns: Columns, files: Mapping[str, str]) -> str:
 
 def _required(row: Row, column: str) -> str:
     value = row[column]
-    if value is None or value == "":
+    if _is_empty(value):
         raise SampleError(f"the column {column!r} is empty")
     return str(value)
+
+
+def _is_empty(value: object) -> bool:
+    """Whether there is no text; programs for tables put NaN where they have none."""
+    return value is None or value == "" or value != value  # noqa: PLR0124 NaN alone
 
 
 def _contents(value: object) -> bytes:
