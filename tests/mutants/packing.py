@@ -243,4 +243,58 @@ MUTANTS = [
         "written = identities_of(())",
         "tools/packing/test_outputs_apart.py",
     ),
+    Mutant(
+        "dataprep.writing.rows:_csv_rows",
+        "require_different(filter(None, reader.fieldnames or ()))",
+        "pass",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.rows:_json_object",
+        "require_different(name for name, _ in pairs)",
+        "pass",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.parquet:parquet_rows",
+        "require_different(file.schema_arrow.names)",
+        "pass",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.rows:_is_empty",
+        " or value != value",
+        "",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.rows:_json_rows",
+        "enumerate(file, 1)",
+        "enumerate(filter(str.strip, file), 1)",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.journal:Journal.__init__",
+        "_CONTROL.search(str(folder))",
+        "False",
+        "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
+        "dataprep.writing.journal:shard_pattern",
+        '_SPECIAL.sub(r"\\\\\\g<0>", str(folder))',
+        "folder",
+        "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
+        "dataprep.writing.journal:shard_pattern",
+        "return pattern if is_plain else",
+        "return pattern if True else",
+        "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
+        "dataprep.writing.rewriting:Edit.__call__",
+        "old != new and self.rename.get(old) == new",
+        "old == name",
+        "tools/test_reshard.py",
+    ),
 ]

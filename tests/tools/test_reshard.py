@@ -298,7 +298,8 @@ def test_a_damaged_shard_is_refused_before_anything_is_written(refused, shards, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--rename", "cls=txt"), "sample '0000' has 'txt' "),
+        (("--rename", "cls=txt"), "sample '0000' has 'cls' renamed to 'txt', which it has"),
+        (("--rename", "txt=cls"), "sample '0000' has 'txt' renamed to 'cls', which it has"),
         (("--rename", "cls"), "--rename must be OLD=NEW"),
         (("--rename", "cls=.label"), "'.label' cannot be a field: it begins with a dot"),
         (("--fields", "cls,"), "--fields must be names with commas between"),

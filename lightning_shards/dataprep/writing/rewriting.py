@@ -78,7 +78,8 @@ class Edit:
         for name, data in sample.items():
             new = self.rename.get(name, name)
             if new in edited:
-                raise SampleError(f"sample {key!r} has {name!r} renamed to {new!r}, which it has")
+                old = next(old for old in sample if old != new and self.rename.get(old) == new)
+                raise SampleError(f"sample {key!r} has {old!r} renamed to {new!r}, which it has")
             if not self.only or new in self.only or name == "__key__":
                 edited[new] = data
         if self.transform is None:
