@@ -145,12 +145,12 @@ class ComponentConfig:
         texts = {join.name: join.member_text for join in join_settings(joined)}
         kept = {
             key: value
-            for key, value in _with_lower_suffixes(inherited).items()
+            for key, value in with_lower_suffixes(inherited).items()
             if self.fields is None
-            or _is_of(key, {**self.fields, **texts})
+            or is_key_of(key, {**self.fields, **texts})
             or (is_whole and not key.startswith("."))
         }
-        return _without_none({**kept, **_with_lower_suffixes(getattr(self, name) or {})})
+        return _without_none({**kept, **with_lower_suffixes(getattr(self, name) or {})})
 
     def check(self) -> None:
         """Refuse settings that are wrong whatever the shards hold, and load its callables.
@@ -342,6 +342,18 @@ def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bo
             )
 
 
+def is_key_of(key: str, fields: Mapping[str, str]) -> bool:
+    """Whether a key names one of these fields, or a suffix that one of them has."""
+    texts = (each for value in fields.values() for each in without_mark(value).split(";"))
+    suffixes = (text.strip() for text in texts)
+    return key in fields or (key.startswith(".") and any(ends_in(each, key) for each in suffixes))
+
+
+def with_lower_suffixes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, where each suffix is written as decoders take it, so that one stands for one."""
+    return {key.lower() if key.startswith(".") else key: value for key, value in given.items()}
+
+
 def safe_repr(config: Any) -> str:
     """Like that of any dataclass, without what is secret in `urls`, its first field, and `join`."""
     urls = cast("str | list[str] | None", config.urls)
@@ -352,18 +364,6 @@ def safe_repr(config: Any) -> str:
     values["join"] = shown_joins(values["join"])
     others = [f"{name}={value!r}" for name, value in values.items()]
     return f"{type(config).__name__}({', '.join([f'urls={shown!r}', *others])})"
-
-
-def _is_of(key: str, fields: Mapping[str, str]) -> bool:
-    """Whether a key names one of these fields, or a suffix that one of them has."""
-    texts = (each for value in fields.values() for each in without_mark(value).split(";"))
-    suffixes = (text.strip() for text in texts)
-    return key in fields or (key.startswith(".") and any(ends_in(each, key) for each in suffixes))
-
-
-def _with_lower_suffixes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, where each suffix is written as decoders take it, so that one stands for one."""
-    return {key.lower() if key.startswith(".") else key: value for key, value in given.items()}
 
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:

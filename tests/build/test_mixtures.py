@@ -327,8 +327,9 @@ def test_components_that_number_classes_differently_are_refused(tmp_path):
     }
     for names in (["dog", "cat"], ["cat", "dog", "cow"]):
         mix["web"]["classes"], mix["more"]["classes"] = {"label": ["cat", "dog"]}, {"label": names}
+        data = module_of(tmp_path, mix, {"round": 8}, fields={"label": "cls"}, decode=None)
         with pytest.raises(ConfigError, match="'web' and 'more' number the classes of 'label' dif"):
-            module_of(tmp_path, mix, {"round": 8}, fields={"label": "cls"}).source("train")
+            data.source("train")
     for component in mix.values():
         component.pop("classes")
     classes = {"label": ["cat", "dog"]}

@@ -131,17 +131,35 @@ MUTANTS = [
         "**{}",
         "config/test_mixtures.py",
     ),
-    Mutant("config.mixtures:_is_of", "text.strip()", "text", "config/test_merged_settings.py"),
+    Mutant("config.mixtures:is_key_of", "text.strip()", "text", "config/test_merged_settings.py"),
     Mutant(
-        "config.mixtures:_is_of",
+        "config.mixtures:is_key_of",
         "ends_in(each, key)",
         'f".{each}".endswith(key)',
         "config/test_merged_settings.py",
     ),
     Mutant(
-        "config.mixtures:_with_lower_suffixes",
+        "config.mixtures:with_lower_suffixes",
         'key.startswith(".")',
         "False",
+        "config/test_merged_settings.py",
+    ),
+    Mutant(
+        "config.module:_require_taken",
+        "(*parts.values(), *(config.mix or {}).values())",
+        "parts.values()",
+        "config/test_merged_settings.py",
+    ),
+    Mutant(
+        "config.module:_require_taken",
+        "if key not in taken and not is_key_of(key, of_split)",
+        "if key not in taken",
+        "config/test_merged_settings.py",
+    ),
+    Mutant(
+        "config.module:DataConfig._check_fields",
+        "_require_taken(config, parts)",
+        "pass",
         "config/test_merged_settings.py",
     ),
     Mutant(
