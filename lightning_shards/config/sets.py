@@ -75,8 +75,8 @@ def missing_split(name: SplitName, named: Mapping[SplitName, object]) -> str:
     sets = [split for split in given if kind_of(split) == name]
     if sets:
         return f"{name!r} stands for several evaluation sets; name one of {sets}"
-    if kind_of(name) not in SPLITS:
-        meant = get_close_matches(name, SPLITS, 1)
+    if kind_of(str(name)) not in SPLITS:  # it may be None
+        meant = get_close_matches(str(name), SPLITS, 1)
         question = f"; did you mean {meant[0]!r}?" if meant else ""
         return f"there is no {name!r} split; a split is one of {', '.join(SPLITS)}{question}"
     remedy = f"{name}=SplitConfig(urls=...)"

@@ -150,3 +150,12 @@ def test_two_sets_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
     path.write_text("fields: {label: cls}\nval_sets:\n  web: a.tar\n  web: b.tar\n")
     with pytest.raises(ConfigError, match="the key 'web' is there twice, in lines 3 and 4"):
         ShardDataModule.from_config(path)
+
+
+@pytest.mark.parametrize("name", [None, 3])
+def test_what_names_no_split_is_told_which_there_are(name: Any) -> None:
+    data = ShardDataModule("a.tar", **FIELDS)
+    wanted = f"^there is no {name} split; a split is one of train, val, test, predict$"
+    for asked in (data.loader, data.source, data.peek):
+        with pytest.raises(ConfigError, match=wanted):
+            asked(name)

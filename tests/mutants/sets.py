@@ -49,6 +49,12 @@ MUTANTS = [
         "cli/test_sets.py",
     ),
     Mutant(
+        "config.sets:missing_split",
+        "kind_of(str(name)) not",
+        "kind_of(name) not",
+        "config/test_sets.py",
+    ),
+    Mutant(
         "config.parsing:as_section",
         "return Namespace()",
         "return value",
