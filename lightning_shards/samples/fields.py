@@ -1,6 +1,6 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -47,6 +47,7 @@ from lightning_shards.samples.sample_transforms import SampleTransform, first_ta
 from lightning_shards.samples.transforms import (
     Transform,
     crops_of,
+    decoded_type,
     takes_arrays,
     takes_bytes,
     takes_rng,
@@ -91,20 +92,18 @@ class Field:
 
     def missing_value(self) -> Any:
         """The value in a sample without such a member, of a field that is optional."""
-        if self.default is None or not self.decoders <= PIXEL_DECODERS:
-            return self.default.copied() if self.default else None
-        return self.default.copied_as_pixels(is_array=self.gives_arrays)
+        return None if self.default is None else self.default.copied(is_array=self.gives_arrays)
 
     def with_fitted_default(
-        self, transforms: Container[str], decoded: tuple[str, int | None] | None = None
+        self, transforms: Mapping[str, Transform], decoded: tuple[str, int | None] | None = None
     ) -> "Field":
         """The same, whose default has the type of its decoded values: `decoded`, if it is given.
 
-        `transforms` has the names of fields with a transform; raises what `Default.fitted` does.
+        `transforms` are those of all fields; raises what `Default.fitted` does.
         """
         if self.default is None:
             return self
-        about = (self.name, self.decoders, decoded)
+        about = (self.name, self.decoders, decoded or decoded_type(transforms.get(self.name)))
         fitted = self.default.fitted(*about, is_transformed=self.name in transforms)
         return replace(self, default=fitted)
 

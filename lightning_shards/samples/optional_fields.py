@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoding.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
+from lightning_shards.samples.decoding.decoders import CLASS, PIXEL_DECODERS, RAW, DecoderChoice
 from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
 from lightning_shards.samples.own_generators import are_same
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
@@ -47,18 +47,21 @@ class Default:
         value: As a decoder would give it; each sample gets a copy.
         number_type: The type that decoded numbers must have, where decoders may give several; empty
             if the value is no number.
+        is_tensor: Whether decoded values are tensors, or arrays where their field asks for them.
     """
 
     value: Any = None
     number_type: str = ""
+    is_tensor: bool = False
 
-    def copied(self) -> Any:
-        """A copy of the value, which belongs to one sample."""
-        return copy.deepcopy(self.value)
+    def copied(self, *, is_array: bool) -> Any:
+        """A copy of the value, which belongs to one sample.
 
-    def copied_as_pixels(self, *, is_array: bool) -> Any:
-        """A copy as decoded pixels would be: an array or a tensor, whichever of them was given."""
-        value: Any = self.copied()
+        `is_array` says whether an array is wanted in the place of a tensor, whichever was given.
+        """
+        value: Any = copy.deepcopy(self.value)
+        if not self.is_tensor:
+            return value
         if is_tensor(value):
             return value.numpy(force=True) if is_array else value
         return as_tensor(value) if type(value) is np.ndarray and not is_array else value
@@ -86,8 +89,9 @@ class Default:
             return self
         types = {decoded or _type_of(decoder) for decoder in decoders}
         (kind,) = types if len(types) == 1 else (None,)
-        if is_transformed and PIXEL_DECODERS.issuperset(decoders):  # it may take whatever was given
-            return self
+        are_pixels = PIXEL_DECODERS.issuperset(decoders)
+        if is_transformed and are_pixels:  # its transform may take whatever was given
+            return replace(self, is_tensor=True)
         if kind is None and _ARRAYS.issuperset(decoders) and not is_transformed:
             return Default(_as_array(self.value))
         if kind is None:
@@ -100,7 +104,8 @@ class Default:
                 f"{_in_words(*kind)}; give one that is of this type without loss, or leave it out, "
                 "so that samples without a value get None"
             )
-        return Default(array.item() if kind[1] == 0 else array)
+        is_tensor = are_pixels or (decoded is not None and RAW in decoders)  # of a transform
+        return Default(array.item() if kind[1] == 0 else array, is_tensor=is_tensor)
 
     def require_alike(self, field: str, value: object, where: str = "") -> None:
         """Refuse a decoded number whose type is not that of the default, if this is a number, too.

@@ -138,8 +138,20 @@ MUTANTS = [
     ),
     Mutant(
         "samples.optional_fields:Default.fitted",
-        "return Default(array.item() if kind[1] == 0 else array)",
+        "return Default(array.item() if kind[1] == 0 else array, is_tensor=is_tensor)",
         "return self",
+        "samples/optional/test_typed_defaults.py",
+    ),
+    Mutant(
+        "samples.optional_fields:Default.fitted",
+        "are_pixels or (decoded is not None and RAW in decoders)",
+        "are_pixels",
+        "samples/optional/test_typed_defaults.py",
+    ),
+    Mutant(
+        "samples.fields:Field.with_fitted_default",
+        "decoded or decoded_type(transforms.get(self.name))",
+        "decoded",
         "samples/optional/test_typed_defaults.py",
     ),
     Mutant(
@@ -149,9 +161,9 @@ MUTANTS = [
         "samples/test_collate.py samples/optional/test_typed_defaults.py",
     ),
     Mutant(
-        "samples.fields:Field.missing_value",
-        "self.default is None or not self.decoders <= PIXEL_DECODERS",
-        "True",
+        "samples.optional_fields:Default.copied",
+        "if not self.is_tensor:",
+        "if True:",
         "samples/optional/test_typed_defaults.py",
     ),
     Mutant(

@@ -48,12 +48,45 @@ def test_a_transform_gets_a_default_as_it_gets_pixels(make_module, reader, trans
     assert set(rows(module, "mask")[1]) == {torch.Tensor}
 
 
-def test_a_crop_and_a_default_that_is_an_array_make_tensors(make_module, reader):
-    blank = np.zeros((3, 2, 2), np.uint8)
-    crop = {"transforms": {"mask": DecodeResize(size=2)}, "decode": {"image": "gray"}}
-    masks, kinds = rows(make_module(reader, defaults={"mask": blank}, **crop), "mask")
-    assert kinds == [torch.Tensor] * 3
+BLANKS = {
+    "array": np.zeros((3, 2, 2), np.uint8),
+    "whole numbers": np.zeros((3, 2, 2), np.int64),
+    "floats": torch.zeros(3, 2, 2),
+    "list": [[[0, 0], [0, 0]]] * 3,
+}
+RESIZED = {"transforms": {"mask": DecodeResize(size=2)}, "decode": {"image": "gray"}}
+
+
+def as_lists(samples):
+    assert {type(sample["mask"]) for sample in samples} == {torch.Tensor}
+    return {name: [sample[name] for sample in samples] for name in ("mask", "__id__")}
+
+
+@pytest.mark.parametrize("kind", BLANKS)
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_crop_and_a_default_make_tensors(make_module, reader, kind, batch_size):
+    settings = {"defaults": {"mask": BLANKS[kind]}, "batch_size": batch_size} | RESIZED
+    masks, kinds = rows(make_module(reader, **settings), "mask")
+    assert set(kinds) == {torch.Tensor}
+    assert {mask.dtype for mask in masks.values()} == {torch.uint8}
     assert masks[4].sum() == 0 < masks[3].sum()
+    list(make_module(reader, collate_fn=as_lists, **settings).loader("train"))
+
+
+@pytest.mark.parametrize("default", [[[[0, 256]]], [[0.5]], 0, "none"])
+def test_a_default_that_is_no_image_of_a_crop_is_refused(make_module, default):
+    with pytest.raises(ConfigError, match=r"'mask', whose values are uint8 of shape \(channels, "):
+        make_module("indexed", defaults={"mask": default}, **RESIZED)
+
+
+def test_a_default_of_a_decoding_transform_of_the_user_is_left_alone(make_module, reader):
+    def size(data):
+        return len(data)
+
+    size.takes_bytes = size.deterministic = True
+    settings = RESIZED | {"transforms": {"mask": size}}
+    values, _ = rows(make_module(reader, defaults={"mask": -1}, **settings), "mask")
+    assert {number for number, value in values.items() if value == -1} == LACKING
 
 
 TYPED = {
