@@ -116,6 +116,18 @@ MUTANTS = [
         _EDITED,
     ),
     Mutant(
+        "shards.filters.predicates:_modules_of",
+        'predicate.__globals__.get("__name__", module)',
+        "module",
+        _EDITED,
+    ),
+    Mutant(
+        "shards.filters.predicates:_held_by",
+        "value is wrapped and isinstance(value, FunctionType)",
+        "False",
+        _GLOBALS,
+    ),
+    Mutant(
         "shards.filters.value_digests:ValueDigests._parts_of_code",
         ' and not code.__code__.co_filename.startswith("<")',
         "",

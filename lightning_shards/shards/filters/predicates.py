@@ -120,7 +120,8 @@ def name_of(predicate: Predicate) -> str:
 def digest_of_predicate(predicate: Predicate) -> str:
     """A hash of its import path, the source of its modules, and the values that it holds and reads.
 
-    The modules are that of a function, and those of the classes of an object or of a bound method.
+    The modules are that of a function (and of what decorates it), and those of the classes of an
+    object or of a bound method.
     It reads the globals of these modules that its code names, and the code of theirs that it names.
     What it calls in other modules is not followed. Without a source, as of a function that was
     typed in, with one that was edited after it was imported, or with a global that has no hash, the
@@ -153,8 +154,9 @@ def _modules_of(predicate: object) -> list[str]:
         return _modules_of(cast("Any", predicate).func)
     if isinstance(predicate, MethodType):
         return _modules_of(predicate.__func__) + _modules_of(predicate.__self__)
-    if isinstance(predicate, FunctionType):
-        return [predicate.__module__]
+    if isinstance(predicate, FunctionType):  # `functools.wraps` gives it the name of another one
+        module = predicate.__module__
+        return sorted({module, predicate.__globals__.get("__name__", module)})
     return sorted({each.__module__ for each in type(predicate).__mro__} - {"builtins"})
 
 
@@ -175,6 +177,14 @@ def _code_of(source: str) -> Iterable[CodeType]:
 
 
 def _held_by(function: FunctionType) -> object:
-    """The defaults of a function's parameters, and the values of its closure."""
-    cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    return function.__defaults__, function.__kwdefaults__, cells
+    """The defaults of a function's parameters, and the values of its closure.
+
+    In the place of a function that it wraps, which has lost its name to it: what that one holds.
+    """
+    wrapped = function.__dict__.get("__wrapped__")
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    held = [
+        _held_by(value) if value is wrapped and isinstance(value, FunctionType) else value
+        for value in cells
+    ]
+    return function.__defaults__, function.__kwdefaults__, held

@@ -45,7 +45,8 @@ def edited(tmp_path, monkeypatch):
         return sys.modules["edited_module"]
 
     yield edit
-    sys.modules.pop("edited_module", None)
+    for name in ("edited_module", "decorating_module"):
+        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", ["keep", "keep_object"])
@@ -70,3 +71,24 @@ def test_a_function_that_has_run_is_still_that_of_the_file(edited, urls, cache, 
     assert numbers_left(applied(urls, cache, keep=user.keep))[0] == 3
     assert digest_of_predicate(user.keep) == before
     assert not recwarn.list
+
+
+DECORATING = """
+import functools
+
+def later(function):
+    @functools.wraps(function)
+    def kept(shard):
+        return function(shard) & [int(key) >= 5 for key in shard.keys]
+    return kept
+"""
+
+
+def test_the_module_of_a_decorator_counts(edited, tmp_path, urls, cache):
+    text = MODULE.replace("def keep(", "@later\ndef keep(")
+    for least in (5, 6):
+        decorating = DECORATING.replace("5", str(least))
+        (tmp_path / "decorating_module.py").write_text(decorating)
+        sys.modules.pop("decorating_module", None)
+        user = edited("from decorating_module import later\n" + text)
+        assert numbers_left(applied(urls, cache, keep=user.keep))[0] == least

@@ -87,6 +87,16 @@ def by_attribute(shard):
 
 by_attribute.begin = LEAST
 
+def turned(function):
+    @functools.wraps(function)
+    def turn(shard):
+        return ~function(shard)
+    return turn
+
+@turned
+def by_wrapped(shard):
+    return np.array([int(key) < LEAST for key in shard.keys])
+
 def loading(shard):
     global LOADED
     LOADED = LOADED or LEAST
@@ -105,6 +115,7 @@ NAMES = [
     "by_object_in_a_global",
     "by_dataclass",
     "by_attribute",
+    "by_wrapped",
     "loading",
 ]
 
