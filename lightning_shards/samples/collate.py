@@ -376,4 +376,8 @@ def _padding_remedy(value: Any, other: Any, field: str) -> str:
 
 def _describe(sample: Mapping[str, object], field: str) -> str:
     value = cast("Any", sample[field])
-    return f"{tuple(value.shape)} {value.dtype} in sample {sample['__key__']!r}"
+    try:
+        shape = str(tuple(value.shape))
+    except RuntimeError:  # of a nested tensor
+        shape = "several shapes of"
+    return f"{shape} {value.dtype} in sample {sample['__key__']!r}"

@@ -75,6 +75,13 @@ def test_arrays_among_tensors_that_torch_lacks_are_an_error():
         column(np.zeros(2, np.longdouble), torch.zeros(2))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_are_an_error_that_names_the_sample():
+    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(SampleError, match=r"several shapes of torch\.float32 in sample 'k0': "):
+        column(nested, nested)
+
+
 def test_values_keep_their_order():
     assert column(3, 1, 2).tolist() == [3, 1, 2]
     assert column(torch.tensor([3]), torch.tensor([1])).tolist() == [[3], [1]]
