@@ -12,6 +12,7 @@ import pickle
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -35,6 +36,7 @@ _IMAGE_LIBRARIES = ("cv2", "simplejpeg", "PIL.Image")
 
 
 _context: Any = contexts
+_process: Any = process
 
 
 class WorkerImports:
@@ -217,33 +219,52 @@ def pickled(value: object) -> Pickled:
     """A value, pickled for processes that are not known yet.
 
     Raises:
-        Exception: The value cannot be pickled.
+        Exception: The value cannot be pickled, or something in it is of a main script that workers
+            do not import.
     """
-    file, process = io.BytesIO(), _NoProcess()
-    recorder = _Recorder(file, process)
+    file, popen = io.BytesIO(), _NoProcess()
+    recorder = _Recorder(file, popen)
     before = _context.get_spawning_popen()
-    _context.set_spawning_popen(process)
+    _context.set_spawning_popen(popen)
     try:
         recorder.dump(value)
     finally:
         _context.set_spawning_popen(before)
-    return Pickled(recorder.modules, None if process.has_handles else file.getvalue())
+    return Pickled(recorder.modules, None if popen.has_handles else file.getvalue())
 
 
 class _Recorder(ForkingPickler):
-    def __init__(self, file: io.BytesIO, process: _NoProcess) -> None:
+    def __init__(self, file: io.BytesIO, popen: _NoProcess) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.modules: dict[str, str] = {}
-        self._process = process
+        self._popen = popen
 
     def reducer_override(self, obj: Any) -> Any:
         if is_tensor(obj):
-            self._process.has_handles = True  # torch counts who gets its memory
+            self._popen.has_handles = True  # torch counts who gets its memory
         is_named = isinstance(obj, type | FunctionType | BuiltinFunctionType)
         named: Any = obj if is_named else type(obj)
+        if is_named and named.__module__ in _MAIN and not _is_imported(named.__module__):
+            raise pickle.PicklingError(
+                f"{named.__qualname__} is defined in __main__, which workers cannot import: it is "
+                "a notebook, standard input, `python -c` or `python -m package`"
+            )
         if isinstance(named.__module__, str):
             self.modules.setdefault(named.__module__, named.__qualname__)
         return NotImplemented
+
+
+def _is_imported(main: str) -> bool:
+    """Whether workers import this main script, as `multiprocessing.spawn` does or does not."""
+    module = sys.modules.get(main)
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    if spec is not None:
+        return _is_module(spec.name)
+    return file is not None and Path(_process.ORIGINAL_DIR or "", file).is_file()
+
+
+def _is_module(name: str) -> bool:
+    return name.rpartition(".")[2] != "__main__"
 
 
 def require_main_guard() -> None:
@@ -257,7 +278,7 @@ def require_main_guard() -> None:
     """
     main = sys.modules["__main__"]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if file is None or (spec is not None and spec.name.rpartition(".")[2] == "__main__"):
+    if file is None or (spec is not None and not _is_module(spec.name)):
         return  # a notebook, or `python -m package`: workers do not import these
     try:
         tree = ast.parse(Path(file).read_bytes())

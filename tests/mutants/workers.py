@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         "workers.worker_imports:pickled",
-        "None if process.has_handles else file.getvalue()",
+        "None if popen.has_handles else file.getvalue()",
         "file.getvalue()",
         "workers/test_worker_imports.py",
     ),
@@ -224,6 +224,24 @@ MUTANTS = [
         "if not end.is_closed():",
         "if False:",
         "system/test_guard.py",
+    ),
+    Mutant(
+        "workers.worker_imports:_Recorder.reducer_override",
+        "if is_named and named.__module__ in _MAIN and not",
+        "if named.__module__ in _MAIN and not",
+        "workers/test_worker_imports.py",
+    ),
+    Mutant(
+        "workers.worker_imports:_is_imported",
+        'Path(_process.ORIGINAL_DIR or "", file).is_file()',
+        "True",
+        "workers/test_worker_imports.py",
+    ),
+    Mutant(
+        "workers.worker_imports:_is_imported",
+        "return _is_module(spec.name)",
+        "return True",
+        "workers/test_worker_imports.py",
     ),
     Mutant(
         "workers.worker_imports:_referred",

@@ -4,6 +4,9 @@ import multiprocessing
 import pickle
 import sys
 from functools import partial
+from importlib.machinery import ModuleSpec
+from multiprocessing import process
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,7 +15,12 @@ import torch
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.workers.fork_server import fork_server
-from lightning_shards.workers.worker_imports import WorkerImports, pickled, prepare_workers
+from lightning_shards.workers.worker_imports import (
+    WorkerImports,
+    pickled,
+    prepare_workers,
+    require_guard_for,
+)
 
 
 class Adds:
@@ -43,12 +51,58 @@ def make_module(monkeypatch):
 def test_the_main_script_is_imported_where_something_of_it_travels(
     name, make_module, pack_shards, make_source
 ):
-    kind = make_module(name)
+    kind = make_module(name, __spec__=ModuleSpec("train", None))  # as `python -m train` has it
     urls = pack_shards([4])
     for what in (kind(), partial(kind()), Adds(kind), Adds([{"deep": kind}])):
         imports = WorkerImports(make_source(urls, transforms={"label": what}))
         assert imports.from_main == "Transform"
     assert WorkerImports(make_source(urls, transforms={"label": Adds()})).from_main is None
+
+
+def test_a_script_of_which_nothing_is_imported_needs_no_guard(
+    make_module, pack_shards, make_source, tmp_path
+):
+    (tmp_path / "main.py").write_text("print()")
+    make_module("__main__", __file__=str(tmp_path / "main.py"))
+    imports = WorkerImports(make_source(pack_shards([4]), transforms={"label": Adds()}))
+    assert imports.from_main is None
+
+
+NO_SCRIPTS = {
+    "a notebook": {},
+    "standard input": {"__file__": "<stdin>"},
+    "python -m package": {"__spec__": ModuleSpec("package.__main__", None), "__file__": __file__},
+    "a folder": {"__spec__": ModuleSpec("__main__", None), "__file__": __file__},
+}
+
+
+@pytest.mark.parametrize("told", NO_SCRIPTS.values(), ids=NO_SCRIPTS)
+def test_what_is_defined_in_a_main_that_workers_do_not_import_cannot_be_sent(
+    told, make_module, pack_shards, make_source
+):
+    kind = make_module("__main__", **told)
+    for what in (kind(), partial(kind()), Adds(kind)):
+        source = make_source(pack_shards([4]), transforms={"label": what})
+        for refuses in (WorkerImports, require_guard_for):
+            with pytest.raises(
+                ConfigError, match=r"label. is .*Transform is defined in __main__, .*top level of a"
+            ):
+                refuses(source)
+
+
+def test_a_script_is_found_from_where_the_process_began(make_module, monkeypatch, tmp_path):
+    file = Path(__file__)
+    kind = make_module("__main__", __file__=file.name)
+    monkeypatch.setattr(process, "ORIGINAL_DIR", str(file.parent))
+    monkeypatch.chdir(tmp_path)
+    assert pickled(kind()).modules["__main__"] == "Transform"
+
+
+def test_a_cell_of_a_notebook_may_travel_by_its_value(make_module):
+    """As `cloudpickle` sends it, for instance."""
+    kind = make_module("__main__")
+    kind.__reduce__ = lambda _: (Adds, (7,))
+    assert type(pickle.loads(pickled(kind()).content)) is Adds
 
 
 def test_a_text_that_names_the_main_script_is_not_the_main_script():
