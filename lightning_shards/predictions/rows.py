@@ -95,9 +95,9 @@ def samples_of(batch: Any) -> BatchSamples:
             "given, and let hooks and collate_fn keep these two entries"
         )
     keys: list[str] = list(entries["__key__"])
-    ids: _Array = torch.as_tensor(entries["__id__"]).cpu().numpy()
-    weights = torch.as_tensor(entries.get("__weight__", [1.0] * len(keys)))
-    counts: _Array = weights.cpu().numpy() != 0
+    ids: _Array = torch.as_tensor(entries["__id__"], device="cpu").numpy()
+    weights = torch.as_tensor(entries.get("__weight__", [1.0] * len(keys)), device="cpu")
+    counts: _Array = weights.numpy() != 0
     if ids.shape != (len(keys), 2) or counts.shape != (len(keys),):
         raise ConfigError(
             f"a batch has {len(keys)} keys, `__id__` of shape {ids.shape} and `__weight__` of shape"

@@ -160,7 +160,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         names = batch_fields_of([sample], configured, "dict", self._sample_transforms)
         fields = {name: sample[name] for name in names}
         fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
-        return fields | {"__key__": sample["__key__"], "__id__": torch.tensor(sample["__id__"])}
+        return fields | {
+            "__key__": sample["__key__"],
+            "__id__": torch.tensor(sample["__id__"], device="cpu"),
+        }
 
     @cached_property
     def _index(self) -> ShardIndex:

@@ -79,5 +79,5 @@ def new_tensor(
     """A `new_array` as a tensor, of any type of torch's, some of which numpy lacks."""
     torch, size = load_torch(), prod(shape) * dtype.itemsize
     if not size:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     return torch.from_numpy(new_array((size,), np.uint8, arena)).view(dtype).reshape(shape)

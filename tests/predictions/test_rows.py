@@ -31,6 +31,14 @@ def test_without_weights_all_samples_count():
     assert len(rows_of(torch.zeros(3), samples_of(batch))) == 3
 
 
+def test_the_default_device_changes_nothing():
+    batch = {"__key__": ["a", "b"], "__id__": [[0, 1], [0, 2]]}
+    with torch.device("meta"):
+        samples = samples_of(batch)
+    assert samples.ids.tolist() == batch["__id__"]
+    assert samples.counts.all()
+
+
 def test_a_dict_has_a_column_for_each_entry():
     predicted = rows(
         {

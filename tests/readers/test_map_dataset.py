@@ -239,3 +239,10 @@ def test_a_missing_field_is_an_error_of_the_sample(make_dataset):
 def test_a_failing_transform_names_the_sample(make_dataset):
     with pytest.raises(ShardError, match="000004"):
         _ = make_dataset(transforms={"label": len})[4]
+
+
+def test_the_id_of_a_sample_is_on_the_cpu_whatever_the_default_device_is(make_dataset):
+    dataset = make_dataset()
+    with torch.device("meta"):
+        sample = dataset[7]
+    assert sample["__id__"].tolist() == IDS[7]
