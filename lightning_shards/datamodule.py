@@ -29,7 +29,7 @@ from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import EvaluationSplit, SplitName, errors_of, kind_of, set_of
 from lightning_shards.config.splits import SPLITS, SplitConfig
 from lightning_shards.loader import ShardLoader
-from lightning_shards.module_settings import ModuleSettings, have_changed
+from lightning_shards.module_settings import ModuleSettings, settings_differ
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
@@ -323,7 +323,7 @@ class ShardDataModule(ModuleSettings):
         if cast("Any", trainer).overfit_batches > 0:  # the same batches in every epoch
             source = source.with_epochs(replace(source.epochs, pinned=True))
         settings = (trainer, place, source, self.num_workers, self.loader_config)
-        is_new = have_changed(self._settings.get(split), settings)
+        is_new = settings_differ(self._settings.get(split), settings)
         if is_new:
             self._agreed.pop(split, None)  # all ranks make another one, and agree on it
             sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
@@ -365,7 +365,7 @@ class ShardDataModule(ModuleSettings):
         # a list that changes during a run would be another one on each rank
         lists = before[-1] if before and is_running else self._digests_of_lists(split)
         given = (*self._index_settings(split), lists)
-        if have_changed(before, given):
+        if settings_differ(before, given):
             data = self._data_config()
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)

@@ -138,7 +138,7 @@ class ModuleSettings(pl.LightningDataModule):
         )
 
 
-def have_changed(before: object, now: object) -> bool:
+def settings_differ(before: object, now: object) -> bool:
     """Whether settings are no longer the same, or cannot be compared.
 
     Arrays and tensors in them have no single answer to `!=`.

@@ -326,13 +326,13 @@ MUTANTS = [
     ),
     Mutant(
         "datamodule:ShardDataModule._index",
-        "have_changed(before, given)",
+        "settings_differ(before, given)",
         "split not in self._indexes",
         "trainer/test_changed_settings.py",
     ),
     Mutant(
         "datamodule:ShardDataModule._index",
-        "have_changed(before, given)",
+        "settings_differ(before, given)",
         "before != given",
         "trainer/test_changed_settings.py",
     ),
@@ -350,7 +350,7 @@ MUTANTS = [
     ),
     Mutant(
         "datamodule:ShardDataModule._current_loader",
-        "have_changed(self._settings.get(split), settings)",
+        "settings_differ(self._settings.get(split), settings)",
         "self._settings.get(split) != settings",
         "trainer/test_changed_settings.py",
     ),
