@@ -368,6 +368,15 @@ def test_lists_and_tables_that_cannot_be_used_are_named_with_their_component(
         module_of(tmp_path, mix, {"round": 1}).source("train")
 
 
+@pytest.mark.parametrize("line", ["web000", "#web-0.tar:0"])
+def test_a_list_about_one_component_belongs_into_it_and_not_into_the_split(tmp_path, line):
+    (tmp_path / "out.txt").write_text(f"{line}\n")
+    listed = {"exclude": str(tmp_path / "out.txt")}
+    with pytest.raises(ConfigError, match=r"^train\.mix\.labels: exclude: .* component"):
+        source_of(tmp_path, listed)
+    assert source_of(tmp_path, None, {"web": listed}).components[0].index.kept_samples == 16
+
+
 def test_a_component_takes_away_the_classes_of_its_split(tmp_path):
     given = {"web": {"decode": {"label": "int"}, "classes": {"label": None}}}
     mix = mix_of(tmp_path / "shards", NAMES, **given)

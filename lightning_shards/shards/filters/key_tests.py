@@ -109,7 +109,8 @@ class KeyTests:
                 raise ConfigError(
                     f"exclude: none of the {count_of(len(listed.first), 'key')} of {path} is the "
                     f"key of a sample of this split: {unlike}; write keys with folders and without "
-                    "suffixes, as `lightning-shards show` does, or leave the list out"
+                    "suffixes, as `lightning-shards show` does, or leave the list out; in a mix, "
+                    "write it into those components alone whose samples it names"
                 )
             what = (
                 "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
@@ -189,7 +190,7 @@ def _require_ids(listed: KeyList, path: str, names: Sequence[str], index: ShardI
             raise ConfigError(
                 f"exclude: {path} names samples of {name!r}, and no shard of this split has that "
                 f"file name, the first one is {names[0]!r}; take these lines out, or put "
-                "them into the list of another split"
+                "them into the list of another split or component"
             )
         count = None if index.counts is None else int(index.counts[shards[name]])
         if count is not None and numbers[-1] >= count:
