@@ -56,7 +56,7 @@ def test_columns_without_a_name_may_repeat(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": 1,}', "line 4, character 10, cannot be read: "),
+        ('{"id": 1 2}', "line 4, character 10, cannot be read: Expecting ',' delimiter"),
         ("[1]", "line 4 must be a JSON object, not '[1]'"),
         ('{"id": 1, "id": 2}', "line 4: two columns"),
         ('{"id": 1' + "0" * 9999 + "}", "line 4 cannot be read: Exceeds the limit"),
