@@ -234,7 +234,7 @@ MUTANTS = [
         "readers/ahead/test_piece_plan.py",
     ),
     Mutant(
-        "readers.ahead.fetch_ahead:FetchAhead._is_announced",
+        "readers.ahead.fetch_ahead:FetchAhead._announced",
         "self._is_closed or self._reached >= self._due",
         "True",
         "readers/ahead/test_fetch_ahead.py",

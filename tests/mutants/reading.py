@@ -359,7 +359,7 @@ MUTANTS = [
         "shards/remote/test_remote_cache.py",
     ),
     Mutant(
-        "readers.ahead.fetch_ahead:FetchAhead._is_announced",
+        "readers.ahead.fetch_ahead:FetchAhead._announced",
         "self._is_closed or self._batches >= _SECOND",
         "True",
         "readers/ahead/test_fetch_ahead.py",

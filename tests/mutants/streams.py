@@ -249,4 +249,28 @@ MUTANTS = [
         "pass",
         FETCHER,
     ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces.add",
+        "if not announcement.is_of_node:",
+        "if False:",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.known_pieces:KnownPieces.add",
+        " and not announcement.rest",
+        "",
+        "readers/ahead/test_known_pieces.py",
+    ),
+    Mutant(
+        "readers.ahead.fetch_ahead:FetchAhead._announced",
+        "if self._shards.is_kept(each)",
+        "if False",
+        "readers/ahead/test_fetch_ahead.py",
+    ),
+    Mutant(
+        "readers.ahead.piece_plan:PiecePlan._of_batches",
+        "is_of_node=False",
+        "is_of_node=True",
+        "readers/ahead/test_piece_plan.py",
+    ),
 ]

@@ -188,29 +188,37 @@ class FetchAhead:
         """
         self._known.announced_from(begin[0])
         for announcement in self._announcements(begin):
-            if not self._is_announced(announcement):
+            announced = self._announced(announcement)
+            if announced is None:
                 return None
-            is_known = self._known.add(announcement)
+            is_known = self._known.add(announced)
             if is_known and not self._has_lacked and self._known.are_kept():
                 return self._announce_known()
         return None
 
-    def _is_announced(self, announcement: Announcement) -> bool:
-        """Announce it when the batches have come there; False after `close`."""
-        turn, position, stop, reads = announcement
+    def _announced(self, announcement: Announcement) -> Announcement | None:
+        """Announce it when the batches have come there, what is in the cache of the rest as well.
+
+        Returns:
+            What was announced, and what is not in the cache of the rest; None after `close`.
+        """
+        turn, position, stop, reads, rest, _ = announcement
         with self._changed:
             self._due = (turn, position)
             self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
             if self._is_closed:
-                return False
+                return None
             self._has_lacked = self._shards.has_lacked()
-            self._shards.fetch_ahead(reads)  # with the lock: nothing is announced after `close`
+            kept = [each for each in rest if self._shards.is_kept(each)]
+            announced = reads + kept
+            self._shards.fetch_ahead(announced)  # with the lock: nothing is after `close`
             self._announced_until = (turn, stop)
             is_first = not self._has_announced.is_set()
             self._has_announced.set()
             if is_first:  # no tables of later blocks are fetched beside it
                 self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
-        return True
+        left = rest if len(kept) < len(rest) else ()
+        return announcement._replace(reads=announced, rest=left)
 
     def _announce_known(self) -> Position | None:
         with self._changed:

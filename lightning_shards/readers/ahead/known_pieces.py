@@ -47,8 +47,11 @@ class KnownPieces:
         """Remember these pieces.
 
         Returns:
-            Whether a whole epoch was announced, and this announcement has none but known pieces.
+            Whether a whole epoch was announced, and this announcement has none but known pieces,
+            and all that its node uses.
         """
+        if not announcement.is_of_node:
+            return False
         number = len(self._names)
         if number <= self._most:
             for read in announcement.reads:
@@ -58,7 +61,8 @@ class KnownPieces:
                     self.reads.append(read)
         if len(self._names) > self._most:
             self.reads.clear()
-        return number == len(self._names) and announcement.turn > self._first_turn
+        is_all = number == len(self._names) and not announcement.rest
+        return is_all and announcement.turn > self._first_turn
 
     def are_kept(self) -> bool:
         """Whether all are in the cache; one that was not there is the first that is looked for."""

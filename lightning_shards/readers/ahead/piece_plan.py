@@ -59,12 +59,15 @@ class PlannedBlock(NamedTuple):
         start: Its first position in the epoch.
         stop: The position behind its last one.
         reads: One range each: first what this process fetches, then the share of the others.
+        rest: Pieces of which so little is used that their samples are read one by one, unless the
+            pieces are in the cache.
     """
 
     turn: int
     start: int
     stop: int
     reads: list[ShardReads]
+    rest: Sequence[ShardReads] = ()
 
 
 class Announcement(NamedTuple):
@@ -75,12 +78,17 @@ class Announcement(NamedTuple):
         position: In the epoch.
         stop: The position behind the block, where another announcement follows.
         reads: One range each, in the order in which they are fetched.
+        rest: As of `PlannedBlock`.
+        is_of_node: Whether these are all pieces that the node uses there, and not those of this
+            process alone.
     """
 
     turn: int
     position: int
     stop: int
     reads: list[ShardReads]
+    rest: Sequence[ShardReads] = ()
+    is_of_node: bool = True
 
 
 @dataclass(frozen=True)
@@ -129,11 +137,12 @@ class PiecePlan:
         if is_large:
             yield from self._of_batches(begin)
             return
-        yield Announcement(block.turn, block.start, block.stop, block.reads)
+        yield Announcement(*block)
         for following, _ in blocks:
-            turn, start, stop, reads = block
-            yield Announcement(turn, start, stop, reads + following.reads)
-            yield Announcement(turn, (start + stop) // 2, stop, following.reads)
+            turn, start, stop, reads, rest = block
+            both = reads + following.reads, [*rest, *following.rest]
+            yield Announcement(turn, start, stop, *both)
+            yield Announcement(turn, (start + stop) // 2, stop, *following[3:])
             block = following
 
     def first_epoch(self) -> Iterator[PlannedBlock]:
@@ -176,9 +185,10 @@ class PiecePlan:
             in_order = np.argsort(is_of_others, kind="stable")
             is_wanted = _is_worth_it(block, pieces)
             reads = self._reads(pieces, in_order[is_wanted[in_order]])
+            rest = self._reads(pieces, np.flatnonzero(~is_wanted & (pieces.begins < pieces.ends)))
             samples = int((block.stops - block.starts).sum())
             is_large = is_sample_the_unit(int((pieces.ends - pieces.begins).sum()), samples)
-            yield PlannedBlock(block.turn, block.start, block.stop, reads), is_large
+            yield PlannedBlock(block.turn, block.start, block.stop, reads, rest), is_large
 
     def _check(self, shards: Sequence[int]) -> None:
         """Ask whether those of these shards are the same that were not asked about before."""
@@ -195,7 +205,8 @@ class PiecePlan:
             ahead.append(batch)
             reading = ahead.popleft()
             reads = [read for following in ahead for read in following.reads]
-            yield Announcement(reading.turn, reading.start, reading.stop, reads)
+            turn, start, stop = reading[:3]
+            yield Announcement(turn, start, stop, reads, is_of_node=False)
 
     def _batches(self, place: Place, begin: tuple[int, int] = (0, 0)) -> Iterator[PlannedBlock]:
         """The batches of one process, each sample as a piece."""

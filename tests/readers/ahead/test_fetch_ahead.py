@@ -232,6 +232,17 @@ def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
     assert ended.is_set()
 
 
+def test_pieces_that_are_not_worth_fetching_are_read_if_they_are_in_the_cache(told, monkeypatch):
+    shards = Shards(told)
+    monkeypatch.setattr(shards, "is_kept", lambda read: read.url == "kept")
+    rest = [*reads_named("kept"), *reads_named("other")]
+    due = iter([Announcement(0, 0, 50, reads_named("fetched"), rest)])
+    ahead = FetchAhead(lambda _: due, shards)
+    ahead.reach(0, 0)
+    assert wait_for(lambda: told == ["fetched", "kept"], WITHIN_S)
+    ahead.close()
+
+
 class Blocks:
     """Five blocks an epoch, each with a piece of its own, from any position on."""
 

@@ -43,6 +43,22 @@ def test_an_epoch_that_was_announced_in_part_is_not_taken_for_a_whole_one():
     assert add(known, 5, 1)
 
 
+def test_nothing_is_known_of_what_other_processes_use():
+    """Of large samples each process announces its own, and others in each epoch."""
+    known = KnownPieces(Cache().is_kept)
+    for turn in range(3):
+        batch = Announcement(turn, 0, 10, PIECES[:2], is_of_node=False)
+        assert not known.add(batch)
+    assert not known.reads
+
+
+def test_an_epoch_that_uses_what_is_not_in_the_cache_is_not_known():
+    known = KnownPieces(Cache().is_kept)
+    add(known, 0, 0, 1)
+    assert not known.add(Announcement(1, 0, 10, PIECES[:2], PIECES[2:3]))
+    assert known.add(Announcement(1, 0, 10, PIECES[:2]))
+
+
 def test_what_is_not_in_the_cache_is_the_first_that_is_looked_for():
     cache = Cache()
     known = KnownPieces(cache.is_kept)

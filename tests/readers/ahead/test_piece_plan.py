@@ -147,6 +147,12 @@ def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
     assert whole.reads
     # of most pieces no sample or one is left; its members are fewer bytes
     assert len(little[0].reads) < len(whole.reads) / 2
+    assert not whole.rest
+    assert {*ranges(little[0].reads), *ranges(little[0].rest)} <= set(ranges(whole.reads))
+    assert little[0].rest
+    assert (
+        little[1].rest == little[0].rest
+    )  # together with the next block, of which all is worth it
     assert held(make_plan(size=300_000), little[1].reads) >= {
         tuple(each) for each in make_plan().order.at(0, 50, 100).tolist()
     }
@@ -172,6 +178,7 @@ def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
         wanted = [plan.order.at(0, *epoch.rank_span(step, 1)).tolist() for step in steps[1:]]
         assert held(plan, announcement.reads) == {tuple(each) for ids in wanted for each in ids}
         assert len(announcement.reads) == 10
+        assert not announcement.is_of_node
 
 
 @pytest.mark.parametrize("size", [1000, 2 * 2**20])
