@@ -93,13 +93,18 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
     )
 
 
-def epochs_to_try(place: Place, *, has_weights: bool) -> EpochSchedule:
-    """A schedule of `SAMPLES_TRIED` batches of one sample, for `first_good_sample`.
+def epochs_to_try(place: Place, samples: int = 0, *, has_weights: bool) -> EpochSchedule:
+    """A schedule of batches of one sample, of which `first_good_sample` makes `SAMPLES_TRIED`.
 
-    `has_weights` says whether batches have `__weight__`, which a `collate_fn` may read.
+    Args:
+        place: The world size.
+        samples: Over so many those that are tried are spread, because neighbours in a shard may
+            all be damaged by one cause; 0 where they are draws of their own.
+        has_weights: Whether batches have `__weight__`, which a `collate_fn` may read.
     """
+    steps = max(1, samples // (SAMPLES_TRIED * place.world_size)) * SAMPLES_TRIED
     remainder = "pad" if has_weights else "drop"
-    return EpochSchedule(SAMPLES_TRIED * place.world_size, batch_size=1, remainder=remainder)
+    return EpochSchedule(steps * place.world_size, batch_size=1, remainder=remainder)
 
 
 def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
@@ -116,7 +121,8 @@ def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
     errors: list[Exception] = []
     for step, source in enumerate(sources):
         try:
-            return next(source.batches(place, Cursor(0, step * place.world_size)))
+            apart = source.epochs.samples // SAMPLES_TRIED
+            return next(source.batches(place, Cursor(0, step * apart)))
         except BAD as error:
             errors.append(error)
     if len(errors) > 1:  # on_bad_sample is 'substitute' already

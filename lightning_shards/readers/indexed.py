@@ -164,7 +164,7 @@ class IndexedSource:
         has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         alone = replace(
             self,
-            epochs=epochs_to_try(place, has_weights=has_weights),
+            epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
             max_bad=None,
             **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),

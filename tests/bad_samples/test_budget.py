@@ -88,6 +88,15 @@ def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader
 
 
 @pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_neighbours_that_are_bad_keep_no_fit_from_its_start(make_data, reader, world_size):
+    data = make_data(dict.fromkeys(range(8), "image"), counts=(20, 20))
+    source = data.module(reader=reader, sampling="sequential", max_bad=8).loader("train").source
+    for rank in range(world_size):
+        source.first_sample(Place(rank, world_size))
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("settings", "has_weight"), [({"max_bad": 3}, True), (STRICT, False)])
 def test_the_first_sample_has_a_weight_if_the_batches_have(
     clean_data, reader, settings, *, has_weight

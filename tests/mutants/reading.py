@@ -293,6 +293,12 @@ MUTANTS = [
         "callbacks/test_digest.py readers/test_stream_order.py",
     ),
     Mutant(
+        "readers.indexed:IndexedSource.first_sample",
+        "self.epochs.samples, ",
+        "",
+        "bad_samples/test_budget.py",
+    ),
+    Mutant(
         "readers.bad_samples:BadSampleLedger._require_budget",
         "len(self.found) + len(self.gaps) > (self.max_bad or 0)",
         "False",
