@@ -126,8 +126,11 @@ def loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
     return members
 
 
-def _ints(members: FieldMembers) -> Ints:
-    return np.array(list(map(int, members.to_list())), np.int64)
+def _ints(members: FieldMembers) -> Ints | None:
+    texts = members.to_list()
+    if b"_" in b"".join(texts):
+        return None  # Python reads 1_23 as 123
+    return np.array(list(map(int, texts)), np.int64)
 
 
 def _numbers(classes: ClassNames, members: FieldMembers) -> Ints:

@@ -10,6 +10,18 @@ MUTANTS = [
         "samples/decoding/test_formats.py",
     ),
     Mutant(
+        "samples.decoding.decoders:_decode_int",
+        'if b"_" in data:',
+        "if False:",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
+        "readers.batch_reader:_ints",
+        'if b"_" in b"".join(texts):',
+        "if False:",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
         "samples.decoding.compressed:gunzip",
         "if len(unpacked) > most:",
         "if len(unpacked) > 2**40:",

@@ -80,7 +80,7 @@ class Decoding(NamedTuple):
         is_int = self == Decoding("int")
         if is_int and _is_fraction(data):
             return f"for such numbers set decode: {{{field}: json}}"
-        if is_int and any(map(str.isalpha, data.decode(errors="ignore"))):
+        if is_int and any(map(str.isalpha, data.decode(errors="ignore").replace("_", "a"))):
             return (
                 f"for texts set decode: {{{field}: text}}; for names of classes set decode: "
                 f"{{{field}: class}} and classes: {{{field}: [...]}}, or leave classes out where a "
@@ -98,6 +98,8 @@ def _is_fraction(data: bytes) -> bool:
 
 def _decode_int(data: bytes) -> int:
     number = int(data)
+    if b"_" in data:  # Python reads 1_23 as 123
+        raise ValueError(f"{data[:40]} has an underscore, which no number has")
     if not -(2**63) <= number < 2**63:
         raise ValueError("it fits no int64; decode it as 'text'")
     return number

@@ -107,6 +107,7 @@ HOSTILE = {
     "long number": ("json", b"1" * 5000, "decoded as 'json'"),
     "long class": ("cls", b"1" * 5000, "decoded as 'int'"),
     "large class": ("cls", b"1" * 40, "fits no int64"),
+    "a class with an underscore": ("cls", b"1_23", "an underscore, .* decode: {x: text}"),
     "no utf-8": ("txt", b"\xff\xfe\x00", "decoded as 'text'"),
     "safetensors header": ("safetensors", struct.pack("<Q", 1 << 60) + b"{}", "'safetensors'"),
     "safetensors offsets": (
