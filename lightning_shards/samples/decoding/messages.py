@@ -7,12 +7,17 @@ member of 68 kB that speaks of lists in lists takes 32 MB at its peak, one of 1 
 
 from functools import cache
 from importlib import import_module
+from io import BytesIO
 from typing import Any
 
 
 def decode_cbor(data: bytes) -> Any:
     """The value in a .cbor file."""
-    return _library("cbor2").loads(data)
+    file = BytesIO(data)
+    value = _library("cbor2").CBORDecoder(file).decode()
+    if file.tell() != len(data):
+        raise ValueError(f"its value ends at byte {file.tell()}, and more follows")
+    return value
 
 
 def decode_msgpack(data: bytes) -> Any:

@@ -130,6 +130,7 @@ HOSTILE = {
     "a huge cbor": ("cbor", b"\x9b" + (1 << 40).to_bytes(8, "big"), "decoded as 'cbor'"),
     "huge cbor bytes": ("cbor", b"\x5b" + (1 << 60).to_bytes(8, "big"), "decoded as 'cbor'"),
     "no cbor": ("cbor", b"", "decoded as 'cbor'"),
+    "cbor and more": ("cbor", b"\1\2", "ends at byte 1, and more follows"),
     "deep msgpack": ("msgpack", b"\x91" * 200_000, "for field 'x': StackError;"),
     "a huge msgpack": ("mp", b"\xdd\xff\xff\xff\xff", "decoded as 'msgpack'"),
     "huge msgpack bytes": ("msg", b"\xc6\xff\xff\xff\xff", "decoded as 'msgpack'"),
