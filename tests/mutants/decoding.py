@@ -28,6 +28,12 @@ MUTANTS = [
         "samples/decoding/test_hostile_members.py",
     ),
     Mutant(
+        "samples.decoding.messages:decode_cbor",
+        ", semantic_decoders=_REFUSED",
+        "",
+        "samples/decoding/test_hostile_members.py",
+    ),
+    Mutant(
         "samples.decoding.compressed:gunzip",
         "if len(unpacked) > most:",
         "if len(unpacked) > 2**40:",

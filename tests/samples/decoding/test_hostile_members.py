@@ -8,6 +8,7 @@ import zipfile
 import zlib
 from contextlib import suppress
 
+import cbor2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,6 +90,13 @@ def png_of(width, height):
     )
 
 
+def shared_cbor(levels):
+    value = [0, 0]
+    for _ in range(levels):
+        value = [value, value]
+    return cbor2.dumps(value, value_sharing=True)
+
+
 HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
@@ -131,6 +139,8 @@ HOSTILE = {
     "huge cbor bytes": ("cbor", b"\x5b" + (1 << 60).to_bytes(8, "big"), "decoded as 'cbor'"),
     "no cbor": ("cbor", b"", "decoded as 'cbor'"),
     "cbor and more": ("cbor", b"\1\2", "ends at byte 1, and more follows"),
+    "shared cbor": ("cbor", shared_cbor(levels=24), "write it without value sharing"),
+    "a cbor in itself": ("cbor", b"\xd8\x1c\x81\xd8\x1d\0", "without value sharing"),
     "deep msgpack": ("msgpack", b"\x91" * 200_000, "for field 'x': StackError;"),
     "a huge msgpack": ("mp", b"\xdd\xff\xff\xff\xff", "decoded as 'msgpack'"),
     "huge msgpack bytes": ("msg", b"\xc6\xff\xff\xff\xff", "decoded as 'msgpack'"),
