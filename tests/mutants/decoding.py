@@ -76,6 +76,12 @@ MUTANTS = [
         "samples/decoding/test_images.py samples/decoding/test_crops.py",
     ),
     Mutant(
+        "samples.decoding.images:_bits_to_drop",
+        " or is_signed",
+        "",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

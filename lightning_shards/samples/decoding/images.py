@@ -49,7 +49,8 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
-_TIFF_BITS = 258  # the tag BitsPerSample
+_TIFF_BITS, _TIFF_NUMBERS = 258, 339  # the tags BitsPerSample and SampleFormat
+_SIGNED = 2
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 
 
@@ -224,7 +225,8 @@ def _bits_to_drop(image: Any) -> int:
         return min(bits, 16) - 8
     if image.mode == "I" and image.format in _UP_TO_16_BITS:
         return 8
-    if image.mode in {"I", "F"}:
+    is_signed = image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
+    if image.mode in {"I", "F"} or is_signed:
         raise ValueError(
             f"its pixels are signed, or of 32 bits (Pillow's mode {image.mode!r}), and have no "
             "upper byte to show; decode the field as 'pil', and scale the image by a transform"

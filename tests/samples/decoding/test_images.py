@@ -120,6 +120,14 @@ def test_signed_numbers_of_16_bits_are_refused():
         images.decode_rgb(data)
 
 
+@pytest.mark.parametrize("orient", [False, True])
+def test_signed_numbers_of_8_bits_are_refused(orient):
+    data = tiff_of(grays(100).astype(np.int8).tobytes(), bits=8, sample_format=2)
+    for decode in (images.decode_gray, DecodeResize(size=2, orient=orient).pixels):
+        with pytest.raises(ValueError, match=r"signed.*mode 'L'"):
+            decode(data)
+
+
 def test_rows_and_columns_and_channels_are_not_mixed_up():
     array = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     array[1, 2] = (10, 20, 30)
