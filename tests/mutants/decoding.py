@@ -82,6 +82,12 @@ MUTANTS = [
         "samples/decoding/test_images.py",
     ),
     Mutant(
+        "samples.decoding.images:_eight_bits",
+        "values = ~values",
+        "pass",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

@@ -49,7 +49,9 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
-_TIFF_BITS, _TIFF_NUMBERS = 258, 339  # the tags BitsPerSample and SampleFormat
+_TIFF_BITS, _TIFF_MEANING, _TIFF_NUMBERS = 258, 262, 339
+"""The tags BitsPerSample, PhotometricInterpretation and SampleFormat."""
+_WHITE_IS_ZERO = 0
 _SIGNED = 2
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 
@@ -240,7 +242,10 @@ def _eight_bits(image: Any, bits_to_drop: int) -> Any:
         return image
     from PIL import Image
 
-    return Image.fromarray((np.asarray(image) >> bits_to_drop).astype(np.uint8))
+    values = (np.asarray(image) >> bits_to_drop).astype(np.uint8)
+    if image.format == "TIFF" and image.tag_v2.get(_TIFF_MEANING) == _WHITE_IS_ZERO:
+        values = ~values  # Pillow does so for 8 bits alone
+    return Image.fromarray(values)
 
 
 def _factor(box: Box, size: int) -> int:

@@ -40,10 +40,10 @@ def packed_12_bits(values):
     return b"".join((first << 12 | second).to_bytes(3, "big") for first, second in pairs)
 
 
-def tiff_of(pixels, bits, sample_format=1):
+def tiff_of(pixels, bits, sample_format=1, white_is_zero=False):
     """A gray TIFF of these bytes, whose numbers are unsigned, or signed in format 2."""
-    tags = {256: WIDTH, 257: HEIGHT, 258: bits, 259: 1, 262: 1, 273: 8, 277: 1, 278: HEIGHT}
-    tags |= {279: len(pixels), 339: sample_format}
+    tags = {256: WIDTH, 257: HEIGHT, 258: bits, 259: 1, 262: 1 - white_is_zero, 273: 8}
+    tags |= {277: 1, 278: HEIGHT, 279: len(pixels), 339: sample_format}
     directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
     head = struct.pack("<2sHI", b"II", 42, 8 + len(pixels)) + pixels
     return head + struct.pack("<H", len(tags)) + directory + bytes(4)
@@ -64,6 +64,12 @@ ENCODED = {
     "16 bit pgm of texts": b"P2 %d %d 65535\n" % (WIDTH, HEIGHT)
     + " ".join(map(str, grays(65535).ravel())).encode(),
     "12 bit tiff": tiff_of(packed_12_bits(grays(4095)), bits=12),
+    "8 bit tiff, white is 0": tiff_of(
+        (255 - grays(255)).astype(np.uint8).tobytes(), bits=8, white_is_zero=True
+    ),
+    "16 bit tiff, white is 0": tiff_of(
+        (65535 - grays(65535)).tobytes(), bits=16, white_is_zero=True
+    ),
     "cmyk": encode(gradient("CMYK"), "JPEG"),
     "jpeg": encode(gradient("RGB"), "JPEG"),
     "webp": encode(gradient("RGB"), "WEBP", lossless=True),
