@@ -88,6 +88,18 @@ MUTANTS = [
         "samples/decoding/test_images.py",
     ),
     Mutant(
+        "samples.decoding.arrays:decode_npy",
+        'header.dtype.newbyteorder("=")',
+        "header.dtype",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.arrays:decode_npy",
+        "array.astype(native, copy=False)",
+        "array",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

@@ -41,7 +41,7 @@ class _ArrayLayout(NamedTuple):
 
 
 def decode_npy(data: bytes) -> np.ndarray:
-    """The array in an .npy file; pickled objects are refused."""
+    """The array in an .npy file, in the machine's byte order; pickled objects are refused."""
     if not data.startswith(_NUMPY):
         kind = "an archive (.npz): decode it as 'npz'" if data.startswith(_ZIP) else "no .npy file"
         raise ValueError(f"this is {kind}")
@@ -52,10 +52,13 @@ def decode_npy(data: bytes) -> np.ndarray:
     if not are_sides or (size > available and not header.dtype.hasobject):
         # Raised before memory is allocated for the array.
         raise ValueError(f"its header speaks of {size} bytes, {available} follow")
+    native = header.dtype.newbyteorder("=")  # torch has no other
     if header.dtype.kind not in NUMBERS or header.is_fortran or not size:
-        return np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+        array = np.lib.format.read_array(BytesIO(data), allow_pickle=False)
+        return array.astype(native, copy=False)
     count = prod(header.shape)
-    return np.frombuffer(data, header.dtype, count, header.stop).reshape(header.shape).copy()
+    array = np.frombuffer(data, header.dtype, count, header.stop).reshape(header.shape)
+    return array.astype(native)  # a copy always
 
 
 class _Header(NamedTuple):

@@ -8,6 +8,7 @@ import cbor2
 import msgpack
 import numpy as np
 import pytest
+import torch
 from webdataset import autodecode, tenbin
 
 from lightning_shards.errors import ConfigError, SampleError, UnsafeError
@@ -82,6 +83,19 @@ def test_arrays_may_be_written_to():
         value = decode(suffix, FORMATS[suffix])
         for array in value.values() if isinstance(value, dict) else value:
             array[...] = 1
+
+
+@pytest.mark.parametrize("order", [np.ascontiguousarray, np.asfortranarray])
+def test_arrays_of_any_byte_order_are_numbers_that_torch_has(order):
+    big = order(ARRAYS["a"].astype(">i2"))
+    for data in (saved(np.save, big), saved(np.savez, big)):
+        value = decode("npz" if data.startswith(b"PK") else "npy", data)
+        array = value["arr_0"] if isinstance(value, dict) else value
+        assert array.flags.f_contiguous == big.flags.f_contiguous
+        assert torch.as_tensor(array).tolist() == ARRAYS["a"].tolist()
+    members = [saved(np.save, big), saved(np.save, ARRAYS["a"])]
+    for column in ([members[0]] * 2, members):
+        assert decode_column(field_of("npy"), ListedBytes(column)).dtype == np.dtype("=i2")
 
 
 def test_ten_has_what_webdataset_cannot_read_or_write():
