@@ -100,6 +100,24 @@ MUTANTS = [
         "samples/decoding/test_formats.py",
     ),
     Mutant(
+        "samples.decoding.arrays:_decode_json_numbers",
+        'data.replace(b"\\0", b"")',
+        "data",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.arrays:_decode_json_numbers",
+        'array.dtype.kind in "uO"',
+        "False",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
+        "samples.decoding.arrays:_whole_as_float",
+        "float(int(text))",
+        "float(text)",
+        "samples/decoding/test_formats.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

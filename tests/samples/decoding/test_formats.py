@@ -156,6 +156,9 @@ def test_a_library_that_is_missing_is_named_with_its_extra(suffix, extra, monkey
         ("json_int64", "3", np.array(3)),
         ("json_float32", "[[1, 2], [3, 4.5]]", np.array([[1, 2], [3, 4.5]], np.float32)),
         ("json_float64", "[]", np.zeros(0)),
+        ("json_float64", "[9223372036854775808, 3]", np.array([2.0**63, 3])),
+        ("json_float32", "[[-36893488147419103232]]", np.array([[-(2.0**65)]], np.float32)),
+        ("json_float64", "18446744073709551616", np.array(2.0**64)),
         ("json_int64", "[[], []]", np.zeros((2, 0), np.int64)),
     ],
 )
@@ -173,11 +176,15 @@ def test_lists_of_numbers_in_json_are_arrays(decoder, text, expected):
         ("json_float32", "[1, null]", "it holds object"),
         ("json_float32", "[[1], [2, 3]]", "inhomogeneous"),
         ("json_int64", "[true]", "it holds bool"),
+        ("json_int64", "[true, 3]", "it holds true or false among numbers"),
+        ("json_float32", "[[2.5, 1], [0, false]]", "it holds true or false among numbers"),
         ("json_int64", "[9223372036854775808]", "it holds uint64"),
+        ("json_float64", "1" * 400, "int too large to convert to float"),
         ("json_float32", "[1, -1e39]", r"it holds numbers that fit no float32, as -1e\+39"),
         ("json_float32", '{"a": 1}', "it holds object"),
     ],
 )
 def test_other_values_in_json_are_no_arrays_of_numbers(decoder, text, message):
-    with pytest.raises(SampleError, match=message):
-        decode("json", text.encode(), decoder)
+    for encoding in ("utf-8", "utf-16"):
+        with pytest.raises(SampleError, match=message):
+            decode("json", text.encode(encoding), decoder)
