@@ -118,6 +118,18 @@ MUTANTS = [
         "samples/decoding/test_formats.py",
     ),
     Mutant(
+        "samples.decoding.clips:DecodeAudioClip._sound",
+        "if first > begin + start and",
+        "if False and",
+        "samples/decoding/test_clips.py",
+    ),
+    Mutant(
+        "samples.decoding.clips:DecodeAudioClip._sound",
+        "part = self._opened(data).get",
+        "part = decoder.get",
+        "samples/decoding/test_clips.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

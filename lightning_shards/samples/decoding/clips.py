@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _MAX_VALUES = 2**28
 """Values of a clip of sound, which then has 1 GiB."""
 
+_NO_SOUND = "No audio frames were decoded"
+"""In torchcodec's error about a part that lies behind the end."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeAudioClip:
@@ -65,19 +68,43 @@ class DecodeAudioClip:
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The clip of one file."""
-        decoder = _decoders().AudioDecoder(
-            data, sample_rate=self.sample_rate, num_channels=self.num_channels
-        )
+        decoder = self._opened(data)
         begin = decoder.metadata.begin_stream_seconds_from_header or 0.0
         start = self.start_s
         if start is None:
             start = float(rng.uniform(0, max(_length_s(decoder.metadata) - self.seconds, 0)))
-        start += begin
-        found = decoder.get_samples_played_in_range(start, start + self.seconds).data
+        found = self._sound(data, decoder, begin, start)
         clip = found.new_zeros(self.num_channels, self._num_values // self.num_channels)
         num_samples = min(clip.shape[1], found.shape[1])
         clip[:, :num_samples] = found[:, :num_samples]
         return clip
+
+    def _opened(self, data: bytes) -> Any:
+        """A decoder, which can be asked once: a second part would not be what it is alone."""
+        return _decoders().AudioDecoder(
+            data, sample_rate=self.sample_rate, num_channels=self.num_channels
+        )
+
+    def _sound(self, data: bytes, decoder: Any, begin: float, start: float) -> "torch.Tensor":
+        """The samples from `start` on, fewer or none where the file ends before.
+
+        Raises:
+            ValueError: There is no sound from the beginning on either.
+        """
+        first = begin + start
+        try:
+            part = decoder.get_samples_played_in_range(first, first + self.seconds)
+        except RuntimeError as error:
+            if _NO_SOUND not in str(error):
+                raise
+            if not start:
+                raise ValueError("it holds no sound, or none that can be decoded") from error
+            return self._sound(data, self._opened(data), begin, 0)[:, :0]
+        first = part.pts_seconds
+        if first > begin + start and part.duration_seconds < self.seconds:
+            # Opus in WebM begins some milliseconds behind what its header says
+            part = self._opened(data).get_samples_played_in_range(first, first + self.seconds)
+        return part.data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +160,7 @@ def _length_s(told: Any) -> float:
     if told.duration_seconds is None:
         raise ValueError(
             "it does not tell how long it is, as no file does that was written to a pipe or "
-            "recorded by a browser, so that no part can be drawn; write it anew by "
+            "recorded by a browser, or it is empty, so that no part can be drawn; write it anew by "
             "'ffmpeg -i OLD -c copy NEW', or set start_s"
         )
     # a file's time begins at 0, wherever its sound does

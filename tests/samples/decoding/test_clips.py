@@ -15,7 +15,7 @@ from lightning_shards.errors import TransformError
 from lightning_shards.samples.decoding import clips
 
 try:
-    import torchcodec.decoders  # noqa: F401
+    import torchcodec.decoders
     from torchcodec.encoders import VideoEncoder
 except (ImportError, OSError, RuntimeError) as error:
     pytest.skip(f"the extra `media`, or FFmpeg, is missing: {error}", allow_module_level=True)
@@ -136,6 +136,29 @@ def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode,
 def test_a_short_sound_is_followed_by_zeros():
     clip = DecodeAudioClip(seconds=1, sample_rate=RATE)(wav(0.25, first=1), rng())
     assert numbers_of(clip) == [*range(1, 2001), *[0] * 6000]
+
+
+@pytest.mark.parametrize("start_s", [2.0, 2.5, 100])
+def test_behind_the_end_of_a_sound_are_zeros(start_s):
+    clip = DecodeAudioClip(seconds=0.01, sample_rate=RATE, start_s=start_s)(wav(2), rng())
+    assert (clip.shape, numbers_of(clip)) == ((1, 80), [0] * 80)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "message"),
+    [(0, "it holds no sound"), (3, "it holds no sound"), (None, "or it is empty")],
+)
+def test_a_file_without_sound_is_an_error(start_s, message):
+    with pytest.raises(ValueError, match=message):
+        DecodeAudioClip(seconds=0.5, sample_rate=RATE, start_s=start_s)(wav(0), rng())
+
+
+@pytest.mark.parametrize("kind", ["webm", "opus", "mkv", "mp3"])
+def test_a_clip_from_the_beginning_is_whole_whatever_its_container(encode, kind):
+    data = encode(wav_of(np.sin(np.arange(3 * RATE) ** 1.2) * 2**14), kind, CODECS[kind])
+    clip = DecodeAudioClip(seconds=1, sample_rate=2 * RATE, start_s=0)(data, rng())
+    whole = torchcodec.decoders.AudioDecoder(data, sample_rate=2 * RATE).get_all_samples().data
+    assert torch.equal(clip, whole[:, : 2 * RATE])
 
 
 def test_sounds_are_resampled_and_mixed():
