@@ -13,6 +13,7 @@ from lightning_shards.shards.progress_line import bytes_bar
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory
 from lightning_shards.shards.remote.cache.limits import kept_fraction
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
+from lightning_shards.shards.remote.cache.piece_names import group_of
 from lightning_shards.shards.remote.cache.upkeep import (
     CheckedPieces,
     FolderListing,
@@ -135,7 +136,15 @@ def _as_text(listing: FolderListing) -> str:
         lines.append(f"being written: {human(listing.writing_bytes)}")
     largest = sorted(listing.objects, key=lambda each: -each.size_bytes)
     if largest:
-        rows = [[each.name[:16], f"{each.pieces:,}", human(each.size_bytes)] for each in largest]
+        # its first digits are the group, which the shards of a data set have in common
+        rows = [
+            [
+                each.name.removeprefix(group_of(each.name))[:16],
+                f"{each.pieces:,}",
+                human(each.size_bytes),
+            ]
+            for each in largest
+        ]
         lines.append(table([["shard (hash)", "pieces", "size"], *rows[:_MAX_LISTED]]))
     if len(largest) > _MAX_LISTED:
         lines.append(f"and {len(largest) - _MAX_LISTED:,} more, see --json")

@@ -312,6 +312,12 @@ MUTANTS = [
         "readers/ahead/test_source_cache.py",
     ),
     Mutant(
+        "tools.cache:_as_text",
+        "each.name.removeprefix(group_of(each.name))[:16]",
+        "each.name[:16]",
+        "shards/remote/test_cache_tool.py",
+    ),
+    Mutant(
         "tools.cache:_clear",
         "if refused is not None and not options.all_hosts:",
         "if refused is not None:",

@@ -255,6 +255,17 @@ def test_an_open_cache_is_listed_and_not_cleared(config, run, published_shards, 
     assert run("clear", "--config", config())[1].startswith("freed ")
 
 
+def test_the_shards_of_a_data_set_are_told_apart(config, run, run_document, tmp_path):
+    run("fill", "--config", config())
+    lines = run("list", "--cache-dir", tmp_path / "cache")[1].splitlines()
+    begin = next(number for number, line in enumerate(lines) if "shard (hash)" in line)
+    told = {line.split()[0] for line in lines[begin + 1 : begin + 4]}
+    (folder,) = run_document("list", "--cache-dir", tmp_path / "cache")["folders"]
+    names = [listed["name"] for listed in folder["objects"]]
+    assert len(names) == len(told) == 3
+    assert all(sum(digits in name for digits in told) == 1 for name in names)
+
+
 def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
     config, run, run_document, tmp_path
 ):
