@@ -130,6 +130,12 @@ MUTANTS = [
         "shards/remote/test_joined_tables.py",
     ),
     Mutant(
+        "shards.joins.table_copies:copy_path",
+        "without_credentials(url)",
+        "url",
+        "shards/remote/test_joined_tables.py",
+    ),
+    Mutant(
         "shards.joins.table_copies:fetch_copy",
         "storage.stat(url) != stat",
         "False",

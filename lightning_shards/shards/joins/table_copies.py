@@ -20,7 +20,7 @@ from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.storage.local_copies import file_name
 from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import redact, without_user
+from lightning_shards.shards.urls import redact, without_credentials
 
 _READ_BYTES: Final = 1 << 22
 _FILE_MODE: Final = 0o600
@@ -31,7 +31,7 @@ _LENGTH_BYTES: Final = 8  # of the footer's length and the magic behind it
 
 def copy_path(url: str, cache: CacheFolder) -> Path:
     """Where the copy of a remote file lies, if there is one."""
-    digest = sha256(without_user(url).encode("utf-8", "surrogateescape"))
+    digest = sha256(without_credentials(url).encode("utf-8", "surrogateescape"))
     return cache.root / "joins" / f"{digest.hexdigest()[:24]}.copy"
 
 

@@ -1,6 +1,8 @@
 """Remote tables of joins: fetched once, as one version, and nothing secret is told or kept."""
 
+import io
 import logging
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,9 @@ from lightning_shards.errors import (
     StorageError,
     UrlError,
 )
+from lightning_shards.shards.joins.table_copies import copy_path, fetch_copy, linked_copies
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import ShardStat
 from tests.shards.remote.conftest import QUICK, SIGNED, options_of, url_of
 from tests.shards.remote.published import COUNTS
 
@@ -130,6 +135,47 @@ def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_t
     again = tables_asked_for(server)
     assert sum(_length(each, size) for each in again) <= (1 << 16) + 9
     assert len(again) <= 3
+
+
+def test_a_table_is_not_fetched_again_for_a_new_signature(make, server, put_table):
+    size = put_table(texts=[f"{n:099999d}" for n in range(NUM)])
+    url = f"{server.url}/data/t.parquet?X-Amz-Signature="
+    make(f"{url}s3cr3t-1").source("train").prepare()
+    server.asked.clear()
+    make(f"{url}s3cr3t-2").source("train").prepare()
+    assert sum(_length(each, size) for each in tables_asked_for(server)) <= (1 << 16) + 9
+
+
+def test_copies_of_tables_are_told_apart_by_what_signs_nothing(tmp_path):
+    url, cache = "https://host/get", CacheFolder(tmp_path)
+    copies = [
+        copy_path(f"{url}?{query}", cache) for query in ("f=0", "f=1", "versionId=1", "sig=1")
+    ]
+    assert len(set(copies)) == 4
+    assert copies[3] == copy_path(f"{url}?sig=2", cache) == copy_path(url, cache)
+
+
+class TokenTables:
+    """Stands for a store that gives another table of the same size for each `token`."""
+
+    def of(self, url):
+        return self
+
+    def stat(self, url):
+        return ShardStat(1, int(url[-1]))
+
+    def open_stream(self, url):
+        return io.BytesIO(url[-1].encode())
+
+
+def test_tables_that_differ_in_what_looks_like_a_signature_are_not_mixed_up(tmp_path):
+    """They share the name of a copy, which is taken by its checksum alone."""
+    cache, store = CacheFolder(tmp_path), TokenTables()
+    urls = [f"https://host/t.parquet?token={number}" for number in range(2)]
+    files = [(url, 1, fetch_copy(url, store.stat(url), store, cache)) for url in urls]
+    (tmp_path / "made").mkdir()
+    with linked_copies(files, store, cache, tmp_path / "made") as copies:
+        assert [Path(copy).read_bytes() for copy in copies] == [b"0", b"1"]
 
 
 def _length(asked, size):
