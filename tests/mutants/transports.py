@@ -119,6 +119,12 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.http_client:_redirected",
+        'encoding="latin-1"',
+        'encoding="utf-8"',
+        HTTP,
+    ),
+    Mutant(
+        "shards.remote.http_client:_redirected",
         'scheme in ("http", "https") and host',
         "True",
         HTTP,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from socket import SHUT_RDWR
+from string import punctuation
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 from weakref import WeakSet
 
 import urllib3
@@ -349,7 +350,9 @@ def drain(response: BaseHTTPResponse) -> None:
 def _redirected(url: str, location: str) -> str:
     """Where a redirect leads; who it names as user is not believed."""
     with suppress(ValueError):
-        following = split_user(urljoin(url, location))[0]
+        # http.client has read each byte of the header as latin-1; most servers mean UTF-8
+        escaped = quote(location, encoding="latin-1", safe=punctuation)
+        following = split_user(urljoin(url, escaped))[0]
         scheme, host, _ = _origin(following)
         if scheme in ("http", "https") and host:
             return following

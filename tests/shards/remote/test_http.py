@@ -202,6 +202,23 @@ def test_no_credentials_go_to_another_host_nor_back(transport, url, server):
     assert all("s3cr3t" not in str(each) for each in server.asked[1:])
 
 
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/data/données/é.tar".encode(), "/data/donn%C3%A9es/%C3%A9.tar"),
+        ("/data/\xe9.tar".encode("latin-1"), "/data/%E9.tar"),
+        (b"/data/%C3%A9 b.tar?x=1 2&y=%2F", "/data/%C3%A9%20b.tar?x=1%202&y=%2F"),
+    ],
+)
+def test_a_redirect_is_followed_by_its_bytes(transport, url, server, location, path):
+    """An escape of it stays, and what is not ASCII is escaped once."""
+    for name in ("données/é.tar", "é b.tar", "\ufffd.tar"):
+        server.objects[f"data/{name}"] = DATA
+    server.faults = [Fault("redirect", location.decode("latin-1")), None]
+    assert transport.read(url, 0, 9).data == DATA[:9]
+    assert server.asked[1].path == path
+
+
 def test_five_redirects_are_followed_and_six_are_not(transport, url, server):
     server.faults = [Fault("redirect", "/data/a.tar")] * 5
     assert transport.read(url, 0, 9).data == DATA[:9]
