@@ -211,6 +211,12 @@ MUTANTS = [
         "dataprep/indexes/test_remote_index.py",
     ),
     Mutant(
+        "dataprep.indexes.remote_index:_root_of",
+        "/{urls[0][len(address) :]}",
+        "/",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
         "dataprep.indexes.remote_index:_uploaded",
         "require_own_index(urls, files)",
         "pass",

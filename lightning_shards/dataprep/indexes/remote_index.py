@@ -35,7 +35,7 @@ from lightning_shards.shards.remote.transport import (
 )
 from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.table_bytes import published_url
-from lightning_shards.shards.urls import redact
+from lightning_shards.shards.urls import redact, url_beside
 
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 
@@ -179,12 +179,13 @@ def _fetch_old(urls: Sequence[str], files: IndexFiles, objects: ObjectsBeside) -
 
 
 def _root_of(urls: Sequence[str], files: IndexFiles) -> str:
-    """URL of the folder that the output folder stands for, without a query."""
+    """URL of the folder that the output folder stands for, with the query of the first shard."""
     assert files.output is not None
     depth = len(files.paths(urls)[0].relative_to(files.output).parts)
-    return _QUERY.sub("", urls[0]).rsplit("/", depth)[0]
+    address = _QUERY.sub("", urls[0])
+    return f"{address.rsplit('/', depth)[0]}/{urls[0][len(address) :]}"
 
 
 def _url_of(path: Path, files: IndexFiles, root: str) -> str:
     assert files.output is not None
-    return f"{root}/{path.relative_to(files.output).as_posix()}"
+    return url_beside(root, path.relative_to(files.output).as_posix())

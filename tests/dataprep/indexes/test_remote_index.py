@@ -294,6 +294,19 @@ def test_a_store_that_takes_no_files_is_told_with_the_other_option(
     assert of_shards(asked_for_bytes(server)) == ["train-000001.tar", "train-000002.tar"]
 
 
+def test_what_is_beside_the_shards_is_asked_for_and_put_there_with_their_query(run, server, folder):
+    """As readers ask for it: the query may hold the token of a store that gives nothing else."""
+    for place in ("a", "b/c"):
+        server.objects[f"data/{place}/0.tar"] = (folder / "train-000000.tar").read_bytes()
+    urls = [f"{server.url}/data/{place}/0.tar?token=s3cr3t" for place in ("a", "b/c")]
+    formats = ["--format", "wids,members,sizes,card"]
+    status, document = run(*urls, "--upload", *formats)
+    assert (status, len(document["written"])) == (0, 7)
+    assert {each.path.partition("?")[2] for each in server.asked} == {"token=s3cr3t"}
+    assert "s3cr3t" not in json.dumps(document)
+    assert {"data/README.md", "data/a/wids.json", "data/b/c/sizes.json"} <= server.objects.keys()
+
+
 def test_folders_are_written_as_the_shards_lie(run, server, folder):
     for place in ("a", "b/c"):
         server.objects[f"data/{place}/0.tar"] = (folder / "train-000000.tar").read_bytes()
