@@ -74,9 +74,9 @@ class Instrument(pl.LightningModule):
 
     def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
         """The share of clips that are recognised; repeats, which fill up a batch, count 0."""
-        is_right = (self.net(batch["sound"]).argmax(1) == batch["label"]).float()
-        weights, count = batch["__weight__"], int(batch["__weight__"].sum())
-        self.log("accuracy", (is_right * weights).sum() / max(count, 1), batch_size=count)
+        weight = batch["__weight__"].float()
+        right = (self.net(batch["sound"]).argmax(1) == batch["label"]) * weight
+        self.log("accuracy", right.sum() / weight.sum().clamp(min=1), batch_size=int(weight.sum()))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam."""

@@ -71,7 +71,7 @@ class Detector(pl.LightningModule):
 
     def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
         """The share of pictures whose cells are all told right; repeats have weight 0."""
-        weight = batch["__weight__"]
+        weight = batch["__weight__"].float()
         right = (self.compare(batch)[1] * weight).sum() / weight.sum()
         self.log("val_right", right, batch_size=int(weight.sum()), sync_dist=True, prog_bar=True)
 

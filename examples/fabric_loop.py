@@ -63,7 +63,7 @@ def accuracy(fabric: Fabric, model: torch.nn.Module, loader: ShardLoader) -> flo
     for on_host in loader:
         batch = fabric.to_device(on_host)
         is_right = model(batch["image"]).argmax(1) == batch["label"]
-        weight = batch["__weight__"]  # 0 for a sample that only fills up the last step
+        weight = batch["__weight__"].float()  # 0 for a sample that only fills up the last step
         counted += torch.stack([(is_right * weight).sum(), weight.sum()])
     right, samples = fabric.all_reduce(counted, reduce_op="sum")
     fabric.print(f"val: {samples:.0f} samples, accuracy {right / samples:.1%}")

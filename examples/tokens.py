@@ -73,7 +73,7 @@ class NextToken(pl.LightningModule):
 
     def validation_step(self, batch: dict[str, torch.Tensor]) -> None:
         """The mean over all blocks, each once: repeats have weight 0."""
-        weight = batch["__weight__"]
+        weight = batch["__weight__"].float()
         total = weight.sum()
         loss = (self(batch["tokens"]).mean(1) * weight).sum() / total.clamp(min=1)
         self.log("val_loss", loss, on_epoch=True, batch_size=int(total), sync_dist=True)

@@ -8,7 +8,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import generated_parts
@@ -96,6 +96,26 @@ def test_a_configuration_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     config.write_text(block)
     cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
     assert cli.datamodule.splits["train"].urls == settings["data"]["train"]["urls"]
+
+
+def test_weights_are_summed_in_float32_whatever_the_precision() -> None:
+    (block,) = (
+        code for param in blocks_of("python") for code in param.values if "weight.sum()" in code
+    )
+    logged: dict[str, Any] = {}
+    module = SimpleNamespace(log=lambda _name, value, **told: logged.update(told, value=value))
+    weight = torch.tensor([1.0] * 301 + [0.0], dtype=torch.bfloat16)
+    loss = torch.arange(302) % 2
+    exec(block, {"batch": {"__weight__": weight}, "loss": loss, "self": module})
+    assert logged["batch_size"] == 301
+    assert float(logged["value"]) == pytest.approx(150 / 301)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name
+)
+def test_examples_sum_weights_in_float32(path: Path) -> None:
+    assert not re.findall(r'= batch\["__weight__"\](?!\.float\(\))', path.read_text())
 
 
 @pytest.mark.parametrize("block", blocks_of("python"))
