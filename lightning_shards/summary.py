@@ -214,7 +214,7 @@ def _entries_of(batch: Any, fields: Iterable[str]) -> dict[str, object]:
 
 def _row(name: str, column: object) -> BatchRow:
     if isinstance(column, torch.Tensor):
-        dtype, shape = _array_dtype(column), tuple(column.shape)
+        dtype, shape = _array_dtype(column), _shape_of(column)
         return BatchRow(name, dtype, shape, _range_of(column))
     if not isinstance(column, list | tuple):
         return BatchRow(name, type(column).__name__, (), _example(column))
@@ -226,15 +226,18 @@ def _row(name: str, column: object) -> BatchRow:
 
 
 def _range_of(tensor: torch.Tensor) -> str:
-    """The least and the largest number, and how many are not finite."""
+    """The least and the largest number, and how many are not finite; empty if torch cannot say."""
     if not tensor.numel():
         return "empty"
     if tensor.is_complex() or tensor.layout != torch.strided:
         return ""
-    values = tensor.detach().cpu()
-    numbers: np.ndarray[Any, Any] = (
-        values.double() if values.is_floating_point() else values
-    ).numpy()
+    try:
+        values = tensor.detach().cpu()
+        numbers: np.ndarray[Any, Any] = (
+            values.double() if values.is_floating_point() else values
+        ).numpy()
+    except (RuntimeError, TypeError):  # quantized, nested, or without data
+        return ""
     finite = numbers[np.isfinite(numbers)] if values.is_floating_point() else numbers
     odd = numbers.size - finite.size
     if not finite.size:
@@ -254,7 +257,7 @@ def _example(value: object) -> str:
     """A value in a few words, with control characters escaped."""
     if isinstance(value, torch.Tensor | np.ndarray):
         array = cast("torch.Tensor", value)
-        return f"{_array_dtype(array)} {tuple(array.shape)}"
+        return f"{_array_dtype(array)} {_shape_of(array)}"
     if isinstance(value, bytes):
         value = value[:_MAX_TEXT]  # all of it would be escaped first
     return _shown(_SHORT.repr(value))
@@ -262,6 +265,13 @@ def _example(value: object) -> str:
 
 def _array_dtype(array: Any) -> str:
     return str(array.dtype).removeprefix("torch.")
+
+
+def _shape_of(array: Any) -> tuple[int, ...]:
+    try:
+        return tuple(array.shape)
+    except RuntimeError:  # of a nested tensor
+        return ()
 
 
 def _shown(text: str, most: int = _MAX_TEXT) -> str:

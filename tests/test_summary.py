@@ -162,6 +162,27 @@ def test_any_kind_of_value_is_shown_in_one_short_line(value, dtype, values, make
     assert row.values == values or (values is None and len(row.values) < 70)
 
 
+@pytest.mark.parametrize(
+    ("make_tensor", "dtype", "shape"),
+    [
+        (lambda: torch.ones(3, device="meta"), "float32", (3,)),
+        (lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "quint8", (3,)),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "float32", ()),
+    ],
+    ids=["meta", "quantized", "nested"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_without_plain_numbers_is_shown_without_a_range(
+    make_tensor, dtype, shape, make_module, urls
+):
+    tensor = make_tensor()
+    module = make_module(SplitConfig(urls), collate_fn=lambda _: {"a": tensor, "b": [tensor]})
+    module.collate_fn.deterministic = True
+    rows = {row.name: row for row in module.peek("train").rows}
+    assert rows["a"].cells == ("a", dtype, str(shape), "")
+    assert rows["b"].values == f"{dtype} {shape}"
+
+
 def test_a_tuple_has_the_names_of_its_fields(make_module, urls):
     fields = {"image": "png", "label": "cls"}
     module = make_module(SplitConfig(urls), fields=fields, batch_format="tuple")

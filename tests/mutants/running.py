@@ -271,6 +271,12 @@ MUTANTS = [
         "test_summary.py",
     ),
     Mutant(
+        "summary:_range_of",
+        "except (RuntimeError, TypeError):",
+        "except RuntimeError:",
+        "test_summary.py",
+    ),
+    Mutant(
         "summary:_shown",
         "if not text.isprintable():",
         "if False:",
