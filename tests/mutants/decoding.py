@@ -130,6 +130,12 @@ MUTANTS = [
         "samples/decoding/test_clips.py",
     ),
     Mutant(
+        "samples.decoding.file_kinds:about_no_image",
+        'if kind == "TIFF":',
+        "if False:",
+        "samples/decoding/test_images.py",
+    ),
+    Mutant(
         "samples.decoding.images:_TurboImage.cut",
         "(bottom + _CONTEXT_ROW) * factor",
         "bottom * factor",

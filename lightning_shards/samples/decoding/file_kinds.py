@@ -37,7 +37,7 @@ _TEXTS: Final = (
     ((b"%!ps",), "PostScript"),
     ((b"{", b"["), "JSON"),
 )
-_DECODED: Final = ("JPEG", "PNG", "GIF", "TIFF", "WebP")
+_DECODED: Final = ("JPEG", "PNG", "GIF", "WebP")
 _REMEDIES: Final = {
     "HTML": "it is the answer of a server that had no image; fetch the image again",
     "XML or SVG": "it is the answer of a server, or a drawing; fetch the image, or draw it as PNG",
@@ -89,6 +89,11 @@ def about_no_image(data: bytes) -> str:
         return (
             f"no image of a known format, it begins with {data[:_SHOWN]}; fetch the image again, "
             "leave its sample out, or name another decoder in `decode`"
+        )
+    if kind == "TIFF":  # those of 16-bit floats, for instance, are valid
+        return (
+            "a TIFF that is damaged, or of a kind that Pillow does not read; fetch the image "
+            "again, leave its sample out, or decode the field as 'raw' or by a function of your own"
         )
     if kind in _DECODED:
         return (

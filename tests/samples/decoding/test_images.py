@@ -198,6 +198,10 @@ NO_IMAGES = {
         b"\xff\xd8\xff" + bytes(9),
         "this is a JPEG that is damaged from its beginning on; fetch the image",
     ),
+    "tiff": (
+        tiff_of(bytes(200), bits=16, sample_format=3),
+        "a TIFF that is damaged, or of a kind that Pillow does not read; .* a function of your own",
+    ),
     "webp": (b"RIFF\0\0\0\0WEBP", "this is a WebP that is damaged"),
 }
 
