@@ -169,7 +169,7 @@ def test_a_worker_sends_what_is_deep_or_holds_itself(make, start):
 
 DECODERS = {
     "json": json.dumps(nested(300)).encode(),
-    "cbor": bytes.fromhex("d81c81d81d00"),  # a list that holds itself, in six bytes
+    "cbor": 300 * b"\x81" + b"\xf6",  # lists of one value, the last of which is null
 }
 
 
@@ -189,5 +189,4 @@ def test_deep_members_are_read_by_all_pools(
     with module.loader("train") as loader:
         batches = list(loader)
     assert [len(batch["x"]) for batch in batches] == [2, 2]
-    value = batches[1]["x"][1]
-    assert value[0] is value if decoder == "cbor" else depth_of(value) == 300
+    assert depth_of(batches[1]["x"][1]) == 300
