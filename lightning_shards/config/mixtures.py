@@ -20,7 +20,7 @@ from lightning_shards.plan.mixtures.weights import (
     weigh_stage,
 )
 from lightning_shards.samples.decoding.decoders import ends_in
-from lightning_shards.samples.optional_fields import without_mark
+from lightning_shards.samples.optional_fields import suffixes_of
 from lightning_shards.setting_checks import (
     require_at_least,
     require_choice,
@@ -344,8 +344,7 @@ def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bo
 
 def is_key_of(key: str, fields: Mapping[str, str]) -> bool:
     """Whether a key names one of these fields, or a suffix that one of them has."""
-    texts = (each for value in fields.values() for each in without_mark(value).split(";"))
-    suffixes = (text.strip() for text in texts)
+    suffixes = (suffix for text in fields.values() for suffix in suffixes_of(text))
     return key in fields or (key.startswith(".") and any(ends_in(each, key) for each in suffixes))
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.file_order import FileOrder
 from lightning_shards.plan.place import Place
 
 ORDER_VERSION = 1
@@ -115,18 +116,15 @@ def draw_sample(
         ConfigError: A number out of its range.
         PlanError: There is no sample at all.
     """
-    ends = np.cumsum(counts, dtype=np.int64)
-    total = int(ends[-1]) if ends.size else 0
+    file_order = FileOrder(counts)
+    total = file_order.samples
     if not total:
         raise PlanError("there is no sample to draw; check the counts in the data set's index")
     words = random_words(
         Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
     )
-    number = int(words[0]) * total >> 64
-    # The shard of this number is the first that ends after it. Empty shards are passed over,
-    # because they end where the shard before them ends.
-    shard = int(np.searchsorted(ends, number, side="right"))
-    return shard, number - int(ends[shard] - counts[shard])
+    ((shard, sample),) = file_order.ids(np.array([int(words[0]) * total >> 64])).tolist()
+    return shard, sample
 
 
 def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArray[np.int64]:

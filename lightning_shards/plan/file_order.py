@@ -24,6 +24,11 @@ class FileOrder:
         """The number after the last sample of each shard, shape (num_shards,)."""
         return np.cumsum(self.counts, dtype=np.int64)
 
+    @cached_property
+    def begins(self) -> _Ints:
+        """The number of the first sample of each shard, shape (num_shards,)."""
+        return self.ends - self.counts
+
     @property
     def samples(self) -> int:
         """Samples of all shards."""
@@ -33,7 +38,7 @@ class FileOrder:
         """Shard, number of the shard's first sample, and sample in the shard, of these numbers."""
         # The shard of a number is the first that ends after it; empty shards are passed over.
         shards = np.searchsorted(self.ends, numbers, side="right").astype(np.int64)
-        begins = self.ends[shards] - self.counts[shards]
+        begins = self.begins[shards]
         return shards, begins, numbers - begins
 
     def ids(self, numbers: _Ints) -> _Ints:

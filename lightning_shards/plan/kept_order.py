@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.plan.file_order import FileOrder
 from lightning_shards.plan.order import Order
 
 _Ints = NDArray[np.int64]
@@ -92,7 +93,7 @@ class KeptSamples:
     @property
     def samples(self) -> int:
         """How many samples are left."""
-        return int(self._kept_ends[-1]) if len(self.counts) else 0
+        return self._kept.samples
 
     def own_ids(self, ids: _Ints) -> _Ints:
         """The sample ids of kept samples: their own numbers in the shard.
@@ -100,9 +101,9 @@ class KeptSamples:
         `ids` are shard and number among the kept samples of the shard, int64 of shape (n, 2).
         """
         shards = ids[:, 0]
-        number = self._kept_ends[shards] - self.counts[shards] + ids[:, 1]
-        begins = self._ends[shards] - self.totals[shards]
-        return np.stack((shards, self._own_numbers(number) - begins), axis=1)
+        numbers = self._kept.begins[shards] + ids[:, 1]
+        own = self._own_numbers(numbers) - self._all.begins[shards]
+        return np.stack((shards, own), axis=1)
 
     def of_shard(self, shard: int) -> _Ints:
         """The own numbers of all kept samples of a shard, ascending: int64, shape (counts[i],)."""
@@ -124,12 +125,12 @@ class KeptSamples:
         return numbers + shifts
 
     @cached_property
-    def _ends(self) -> _Ints:
-        return np.cumsum(self.totals, dtype=np.int64)
+    def _all(self) -> FileOrder:
+        return FileOrder(self.totals)
 
     @cached_property
-    def _kept_ends(self) -> _Ints:
-        return np.cumsum(self.counts, dtype=np.int64)
+    def _kept(self) -> FileOrder:
+        return FileOrder(self.counts)
 
 
 @dataclass(frozen=True)

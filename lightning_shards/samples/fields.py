@@ -42,7 +42,7 @@ from lightning_shards.samples.decoding.decoders import (
     require_libraries,
 )
 from lightning_shards.samples.loaded_torch import as_tensor
-from lightning_shards.samples.optional_fields import Default, given_defaults, without_mark
+from lightning_shards.samples.optional_fields import Default, given_defaults, suffixes_of
 from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
 from lightning_shards.samples.transforms import (
     Transform,
@@ -220,7 +220,7 @@ def make_fields(
     optional = given_defaults(fields, defaults or {})
     new_field = partial(Field, by_suffix=by_suffix)
     made = tuple(
-        new_field(name, _suffixes(text), decoders.get(name), default=optional.get(name))
+        new_field(name, suffixes_of(text), decoders.get(name), default=optional.get(name))
         for name, text in fields.items()
     )
     _require_ends([end for end, _ in by_suffix], made)
@@ -250,10 +250,6 @@ def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
             f"decode names {unknown}, and the fields are {sorted(fields)}; name a field, a suffix "
             "with its dot as in .cls, or add one to fields"
         )
-
-
-def _suffixes(text: str) -> tuple[str, ...]:
-    return tuple(part.strip().lower() for part in without_mark(text).split(";"))
 
 
 def _raw_where_bytes_are_taken(

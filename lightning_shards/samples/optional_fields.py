@@ -141,6 +141,15 @@ def without_mark(text: str) -> str:
     return text.rstrip().removesuffix(_MARK)
 
 
+def suffixes_of(text: str) -> tuple[str, ...]:
+    """The suffixes of a field as decoders take them.
+
+    >>> suffixes_of("PNG; jpg?")
+    ('png', 'jpg')
+    """
+    return tuple(part.strip().lower() for part in without_mark(text).split(";"))
+
+
 def given_defaults(fields: Mapping[str, str], defaults: Mapping[str, Any]) -> dict[str, Default]:
     """The default of each optional field.
 

@@ -131,7 +131,12 @@ MUTANTS = [
         "**{}",
         "config/test_mixtures.py",
     ),
-    Mutant("config.mixtures:is_key_of", "text.strip()", "text", "config/test_merged_settings.py"),
+    Mutant(
+        "samples.optional_fields:suffixes_of",
+        "part.strip()",
+        "part",
+        "config/test_merged_settings.py",
+    ),
     Mutant(
         "config.mixtures:is_key_of",
         "ends_in(each, key)",

@@ -64,6 +64,12 @@ MUTANTS = [
         "plan/test_order.py",
     ),
     Mutant(
+        "plan.file_order:FileOrder.locate",
+        'side="right"',
+        'side="left"',
+        "plan/test_draws.py",
+    ),
+    Mutant(
         "plan.permutations:order_runs",
         "seed, epoch)",
         "seed, 0)",
@@ -109,12 +115,6 @@ MUTANTS = [
         "plan.draws:random_words",
         "random_raw(skipped + stop - start)[skipped:]",
         "random_raw(stop - start)",
-        "plan/test_draws.py",
-    ),
-    Mutant(
-        "plan.draws:draw_sample",
-        'side="right"',
-        'side="left"',
         "plan/test_draws.py",
     ),
     Mutant(

@@ -211,7 +211,8 @@ class FetchAhead:
             self._has_lacked = self._shards.has_lacked()
             kept = [each for each in rest if self._shards.is_kept(each)]
             announced = reads + kept
-            self._shards.fetch_ahead(announced)  # with the lock: nothing is after `close`
+            # with the lock: nothing is announced after `close`
+            self._shards.fetch_ahead(announced)
             self._announced_until = (turn, stop)
             is_first = not self._has_announced.is_set()
             self._has_announced.set()

@@ -140,9 +140,10 @@ class PiecePlan:
         yield Announcement(*block)
         for following, _ in blocks:
             turn, start, stop, reads, rest = block
-            both = reads + following.reads, [*rest, *following.rest]
-            yield Announcement(turn, start, stop, *both)
-            yield Announcement(turn, (start + stop) // 2, stop, *following[3:])
+            both = [*rest, *following.rest]
+            yield Announcement(turn, start, stop, reads + following.reads, both)
+            middle = (start + stop) // 2
+            yield Announcement(turn, middle, stop, following.reads, following.rest)
             block = following
 
     def first_epoch(self) -> Iterator[PlannedBlock]:
@@ -205,8 +206,8 @@ class PiecePlan:
             ahead.append(batch)
             reading = ahead.popleft()
             reads = [read for following in ahead for read in following.reads]
-            turn, start, stop = reading[:3]
-            yield Announcement(turn, start, stop, reads, is_of_node=False)
+            place = reading.turn, reading.start, reading.stop
+            yield Announcement(*place, reads, is_of_node=False)
 
     def _batches(self, place: Place, begin: tuple[int, int] = (0, 0)) -> Iterator[PlannedBlock]:
         """The batches of one process, each sample as a piece."""

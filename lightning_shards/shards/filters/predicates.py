@@ -121,11 +121,10 @@ def digest_of_predicate(predicate: Predicate) -> str:
     """A hash of its import path, the source of its modules, and the values that it holds and reads.
 
     The modules are that of a function (and of what decorates it), and those of the classes of an
-    object or of a bound method.
-    It reads the globals of these modules that its code names, and the code of theirs that it names.
-    What it calls in other modules is not followed. Without a source, as of a function that was
-    typed in, with one that was edited after it was imported, or with a global that has no hash, the
-    hash is that of this process alone.
+    object or of a bound method. It reads the globals of these modules that its code names, and the
+    code of theirs that it names. What it calls in other modules is not followed. Without a source,
+    as of a function that was typed in, with one that was edited after it was imported, or with a
+    global that has no hash, the hash is that of this process alone.
 
     Raises:
         ConfigError: The values cannot be pickled.
