@@ -84,6 +84,7 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
         ConfigError: A value cannot be pickled.
     """
     lists = tensors = 0
+    _sizes("the batch", type(sample))
     for name, column in _columns(sample):
         size, pickled = _sizes(name, column)
         tensors += batch_size * size
@@ -146,7 +147,7 @@ def require_picklable(batch: Batch) -> None:
         SampleError: It cannot be pickled; the message names the field and the sample.
     """
     keys: Any = batch.get("__key__") if isinstance(batch, dict) else None
-    for name, column in _columns(batch):
+    for name, column in (("the batch", type(batch)), *_columns(batch)):
         rows = cast("list[object]", column) if isinstance(column, list) else [column]
         has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):

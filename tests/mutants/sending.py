@@ -124,6 +124,12 @@ MUTANTS = [
         "workers/test_odd_tensors.py",
     ),
     Mutant(
+        "workers.messages:require_picklable",
+        '(("the batch", type(batch)), *_columns(batch))',
+        "_columns(batch)",
+        "workers/test_odd_tensors.py",
+    ),
+    Mutant(
         "workers.sending.nested_values:_has_parts",
         '_own(kind, "__copy__") is _own(UserDict, "__copy__")',
         "True",

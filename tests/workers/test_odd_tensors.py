@@ -1,5 +1,7 @@
 """Tensors that are no one block of numbers travel as they are, from every pool."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 import torch
@@ -94,6 +96,14 @@ def test_a_tensor_that_gradients_flow_through_stays_in_its_process(value):
     with pytest.raises(ConfigError, match=r"^field 'x' cannot travel .*call detach\(\) on it"):
         batch_bytes(batch, 2)
     with pytest.raises(SampleError, match=r"^field 'x' of sample 'k' cannot travel .*detach"):
+        require_picklable(batch)
+
+
+def test_a_batch_of_a_class_that_has_no_name_in_its_module_is_refused_as_that():
+    batch = namedtuple("Pair", ["x", "y"])(torch.arange(3), [1, 2])  # noqa: PYI024 in a function
+    with pytest.raises(ConfigError, match=r"^the batch cannot travel .*Pair.*pool='threads'"):
+        batch_bytes(batch, 2)
+    with pytest.raises(SampleError, match=r"^the batch of row 0 cannot travel .*Pair"):
         require_picklable(batch)
 
 
