@@ -323,4 +323,16 @@ MUTANTS = [
         "if refused is not None:",
         "shards/remote/test_cache_tool.py",
     ),
+    Mutant(
+        "shards.remote.fetching.open_pieces:OpenPieces.drop_unlike",
+        "if is_read and found != part.into:",
+        "if is_read and False:",
+        "shards/remote/test_warm_cache.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.open_pieces:OpenPieces._drop",
+        "opened.drop()",
+        "pass",
+        "shards/remote/test_warm_cache.py",
+    ),
 ]

@@ -17,7 +17,7 @@ from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
 from lightning_shards.shards.remote.fetching.stamped_transport import (
     StampedTransport,
     version_of_stamp,
@@ -100,6 +100,9 @@ class RemoteStorage(Storage):
         began = perf_counter()
         (data,) = self._results([partial(self._fetched, url, start, stop, stat)])
         self._count_read(len(data or b""), began)
+        if self._fetcher is not None and stat is not None and data:  # as a batch was damaged
+            version, end = version_of_stamp(stat), start + len(data)
+            self._fetcher.drop_unlike(Segment(url, version, start, end, memoryview(data)))
         return bytes(data or b"")
 
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:

@@ -1,5 +1,6 @@
 """Epochs of which all pieces are in the cache: none are worked out, and no byte is another one."""
 
+import os
 from itertools import islice
 
 import numpy as np
@@ -101,3 +102,22 @@ def test_a_cache_that_is_lost_while_it_is_warm_costs_requests_and_no_data(warm, 
     for path in kept():
         path.unlink()
     assert warm.read(4) > 0
+
+
+def test_a_piece_that_changed_on_the_disk_is_told_once_and_fetched_again(
+    warm, kept, server, caplog
+):
+    path = min(kept())
+    data, status = path.read_bytes(), path.stat()
+    path.write_bytes(bytes(len(data) - 64) + data[-64:])  # the trailer is not changed
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # as if nobody had written to it
+    warm.read()
+    warm.read_until_warm()
+    server.asked.clear()
+    assert warm.read(3) == 0
+    assert not server.asked
+    told = [each.getMessage() for each in caplog.records if "changed on the disk" in each.message]
+    begin, end = path.name.split("-")
+    assert len(told) == 1, told
+    assert told[0].startswith(f"bytes {begin} to {end} of http://")
+    assert path.read_bytes() == data

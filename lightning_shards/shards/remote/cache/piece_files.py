@@ -93,6 +93,15 @@ class OpenPiece:
                 raise OSError(errno.EIO, f"the file ends after {first + done:,} bytes", self._path)
             done += more
 
+    def drop(self) -> None:
+        """Remove its file from the cache, unless another one has its name by now.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        if self.file is not None:
+            _remove(self._path, self.file)
+
     def close(self) -> None:
         """Let go of the file."""
         if self._closing is not None:

@@ -20,7 +20,7 @@ from time import perf_counter
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.process_fetcher import FetchCounts, ProcessFetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
 from lightning_shards.shards.remote.transport import Transport
 
 
@@ -97,6 +97,17 @@ class Fetcher:
             FileAccessError: The cache folder is another user's, or others may write to it.
         """
         return self._here().read(reads)
+
+    def drop_unlike(self, fetched: Segment) -> None:
+        """Drop each piece whose bytes have changed on the disk since it was written.
+
+        Args:
+            fetched: Bytes as the store gave them. Pieces that hold them, too, are compared.
+
+        Raises:
+            FileAccessError: As of `read`.
+        """
+        self._here().drop_unlike(fetched)
 
     def close(self) -> None:
         """End all threads of this process within a second, also where a server has stalled.

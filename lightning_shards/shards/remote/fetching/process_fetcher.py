@@ -163,6 +163,10 @@ class ProcessFetcher:
             self._patience.read(self._now())
             self._begin_announced()
 
+    def drop_unlike(self, fetched: Segment) -> None:
+        """See `Fetcher.drop_unlike`."""
+        self._open.drop_unlike(fetched, tuple(self._announced))
+
     def _begin_announced(self) -> None:
         """Begin what was announced before the first batch, behind the requests of that batch."""
         if not self._has_read.is_set():
