@@ -11,6 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts.believed import (
     believed_claims,
-    fetching_beside,
     folder_total,
     scan_all,
 )
+from lightning_shards.shards.counts.count_files import bytes_beside
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,
     redact,
@@ -208,13 +209,25 @@ def load_index(
     counts at all, and nothing is scanned.
     `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
     `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
-    read what is beside remote shards; else only http(s) servers are asked.
+    read what is beside remote shards; None: those that their schemes have by default.
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
         IndexMismatchError: Sources of counts disagree, or a shard changed since it was indexed.
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
+    with nullcontext(storages) if storages else closing(Storages()) as reading:
+        return _counted(urls, cache, show_progress, wants_total, reading)
+
+
+def _counted(
+    urls: Sequence[str],
+    cache: CacheFolder,
+    show_progress: bool | None,
+    wants_total: bool,
+    storages: Storages,
+) -> ShardIndex:
+    """See `load_index`."""
     require_local_shards(urls)
     url_of = {split_url(url): url for url in urls}
     if _names_are_shared(urls, url_of):
@@ -266,8 +279,8 @@ def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, str
     first_of = {split_url(url)[0]: url for url in reversed(urls) if not is_local(url)}
     found: dict[str, str] = {}
     for folder, url in first_of.items():
-        fetch = fetching_beside(url, storages)
-        data = fetch(url_beside(url, CLASSES), MAX_INDEX_BYTES) if fetch else None
+        beside = url_beside(url, CLASSES)
+        data = bytes_beside(beside, MAX_INDEX_BYTES, storages) if has_ranges(url) else None
         if data is not None:
             found[folder] = data.decode("utf-8", "surrogateescape")
     return found

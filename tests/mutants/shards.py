@@ -118,7 +118,7 @@ MUTANTS = [
         "shards/counts/test_count_files.py",
     ),
     Mutant(
-        "shards.index:load_index",
+        "shards.index:_counted",
         "if _names_are_shared(urls, url_of):",
         "if False:",
         "shards/counts/test_count_files.py",
@@ -136,7 +136,7 @@ MUTANTS = [
         "shards/counts/test_zero_counts.py",
     ),
     Mutant(
-        "shards.index:load_index",
+        "shards.index:_counted",
         "    _report_empty(",
         "    (lambda *_: None)(",
         "shards/counts/test_zero_counts.py",

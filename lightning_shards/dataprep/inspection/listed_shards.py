@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -104,15 +103,11 @@ def _missing(folder: str, names: Sequence[str], source: str) -> list[Finding]:
 def _claims_beside_remote(shard: str, names: frozenset[str], storages: Storages) -> _Named:
     claims: _Named = []
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
-        found = claims_of_file(file_name, shard, names, partial(_fetched_beside, storages))
+        found = claims_of_file(file_name, shard, names, storages)
         if found is None:
             break
         claims += found
     return claims
-
-
-def _fetched_beside(storages: Storages, url: str, max_bytes: int) -> bytes | None:
-    return storages.of(url).read_whole([url], max_bytes + 1)[0]
 
 
 class KnownTables(NamedTuple):

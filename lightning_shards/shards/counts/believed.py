@@ -7,8 +7,6 @@ from pathlib import Path
 from lightning_shards.shards.counts.cache import CountsCache
 from lightning_shards.shards.counts.claims import CountClaim
 from lightning_shards.shards.counts.count_files import (
-    FetchBeside,
-    http_start,
     local_claims,
     remote_claims,
     remote_total,
@@ -28,7 +26,7 @@ def believed_claims(
     folder: str,
     names: Sequence[str],
     url_of: Mapping[tuple[str, str], str],
-    storages: Storages | None,
+    storages: Storages,
 ) -> dict[str, CountClaim]:
     """The counts that files give for shards of a folder, without a false count of 0."""
     return {
@@ -39,38 +37,24 @@ def believed_claims(
 
 
 def _claims(
-    shard: str, folder: str, names: Sequence[str], storages: Storages | None
+    shard: str, folder: str, names: Sequence[str], storages: Storages
 ) -> dict[str, CountClaim]:
     """The counts that files beside this shard give, by file name; none where none can be read."""
     if is_local(folder):
         return local_claims(folder, names)
-    fetch = fetching_beside(shard, storages)
-    return remote_claims(shard, names, fetch) if fetch or _is_http(shard) else {}
+    return remote_claims(shard, names, storages) if has_ranges(shard) else {}
 
 
 def folder_total(
-    urls: Sequence[str], folders: Mapping[str, object], storages: Storages | None
+    urls: Sequence[str], folders: Mapping[str, object], storages: Storages
 ) -> int | None:
     """The samples of the remote folder that all shards are in, if a file there counts them."""
     if len(folders) != 1:
         return None
-    shard = urls[0]
-    fetch = fetching_beside(shard, storages)
-    return remote_total(shard, fetch) if fetch or _is_http(shard) else None
+    return remote_total(urls[0], storages) if has_ranges(urls[0]) else None
 
 
-def fetching_beside(shard: str, storages: Storages | None) -> FetchBeside | None:
-    """What fetches the files beside a remote shard; None if no storage reads it."""
-    if storages is None or not has_ranges(shard):
-        return None
-
-    def fetch(url: str, max_bytes: int) -> bytes | None:
-        return storages.of(url).read_whole([url], max_bytes + 1)[0]
-
-    return fetch
-
-
-def _is_empty(url: str, claim: CountClaim, storages: Storages | None) -> bool:
+def _is_empty(url: str, claim: CountClaim, storages: Storages) -> bool:
     """Whether a shard that is said to hold no sample really holds none, by its own headers.
 
     Of a remote shard only the first header is read, which must be the end marker.
@@ -78,8 +62,7 @@ def _is_empty(url: str, claim: CountClaim, storages: Storages | None) -> bool:
     if is_local(url):
         is_empty, reason = not holds_samples(url), "it holds some"
     else:
-        fetch = fetching_beside(url, storages)
-        start = fetch(url, BLOCK - 1) if fetch else http_start(url, BLOCK)
+        start = storages.of(url).read_whole([url], BLOCK)[0]
         is_empty, reason = start == bytes(BLOCK), "it does not begin with its end"
     if not is_empty:
         _log.warning(
@@ -89,10 +72,6 @@ def _is_empty(url: str, claim: CountClaim, storages: Storages | None) -> bool:
             reason,
         )
     return is_empty
-
-
-def _is_http(url: str) -> bool:
-    return url.lower().startswith(("http://", "https://"))
 
 
 def scan_all(

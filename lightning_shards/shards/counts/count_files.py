@@ -6,10 +6,9 @@ passed over, because the shards can be scanned.
 
 import json
 import logging
-import urllib.error
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from urllib.parse import unquote
 
 from lightning_shards.errors import IndexMismatchError
@@ -30,16 +29,10 @@ from lightning_shards.shards.counts.count_formats import (
     other_counts,
 )
 from lightning_shards.shards.counts.wids import MARKER
-from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside, without_user
-
-HTTP_TIMEOUT_S: Final = 10.0
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside
 
 _WEB: Final = ("http", "https")
-_ABSENT = (403, 404)  # object stores answer 403 for what may not be listed
-
-FetchBeside = Callable[[str, int], bytes | None]
-"""Fetches at most so many bytes of a file, and one more; None if it is absent. It raises OSError if
-the server does not answer."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,9 +77,7 @@ def other_claims(
         yield name, ShardClaim(source, {"nsamples": samples})
 
 
-def remote_claims(
-    shard: str, names: Iterable[str], fetch: FetchBeside | None = None
-) -> dict[str, CountClaim]:
+def remote_claims(shard: str, names: Iterable[str], storages: Storages) -> dict[str, CountClaim]:
     """The counts that `sizes.json` and `wids.json`, or other tools' files, give beside a shard.
 
     A file that cannot be read gives no counts; errors of the server show when shards are read.
@@ -94,7 +85,7 @@ def remote_claims(
     Args:
         shard: URL of a remote shard, whose user, password and query go with the files, too.
         names: File names of the shards of its folder that are asked for.
-        fetch: Fetches a file; None for one request to a web server.
+        storages: Read ranges of the shard, and so the files.
 
     Raises:
         IndexMismatchError: The two files disagree.
@@ -104,7 +95,7 @@ def remote_claims(
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and asked <= claims.keys():
             break
-        found = claims_of_file(file_name, shard, asked, fetch)
+        found = claims_of_file(file_name, shard, asked, storages)
         if found is None:
             break
         for name, claim in found:
@@ -115,7 +106,7 @@ def remote_claims(
 
 
 def claims_of_file(
-    file_name: str, shard: str, asked: frozenset[str], fetch: FetchBeside | None = None
+    file_name: str, shard: str, asked: frozenset[str], storages: Storages
 ) -> list[tuple[str, ShardClaim]] | None:
     """The claims of one file beside a remote shard, arguments as of `remote_claims`.
 
@@ -127,7 +118,7 @@ def claims_of_file(
     url = url_beside(shard, file_name)
     source = redact(url)
     try:
-        content = _fetch_json(url, fetch or _fetch)
+        content = _read_json(url, storages)
     except OSError as error:
         _log.info("no counts from %s: %s", source, error)
         return None
@@ -135,7 +126,7 @@ def claims_of_file(
     return [(name if name in asked else named[name], claim) for name, claim in found]
 
 
-def remote_total(shard: str, fetch: FetchBeside | None = None) -> int | None:
+def remote_total(shard: str, storages: Storages) -> int | None:
     """The samples that open_clip's `__len__` counts in all shards of this remote shard's folder.
 
     None if there is no such number. It does not say which shards it counts.
@@ -143,7 +134,7 @@ def remote_total(shard: str, fetch: FetchBeside | None = None) -> int | None:
     url = url_beside(shard, LENGTH)
     source = redact(url)
     try:
-        content = (fetch or _fetch)(url, MAX_HEADER)
+        content = bytes_beside(url, MAX_HEADER, storages)
     except OSError as error:
         _log.info("no total from %s: %s", source, error)
         return None
@@ -162,26 +153,18 @@ def remote_total(shard: str, fetch: FetchBeside | None = None) -> int | None:
     return total
 
 
-def http_start(url: str, num_bytes: int) -> bytes | None:
-    """The first bytes of a shard on a web server, or all bytes if fewer; None without an answer.
+def bytes_beside(url: str, max_bytes: int, storages: Storages) -> bytes | None:
+    """At most so many bytes of a file beside shards, and one more; None if it is absent.
 
-    This is one request; the rest is left unread if the server sends the whole shard.
+    Raises:
+        ShardError: The store does not answer.
     """
-    from http.client import HTTPException  # local shards need neither of these
-    from urllib.request import Request, urlopen
-
-    request = Request(without_user(url), headers={"Range": f"bytes=0-{num_bytes - 1}"})  # noqa: S310
-    try:
-        with urlopen(request, timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
-            return cast("bytes", reply.read(num_bytes))
-    except (OSError, HTTPException, ValueError) as error:
-        _log.info("no first bytes of %s: %s", redact(url), type(error).__name__)
-        return None
+    return storages.of(url).read_whole([url], max_bytes + 1)[0]
 
 
-def _fetch_json(url: str, fetch: FetchBeside) -> object:
+def _read_json(url: str, storages: Storages) -> object:
     """The content of a remote JSON file; None if it is absent, too large or not JSON."""
-    data = fetch(url, beside.MAX_INDEX_BYTES)
+    data = bytes_beside(url, beside.MAX_INDEX_BYTES, storages)
     if data is None:
         return None
     if len(data) > beside.MAX_INDEX_BYTES:
@@ -195,24 +178,6 @@ def _fetch_json(url: str, fetch: FetchBeside) -> object:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         _log.info("no counts from %s: %s", redact(url), error)
-    return None
-
-
-def _fetch(url: str, max_bytes: int) -> bytes | None:
-    """A file on a web server, at most `max_bytes` + 1 bytes of it; None if it is absent."""
-    from http.client import HTTPException
-    from urllib.request import urlopen
-
-    try:
-        # Only folders of http(s) shards get here.
-        with urlopen(without_user(url), timeout=HTTP_TIMEOUT_S) as reply:  # noqa: S310
-            return cast("bytes", reply.read(max_bytes + 1))
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code not in _ABSENT:
-            _log.info("no counts from %s: %s", redact(url), error)
-    except HTTPException as error:
-        raise ConnectionError(f"{type(error).__name__}: {error}") from error
     return None
 
 

@@ -29,7 +29,7 @@ from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import BLOCK, walk_members
 
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
-"""Files that are requested in a folder of an http(s) server."""
+"""Files that are asked for in a remote folder."""
 
 LENGTH: Final = "__len__"
 """The file of open_clip: one number for all shards of the folder."""
