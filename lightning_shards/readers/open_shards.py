@@ -3,7 +3,7 @@
 import errno
 import os
 import resource
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -22,7 +22,6 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
@@ -101,6 +100,7 @@ class OpenShards:
     Attributes:
         urls: Of all shards, by their numbers.
         joined: The values of their samples that come from joins.
+        storages: Their storages.
         mapped_bytes: Of the files that the member tables of the open shards are mapped from.
     """
 
@@ -116,9 +116,9 @@ class OpenShards:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, _shards_allowed())
         self.urls, self._counts = index.urls, index.counts
-        self._storages, self._may_fetch = Storages(storages), storages is not None
+        self.storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(
-            cache, storages=self._storages, takes_dali=True, unwritten=unwritten
+            cache, storages=self.storages, takes_dali=True, unwritten=unwritten
         )
         self.joined = JoinedMembers(joined, cache, self._store)
         self._has_joins = any(each.joins for each in joined)
@@ -167,37 +167,12 @@ class OpenShards:
         if not self._may_fetch:
             return False
         firsts = {scheme_of(url): url for url in self.urls}.values()
-        storages = list(map(self._storages.of, firsts))  # made here: a thread asks for them later
+        storages = list(map(self.storages.of, firsts))  # made here: a thread asks for them later
         return any(storage.fetches_ahead for storage in storages)
-
-    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
-        """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
-        schemes = {url: scheme_of(url) for url in {each.url for each in reads}}
-        of_schemes: defaultdict[str, list[ShardReads]] = defaultdict(list)
-        for each in reads:
-            of_schemes[schemes[each.url]].append(each)
-        for of_scheme in of_schemes.values():
-            self._storages.of(of_scheme[0].url).fetch_ahead(of_scheme)
-
-    def has_fetched_ahead(self) -> bool:
-        """Whether all that was named to `fetch_ahead` last is there."""
-        return self._storages.has_fetched_ahead()
-
-    def has_lacked(self) -> bool:
-        """Whether a read has lacked something since `fetch_ahead` was called last."""
-        return self._storages.has_lacked()
-
-    def is_kept(self, read: ShardReads) -> bool:
-        """Whether these ranges need not be fetched, now or in a later epoch; by any thread."""
-        return self._storages.of(read.url).is_kept(read)
-
-    def fetch_totals(self) -> FetchTotals:
-        """What their storages have fetched from afar in this process, and how long reads waited."""
-        return self._storages.fetch_totals()
 
     def storage(self, shard: int) -> Storage:
         """What reads the shard with this number."""
-        return self._storages.of(self.urls[shard])
+        return self.storages.of(self.urls[shard])
 
     def read(self, shard: int, start: int, stop: int, stat: tuple[int, int] | None) -> bytes:
         """One range of a shard, as `Storage.read` gives it.
@@ -245,7 +220,7 @@ class OpenShards:
             try:
                 table = self._store.table_of(url, expected_samples=expected)
                 self.joined.require_same(shard, table)
-                storage = self._storages.of(url)
+                storage = self.storages.of(url)
                 refresh = (
                     partial(self._store.refresh, url, self.urls) if storage.is_remote else None
                 )
@@ -269,7 +244,7 @@ class OpenShards:
     def __exit__(self, *exception: object) -> None:
         while self._readers:
             self._close_one()
-        self._storages.close()
+        self.storages.close()
 
 
 def lacking_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) -> list[LackingField]:

@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.remote_batches:buffer_beside",
-        "MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES",
+        "MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES",
         "_MOST_BYTES",
         AHEAD,
     ),
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead.reach",
-        "self._due == _NEVER and self._shards.has_lacked()",
+        "self._due == _NEVER and self._storages.has_lacked()",
         "False",
         "readers/ahead/test_fetch_ahead.py",
     ),
@@ -263,7 +263,7 @@ MUTANTS = [
     ),
     Mutant(
         "readers.ahead.fetch_ahead:FetchAhead._announced",
-        "if self._shards.is_kept(each)",
+        "if self._storages.is_kept(each)",
         "if False",
         "readers/ahead/test_fetch_ahead.py",
     ),

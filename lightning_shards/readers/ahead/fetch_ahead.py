@@ -8,16 +8,16 @@ import logging
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.plan.schedule import WorkerEpoch
 from lightning_shards.readers.ahead.known_pieces import KnownPieces
 from lightning_shards.readers.ahead.piece_plan import Announcement
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.system.cancellation import wait_for_event
 from lightning_shards.system.stage_byte import Fetching
 
@@ -36,22 +36,6 @@ Position = tuple[int, int]
 """How many epochs lie between the cursor and this one, and the position in it."""
 
 
-class FetchingShards(Protocol):
-    """What is told, such as `OpenShards`: see the methods of `Storage` that have these names."""
-
-    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
-        """Begin to fetch these pieces, and no others."""
-        ...
-
-    def has_lacked(self) -> bool:
-        """Whether a batch has lacked a byte since."""
-        ...
-
-    def is_kept(self, read: ShardReads) -> bool:
-        """Whether this piece is in the cache."""
-        ...
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -67,7 +51,7 @@ class FetchAhead:
     Args:
         announcements: Those from some position on, in the order of the batches, without end. They
             are asked for by the thread alone.
-        shards: Is told what to fetch.
+        storages: Are told what to fetch.
         end: Lets go of what the announcements read by; called by `close` and once more when the
             thread ends, which may be later.
 
@@ -78,11 +62,11 @@ class FetchAhead:
     def __init__(
         self,
         announcements: Callable[[Position], Iterator[Announcement]],
-        shards: FetchingShards,
+        storages: Storages,
         end: Callable[[], None] = lambda: None,
     ) -> None:
-        self._announcements, self._shards, self._end = announcements, shards, end
-        self._known = KnownPieces(shards.is_kept)
+        self._announcements, self._storages, self._end = announcements, storages, end
+        self._known = KnownPieces(storages.is_kept)
         self._changed = threading.Condition()
         self._reached: Position = (0, -1)
         self._due = self._reached
@@ -133,7 +117,7 @@ class FetchAhead:
             self._batches += 1
             is_first = self._batches == 1
             # to wake the thread costs more than all else of this, so it is not done for each batch
-            is_lacking = self._due == _NEVER and self._shards.has_lacked()
+            is_lacking = self._due == _NEVER and self._storages.has_lacked()
             if self._reached >= self._due or self._batches == _SECOND or is_lacking:
                 self._changed.notify_all()
         if is_first:
@@ -208,11 +192,11 @@ class FetchAhead:
             self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
             if self._is_closed:
                 return None
-            self._has_lacked = self._shards.has_lacked()
-            kept = [each for each in rest if self._shards.is_kept(each)]
+            self._has_lacked = self._storages.has_lacked()
+            kept = [each for each in rest if self._storages.is_kept(each)]
             announced = reads + kept
             # with the lock: nothing is announced after `close`
-            self._shards.fetch_ahead(announced)
+            self._storages.fetch_ahead(announced)
             self._announced_until = (turn, stop)
             is_first = not self._has_announced.is_set()
             self._has_announced.set()
@@ -225,8 +209,8 @@ class FetchAhead:
         with self._changed:
             if self._is_closed:
                 return None
-            self._shards.fetch_ahead(self._known.reads)
+            self._storages.fetch_ahead(self._known.reads)
             self._due, self._announced_until = _NEVER, None
-            self._changed.wait_for(lambda: self._is_closed or self._shards.has_lacked())
+            self._changed.wait_for(lambda: self._is_closed or self._storages.has_lacked())
             self._announced_until = self._reached
             return None if self._is_closed else self._reached

@@ -42,7 +42,7 @@ class Reading:
 
     def new_buffer(self, share: int = 1) -> ReadBuffer:
         """Memory for what is read together, if so many have such memory."""
-        return buffer_beside(self.ahead, self.shards, share)
+        return buffer_beside(self.ahead, self.shards.storages, share)
 
     def followed(
         self, turn: int, worker_epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
@@ -86,5 +86,7 @@ def reading_shards(
         ) as shards,
         fetched_ahead(shards, plan, tables) as ahead,
     ):
-        meter = FetchMeter(lambda: shards.fetch_totals().plus(tables.fetch_totals()), ahead)
+        meter = FetchMeter(
+            lambda: shards.storages.fetch_totals().plus(tables.fetch_totals()), ahead
+        )
         yield Reading(shards, ahead, None if storages is None else meter)

@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
-def buffer_beside(ahead: FetchAhead | None, shards: OpenShards, share: int = 1) -> ReadBuffer:
+def buffer_beside(ahead: FetchAhead | None, storages: Storages, share: int = 1) -> ReadBuffer:
     """Memory for what is read together, as much as goes with what is fetched ahead.
 
     The first batch is then read alone, since each of its samples is a request. Where all that was
@@ -54,7 +54,7 @@ def buffer_beside(ahead: FetchAhead | None, shards: OpenShards, share: int = 1) 
         return ReadBuffer() if share == 1 else ReadBuffer(most_bytes=lambda: MOST_BYTES // share)
     return ReadBuffer(
         limit=1,
-        most_bytes=lambda: (MOST_BYTES if shards.has_fetched_ahead() else _MOST_BYTES) // share,
+        most_bytes=lambda: (MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES) // share,
         most_batches=ahead.most_batches,
     )
 
@@ -74,7 +74,7 @@ def fetched_ahead(
     if not shards.fetches_ahead or plan.order.identity()["sampling"] == "sequential":
         yield None
         return
-    ahead = FetchAhead(plan.announcements, shards, tables.close)
+    ahead = FetchAhead(plan.announcements, shards.storages, tables.close)
     try:
         yield ahead
     finally:

@@ -1,6 +1,7 @@
 """Which storage reads the shards of which URL, as the table of schemes says how each is read."""
 
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -20,7 +21,7 @@ from lightning_shards.shards.scheme_table import (
     row_of,
 )
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import Storage
+from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.storage.streaming import StreamOnlyStorage
 from lightning_shards.shards.urls import redact, scheme_of
@@ -58,6 +59,19 @@ class Storages:
                 )
             self._made[scheme] = self._makers[scheme]()
         return self._made[scheme]
+
+    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+        """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
+        schemes = {url: scheme_of(url) for url in {each.url for each in reads}}
+        of_schemes: defaultdict[str, list[ShardReads]] = defaultdict(list)
+        for each in reads:
+            of_schemes[schemes[each.url]].append(each)
+        for of_scheme in of_schemes.values():
+            self.of(of_scheme[0].url).fetch_ahead(of_scheme)
+
+    def is_kept(self, read: ShardReads) -> bool:
+        """Whether these ranges need not be fetched, now or in a later epoch; by any thread."""
+        return self.of(read.url).is_kept(read)
 
     def has_fetched_ahead(self) -> bool:
         """Whether none of them is still fetching what it was told to fetch ahead."""

@@ -29,8 +29,8 @@ def forever():
     yield from ()
 
 
-class Shards:
-    """Shards of which nothing is in the cache, or all."""
+class FakeStorages:
+    """Storages of which nothing is in the cache, or all."""
 
     def __init__(self, told):
         self._told, self.is_there, self.lacked = told, False, False
@@ -55,7 +55,7 @@ def make_ahead(told):
     made = []
 
     def make(announcements):
-        made.append(FetchAhead(lambda _: announcements, Shards(told)))
+        made.append(FetchAhead(lambda _: announcements, FakeStorages(told)))
         return made[-1]
 
     yield make
@@ -225,7 +225,7 @@ def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
         assert ended.wait(WITHIN_S)
         yield from ()
 
-    ahead = FetchAhead(stalled, Shards(told), ended.set)
+    ahead = FetchAhead(stalled, FakeStorages(told), ended.set)
     ahead.reach(0, 0)
     assert not ended.is_set()
     ahead.close()
@@ -233,7 +233,7 @@ def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
 
 
 def test_pieces_that_are_not_worth_fetching_are_read_if_they_are_in_the_cache(told, monkeypatch):
-    shards = Shards(told)
+    shards = FakeStorages(told)
     monkeypatch.setattr(shards, "is_kept", lambda read: read.url == "kept")
     rest = [*reads_named("kept"), *reads_named("other")]
     due = iter([Announcement(0, 0, 50, reads_named("fetched"), rest)])
@@ -264,7 +264,7 @@ class Blocks:
 @pytest.fixture
 def blocks(told):
     """Blocks, shards whose cache has all of them, and who announces them."""
-    blocks, shards = Blocks(), Shards(told)
+    blocks, shards = Blocks(), FakeStorages(told)
     shards.is_there = True
     ahead = FetchAhead(blocks, shards)
     for position in range(5, 50, 10):
@@ -312,7 +312,7 @@ def test_blocks_are_announced_again_from_where_a_batch_lacked_something(blocks, 
 
 
 def test_blocks_are_announced_where_batches_lack_what_is_no_piece(told):
-    blocks, shards = Blocks(), Shards(told)
+    blocks, shards = Blocks(), FakeStorages(told)
     shards.is_there = shards.lacked = True
     ahead = FetchAhead(blocks, shards)
     for turn in range(3):

@@ -11,8 +11,8 @@ AHEAD = SimpleNamespace(most_batches=lambda: 3)
 
 
 @dataclass
-class Shards:
-    """Open shards of which all is there that was to be fetched, or not."""
+class FakeStorages:
+    """Storages of which all is there that was to be fetched, or not."""
 
     is_there: bool = False
 
@@ -21,32 +21,32 @@ class Shards:
 
 
 def test_as_much_is_read_at_once_as_of_local_files_when_all_is_there():
-    shards = Shards()
-    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", shards))
+    storages = FakeStorages()
+    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", storages))
     assert buffer.limit == 1  # the first batch comes alone
     assert buffer.most_batches() == 3
     buffer.take(32 * MIB)
     assert buffer.limit == 4 * MIB
-    shards.is_there = True
+    storages.is_there = True
     assert buffer.limit == 64 * MIB
-    shards.is_there = False  # the next block is announced
+    storages.is_there = False  # the next block is announced
     assert buffer.limit == 4 * MIB
 
 
 def test_without_a_cache_the_limit_grows_from_a_few_mebibytes():
-    buffer = buffer_beside(None, cast("Any", Shards()))
+    buffer = buffer_beside(None, cast("Any", FakeStorages()))
     assert buffer.limit == 4 * MIB
     buffer.take(16 * MIB)
     assert buffer.limit == 64 * MIB
 
 
 def test_memories_beside_each_other_have_together_what_one_has():
-    shards = Shards()
-    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", shards), share=4)
+    storages = FakeStorages()
+    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", storages), share=4)
     buffer.take(32 * MIB)
     assert buffer.limit == MIB
-    shards.is_there = True
+    storages.is_there = True
     assert buffer.limit == 16 * MIB
-    local = buffer_beside(None, cast("Any", Shards()), share=4)
+    local = buffer_beside(None, cast("Any", FakeStorages()), share=4)
     local.take(16 * MIB)
     assert local.limit == 16 * MIB
