@@ -26,7 +26,6 @@ from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
-from lightning_shards.shards.urls import scheme_of
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
@@ -166,9 +165,8 @@ class OpenShards:
         """Whether some of their storages fetch ahead."""
         if not self._may_fetch:
             return False
-        firsts = {scheme_of(url): url for url in self.urls}.values()
-        storages = list(map(self.storages.of, firsts))  # made here: a thread asks for them later
-        return any(storage.fetches_ahead for storage in storages)
+        groups = self.storages.grouped(self.urls)  # made here: a thread asks for them later
+        return any(storage.fetches_ahead for storage, _ in groups)
 
     def storage(self, shard: int) -> Storage:
         """What reads the shard with this number."""

@@ -40,7 +40,7 @@ from lightning_shards.shards.table_bytes import (
     packed,
     unpacked,
 )
-from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of
+from lightning_shards.shards.urls import is_local, plain_path, redact
 
 _log = logging.getLogger(__name__)
 
@@ -161,12 +161,9 @@ class TableStore:
             ShardError: As of `table_of`.
         """
         missing = self.missing(urls)
-        of_schemes: dict[str, list[str]] = {}
-        for url in missing:
-            of_schemes.setdefault(scheme_of(url), []).append(url)
-        for of_scheme in of_schemes.values():
-            tables = fetched_tables(of_scheme, self._storages.of(of_scheme[0]))
-            for url, table in zip(of_scheme, tables, strict=True):
+        for storage, group in self._storages.grouped(missing):
+            tables = fetched_tables(group, storage)
+            for url, table in zip(group, tables, strict=True):
                 self._keep(url, table)
         return missing
 

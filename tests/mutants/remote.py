@@ -69,10 +69,16 @@ MUTANTS = [
         "shards/test_urls.py",
     ),
     Mutant(
-        "shards.storage.schemes:Storages.of",
-        "scheme = ANY_FURTHER",
-        "pass",
+        "shards.storage.schemes:Storages._known_scheme",
+        "ANY_FURTHER if",
+        "scheme if",
         "shards/remote/test_remote_reader.py",
+    ),
+    Mutant(
+        "shards.storage.schemes:Storages.grouped",
+        "groups[self._known_scheme(url)]",
+        "groups[scheme_of(url)]",
+        "seams/test_readers_of_storages.py",
     ),
     Mutant(
         "shards.storage.schemes:has_ranges",

@@ -31,6 +31,8 @@ from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.scheme_table import ANY_FURTHER
+from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 
@@ -201,3 +203,22 @@ def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
     with OpenShards(index, CacheFolder(tmp_path), limit=1, storages=makers) as shards:
         assert shards.members(1, 4)["cls"] == b"4"
         assert shards.members(0, 0)["bin"] == bytes(2) * 9000
+
+
+class Told:
+    """A storage that notes what it is to fetch ahead."""
+
+    def __init__(self):
+        self.urls = []
+
+    def fetch_ahead(self, reads):
+        self.urls.append([read.url for read in reads])
+
+
+def test_a_storage_of_several_schemes_is_told_at_once_what_to_fetch_ahead():
+    """What it is told later stands in place of it."""
+    further, other = Told(), Told()
+    storages = Storages({ANY_FURTHER: lambda: further, "mem": lambda: other})
+    urls = ["smb://h/1.tar", "mem://b/1.tar", "lakefs://h/0.tar", "mem://b/0.tar", "smb://h/0.tar"]
+    storages.fetch_ahead([ShardReads(url, [0], [1]) for url in urls])
+    assert (further.urls, other.urls) == ([urls[0::2]], [urls[1::2]])

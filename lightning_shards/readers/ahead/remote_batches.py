@@ -20,7 +20,6 @@ from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import scheme_of
 
 _MOST_BYTES: Final = 4 * 2**20
 """Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
@@ -140,17 +139,12 @@ class ShardTables:
             IndexMismatchError: One is another version; its run is the last with the old tables.
             ShardError: A store does not answer.
         """
-        of_storages: dict[str, list[int]] = {}
-        for shard in shards:
-            if self._index.urls[shard] in self._just_fetched:
-                continue
-            of_storages.setdefault(scheme_of(self._index.urls[shard]), []).append(shard)
-        for numbers in of_storages.values():
-            urls = [self._index.urls[shard] for shard in numbers]
-            storage = self._storages.of(urls[0])
+        numbers = {self._index.urls[shard]: shard for shard in shards}
+        not_asked = [url for url in numbers if url not in self._just_fetched]
+        for storage, urls in self._storages.grouped(not_asked):
             if not storage.is_remote:
                 continue  # it is compared when it is opened
-            tables = self.tables_of(numbers)
+            tables = self.tables_of([numbers[url] for url in urls])
             stats = self._until_answered(partial(storage.stats, urls))
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, url, self._index.urls)

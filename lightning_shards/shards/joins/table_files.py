@@ -24,7 +24,6 @@ from lightning_shards.shards.urls import (
     is_local,
     redact,
     require_local_shards,
-    scheme_of,
 )
 
 LOCKS: Final = "making.lock"
@@ -119,13 +118,10 @@ def _require_stores(settings: JoinSettings, urls: list[str]) -> None:
 
 def _stats(urls: Iterable[str], storages: Storages) -> dict[str, ShardStat]:
     """What each of these is, asked at once."""
-    of_schemes: dict[str, list[str]] = {}
-    for url in dict.fromkeys(urls):
-        of_schemes.setdefault(scheme_of(url), []).append(url)
     return {
         url: stat
-        for of_scheme in of_schemes.values()
-        for url, stat in zip(of_scheme, storages.of(of_scheme[0]).stats(of_scheme), strict=True)
+        for storage, group in storages.grouped(dict.fromkeys(urls))
+        for url, stat in zip(group, storage.stats(group), strict=True)
     }
 
 

@@ -1,7 +1,7 @@
 """Which storage reads the shards of which URL, as the table of schemes says how each is read."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -47,9 +47,7 @@ class Storages:
         Raises:
             ConfigError: There is none for its scheme.
         """
-        scheme = scheme_of(url)
-        if scheme not in self._makers and is_further(scheme):
-            scheme = ANY_FURTHER
+        scheme = self._known_scheme(url)
         if scheme not in self._made:
             if scheme not in self._makers:
                 known = ", ".join(name for name in self._makers if name not in ("", ANY_FURTHER))
@@ -60,14 +58,18 @@ class Storages:
             self._made[scheme] = self._makers[scheme]()
         return self._made[scheme]
 
+    def grouped(self, urls: Iterable[str]) -> list[tuple[Storage, list[str]]]:
+        """Each storage that reads some of these URLs, and its URLs in their order."""
+        groups: defaultdict[str, list[str]] = defaultdict(list)
+        for url in urls:
+            groups[self._known_scheme(url)].append(url)
+        return [(self.of(group[0]), group) for group in groups.values()]
+
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
         """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
-        schemes = {url: scheme_of(url) for url in {each.url for each in reads}}
-        of_schemes: defaultdict[str, list[ShardReads]] = defaultdict(list)
-        for each in reads:
-            of_schemes[schemes[each.url]].append(each)
-        for of_scheme in of_schemes.values():
-            self.of(of_scheme[0].url).fetch_ahead(of_scheme)
+        for storage, urls in self.grouped({read.url for read in reads}):
+            of_storage = set(urls)
+            storage.fetch_ahead([read for read in reads if read.url in of_storage])
 
     def is_kept(self, read: ShardReads) -> bool:
         """Whether these ranges need not be fetched, now or in a later epoch; by any thread."""
@@ -90,6 +92,11 @@ class Storages:
         """Let all storages go of their connections and threads."""
         for storage in tuple(self._made.values()):  # another thread may just need one
             storage.close_all()
+
+    def _known_scheme(self, url: str) -> str:
+        """The scheme of a URL, or what stands for all that fsspec reads."""
+        scheme = scheme_of(url)
+        return ANY_FURTHER if scheme not in self._makers and is_further(scheme) else scheme
 
 
 @dataclass(frozen=True, slots=True)
