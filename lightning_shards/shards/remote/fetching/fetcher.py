@@ -33,7 +33,7 @@ class Fetcher:
 
     Args:
         transport: What fetches; at least `threads` + 1 of its requests may be under way.
-        cache: Where pieces are kept; None: nothing is fetched ahead.
+        cache: Where pieces are kept.
         threads: Requests at once, each of 8 MiB at most, beside that of a thread that reads.
         now: A clock, in seconds.
     """
@@ -41,7 +41,7 @@ class Fetcher:
     def __init__(
         self,
         transport: Transport,
-        cache: PieceCache | None,
+        cache: PieceCache,
         *,
         threads: int,
         now: Callable[[], float] = perf_counter,
@@ -68,10 +68,9 @@ class Fetcher:
 
         Args:
             pieces: What the node needs of this block and the next, with what this process is to
-                fetch before what others are to fetch. It has no effect without a cache.
+                fetch before what others are to fetch.
         """
-        if self._cache is not None:
-            self._here().announce(pieces)
+        self._here().announce(pieces)
 
     def has_all(self) -> bool:
         """Whether pieces were announced, and all that were announced last are in the cache."""

@@ -27,10 +27,10 @@ class OpenPieces:
     """Opens pieces of the cache when they are first read, and closes the least recently used ones.
 
     Args:
-        cache: Where they are; None: nowhere.
+        cache: Where they are.
     """
 
-    def __init__(self, cache: PieceCache | None) -> None:
+    def __init__(self, cache: PieceCache) -> None:
         self._cache = cache
         self._open: OrderedDict[Piece, OpenPiece] = OrderedDict()
         self._lock = threading.Lock()
@@ -138,7 +138,7 @@ class OpenPieces:
             if opened is not None:
                 self._open.move_to_end(piece)
                 return opened
-        opened = None if self._cache is None else self._cache.open(piece)
+        opened = self._cache.open(piece)
         if opened is not None:
             with self._lock:
                 self._open[piece] = opened

@@ -88,7 +88,7 @@ class ProcessFetcher:
     def __init__(
         self,
         transport: Transport,
-        cache: PieceCache | None,
+        cache: PieceCache,
         threads: int,
         now: Callable[[], float],
     ) -> None:
@@ -124,7 +124,6 @@ class ProcessFetcher:
 
     def _kept(self, others: Iterable[Piece], known: Iterable[Piece]) -> list[Piece]:
         """The pieces that are in the cache: left by others, or known and not dropped meanwhile."""
-        assert self._cache is not None
         try:
             return [*self._cache.kept(others), *self._cache.not_dropped(known)]
         except ShardError:  # whoever reads a batch gets it
@@ -219,8 +218,7 @@ class ProcessFetcher:
             if self._threads.join(_END_S / 10) or perf_counter() >= until:
                 break
         self._open.close()
-        if self._cache is not None:
-            self._cache.close()
+        self._cache.close()
 
     def _fetch_ahead(self, piece: Piece) -> None:
         with self._ended:  # of the lock
@@ -255,7 +253,6 @@ class ProcessFetcher:
 
     def _loaded(self, piece: Piece) -> OpenPiece | None:
         """The piece from the cache, or fetched; None if another process fetches it."""
-        assert self._cache is not None
         fetched: list[bytearray] = []
 
         def fetch() -> bytearray:

@@ -16,8 +16,8 @@ def transport():
 def make_fetcher(transport, tmp_path):
     made = []
 
-    def make(cache="own", threads=4, **others):
-        cache = cache_in(tmp_path / "cache") if cache == "own" else cache
+    def make(cache=None, threads=4, **others):
+        cache = cache or cache_in(tmp_path / "cache")
         made.append(Fetcher(transport, cache, threads=threads, **others))
         made[-1].read([])  # what is announced is fetched from the first batch on
         return made[-1]

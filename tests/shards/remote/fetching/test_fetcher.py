@@ -21,7 +21,7 @@ from lightning_shards.shards.remote.fetching.fetcher import Fetcher
 
 def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
     spans = [(5, 90), (300, 300), (400, 500), (63_990, 64_000)]
-    fetcher = make_fetcher(cache=None)
+    fetcher = make_fetcher()
     assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
     assert transport.asked == [("u", 5, 64_000)]  # the gaps cost less than requests
     assert fetcher.counts.read_bytes == 195
@@ -49,7 +49,7 @@ def test_a_large_member_is_fetched_in_parts(make_fetcher, transport):
 
 def test_counts_tell_where_an_object_ends(make_fetcher):
     reads = reads_of("u", [(63_000, 64_500), (70_000, 70_010)])
-    assert make_fetcher(cache=None).read([reads]) == [[1000, 0]]
+    assert make_fetcher().read([reads]) == [[1000, 0]]
     assert bytes(reads.into[:1000]) == DATA[63_000:]
 
 

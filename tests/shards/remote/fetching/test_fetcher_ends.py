@@ -95,13 +95,6 @@ def test_a_full_disk_is_no_error(make_fetcher, transport, monkeypatch, caplog):
     assert wait_for(lambda: "No space left" in caplog.text, WITHIN_S)
 
 
-def test_without_a_cache_nothing_is_fetched_ahead(make_fetcher, transport):
-    fetcher = make_fetcher(cache=None)
-    fetcher.announce(PIECES)
-    assert bytes_read(fetcher, reads_of("u", [(0, 10)])) == [DATA[:10]]
-    assert transport.asked == [("u", 0, 10)]
-
-
 def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, tmp_path, caplog):
     fetcher = make_fetcher()
     fetcher.announce(PIECES[:1])
