@@ -105,21 +105,6 @@ def joined(begins: _Ints, ends: _Ints, gap: int, most: int = MOST_IN_ONE_REQUEST
     return Ranges(begins[firsts], np.maximum.reduceat(ends, firsts), firsts)
 
 
-def holders(begins: _Ints, ends: _Ints, starts: _Ints, stops: _Ints) -> _Ints:
-    """The number of the range that holds each of some other ranges, -1 where there is none.
-
-    Args:
-        begins: First byte of each range that may hold others, ascending, disjoint.
-        ends: The byte behind its last one.
-        starts: First byte of each range that is looked for.
-        stops: The byte behind its last one.
-    """
-    numbers = np.searchsorted(begins, starts, side="right") - 1
-    is_held = numbers >= 0
-    is_held &= stops <= np.append(ends, 0)[numbers]
-    return np.where(is_held, numbers, -1)
-
-
 def is_sample_the_unit(size_bytes: int, samples: int) -> bool:
     """Whether samples are fetched one by one, because they are large."""
     return size_bytes >= LARGE_SAMPLE * max(samples, 1)

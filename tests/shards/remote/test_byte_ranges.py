@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from lightning_shards.shards.remote.byte_ranges import (
     LARGE_SAMPLE,
     bytes_of_samples,
-    holders,
     is_sample_the_unit,
     joined,
     parts_of,
@@ -68,19 +67,6 @@ def test_members_with_small_gaps_are_one_range(members, gap):
     begins = ints(np.cumsum([min(step, gap) for step, _ in members]))
     ends = begins + ints(size for _, size in members)
     assert len(joined(begins, ends, gap, 10**6).begins) == (len(members) > 0)
-
-
-@given(GAPS, st.lists(st.tuples(st.integers(0, 400), st.integers(0, 20)), max_size=9))
-def test_holders_hold_whole_ranges(members, wanted):
-    sizes = ints(size + 1 for _, size in members)
-    begins = ints(np.cumsum([step + 21 for step, _ in members]))
-    starts = ints(start for start, _ in wanted)
-    stops = starts + ints(size for _, size in wanted)
-    found = holders(begins, begins + sizes, starts, stops)
-    for number, start, stop in zip(found, starts, stops, strict=True):
-        inside = (begins <= start) & (start <= begins + sizes) & (stop <= begins + sizes)
-        assert bool(inside.any()) == (number >= 0)
-        assert number < 0 or inside[number]
 
 
 def test_large_samples_are_units():

@@ -167,7 +167,6 @@ class _Entered:
         if opened is not None:
             with self._lock:
                 self._counts.opened += 1
-                self._counts.opened_bytes += piece.size
         return opened
 
     def has(self, piece: Piece) -> bool:

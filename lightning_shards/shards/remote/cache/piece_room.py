@@ -55,7 +55,6 @@ class CacheCounts:
 
     Attributes:
         opened: Pieces that were there.
-        opened_bytes: Their bytes.
         fetched: Pieces that this process fetched.
         fetched_bytes: Their bytes.
         bypassed: Those of them that could not be kept.
@@ -63,7 +62,6 @@ class CacheCounts:
     """
 
     opened: int = 0
-    opened_bytes: int = 0
     fetched: int = 0
     fetched_bytes: int = 0
     bypassed: int = 0

@@ -68,8 +68,7 @@ class FetchCounts:
         cached_bytes: Those of them that came from the cache.
         exact_bytes: Bytes that were fetched because a batch lacked them, with the gaps.
         exact_requests: Ranges that they were fetched by.
-        ahead_bytes: Bytes of pieces that were fetched ahead.
-        ahead_requests: The number of these pieces.
+        ahead_requests: Pieces that were fetched ahead.
         waited_s: Seconds that batches waited for bytes that they lacked.
     """
 
@@ -77,7 +76,6 @@ class FetchCounts:
     cached_bytes: int = 0
     exact_bytes: int = 0
     exact_requests: int = 0
-    ahead_bytes: int = 0
     ahead_requests: int = 0
     waited_s: float = 0.0
 
@@ -289,7 +287,7 @@ class ProcessFetcher:
         seconds = _PIECE_S + _LATENCIES * self._link.latency_s
         at_once = int(seconds * self._link.pieces_bytes_per_s / piece.size)
         self._threads.limit_soon(max(_LEAST_AHEAD, min(at_once, _MOST_AHEAD // piece.size)))
-        self._count(ahead_bytes=len(body.data), ahead_requests=1)
+        self._count(ahead_requests=1)
         return body.data
 
     def _waited_for(self, missing: list[Segment]) -> list[Segment]:
