@@ -95,7 +95,7 @@ def _fetch_ahead(
         fetcher = Fetcher(StampedTransport(transport, version_number), cache, threads=CONNECTIONS)
         url, version = pieces[0].url, pieces[0].version
         with _counted(result, f"{scheme}, to the cache, s a GB", total / 1e9):
-            fetcher.announce(pieces)
+            fetcher.fetch_ahead(pieces)
             fetcher.read([ObjectReads(url, version, [0], [512], memoryview(bytearray(512)))])
             while fetcher.counts.ahead_requests < len(pieces):
                 sleep(0.05)

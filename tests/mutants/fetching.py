@@ -72,19 +72,19 @@ MUTANTS = [
         STORAGE,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_piece",
         "piece in self._under_way or piece in self._there",
         "False",
         FETCHER,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_piece",
         "elif opened.file is None:",
         "elif False:",
         FETCHER,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_piece",
         "if opened is None:",
         "if False:",
         FETCHER,
@@ -102,13 +102,13 @@ MUTANTS = [
         "shards/remote/test_spare_memory.py",
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.fetch_ahead",
         "named | self._coming & begun",
         "named",
         FETCHER,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.fetch_ahead",
         "if self._has_read.is_set():",
         "if True:",
         FETCHER,
@@ -162,7 +162,7 @@ MUTANTS = [
         "shards/remote/fetching/test_patience.py",
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_ahead",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher._fetch_piece",
         "self._coming.discard(piece)\n            return",
         "return",
         FETCHER,
@@ -246,7 +246,7 @@ MUTANTS = [
         THREADS,
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.fetch_ahead",
         "& named | set(kept)",
         "& named",
         FETCHER,

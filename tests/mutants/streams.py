@@ -46,7 +46,7 @@ MUTANTS = [
         "shards/remote/fetching/test_fetcher.py",
     ),
     Mutant(
-        "shards.remote.fetching.process_fetcher:ProcessFetcher.announce",
+        "shards.remote.fetching.process_fetcher:ProcessFetcher.fetch_ahead",
         "self._kept(named - before, named & before)",
         "self._kept(named - before, ()) + [each for each in named if each in before]",
         "shards/remote/fetching/test_fetcher.py",

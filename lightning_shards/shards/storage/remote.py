@@ -108,7 +108,7 @@ class RemoteStorage(Storage):
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
         """Fetch these pieces to the cache, in this order, and nothing that was named before."""
         if self._fetcher is not None:
-            self._fetcher.announce(_pieces_of(reads))
+            self._fetcher.fetch_ahead(_pieces_of(reads))
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.

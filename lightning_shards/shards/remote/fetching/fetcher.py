@@ -59,7 +59,7 @@ class Fetcher:
         """What this process read and fetched since the fetcher was first used or last closed."""
         return self._here().counts
 
-    def announce(self, pieces: Sequence[Piece]) -> None:
+    def fetch_ahead(self, pieces: Sequence[Piece]) -> None:
         """Fetch these pieces ahead, in this order, and no others that were announced before.
 
         It begins when all requests of the first batch have been made. Pieces that are there cost
@@ -70,7 +70,7 @@ class Fetcher:
             pieces: What the node needs of this block and the next, with what this process is to
                 fetch before what others are to fetch.
         """
-        self._here().announce(pieces)
+        self._here().fetch_ahead(pieces)
 
     def has_all(self) -> bool:
         """Whether pieces were announced, and all that were announced last are in the cache."""

@@ -107,8 +107,8 @@ class ProcessFetcher:
         self._has_read, self._closed = threading.Event(), threading.Event()
         self._ended = threading.Condition(self._lock)
 
-    def announce(self, pieces: Sequence[Piece]) -> None:
-        """See `Fetcher.announce`."""
+    def fetch_ahead(self, pieces: Sequence[Piece]) -> None:
+        """See `Fetcher.fetch_ahead`."""
         announced = AnnouncedPieces(pieces)
         named, before = set(announced.pieces), frozenset(self._there)
         kept = self._kept(named - before, named & before)
@@ -148,7 +148,7 @@ class ProcessFetcher:
             known = self._there | self._under_way.keys()
             missing = [piece for piece in announced.pieces if piece not in known]
             self._left_to_others.clear()  # those that are still wanted are missing
-            self._threads.replace_soon(partial(self._fetch_ahead, piece) for piece in missing)
+            self._threads.replace_soon(partial(self._fetch_piece, piece) for piece in missing)
 
     def read(self, reads: Sequence[ObjectReads]) -> list[list[int]]:
         """See `Fetcher.read`."""
@@ -218,7 +218,7 @@ class ProcessFetcher:
         self._open.close()
         self._cache.close()
 
-    def _fetch_ahead(self, piece: Piece) -> None:
+    def _fetch_piece(self, piece: Piece) -> None:
         with self._ended:  # of the lock
             self._ended.wait_for(lambda: self._has_room_for(piece))
             if piece in self._under_way or piece in self._there or self._closed.is_set():
@@ -280,7 +280,7 @@ class ProcessFetcher:
         with self._lock:
             pieces, self._left_to_others = self._left_to_others, []
         for piece in pieces:
-            self._threads.add_soon(partial(self._fetch_ahead, piece))
+            self._threads.add_soon(partial(self._fetch_piece, piece))
 
     def _piece(self, piece: Piece) -> bytearray:
         body = self._body(piece.url, piece.version, piece.begin, piece.end, is_piece=True)

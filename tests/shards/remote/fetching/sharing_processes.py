@@ -104,7 +104,7 @@ class Process:
         return [Piece(read.url, versions[read.url], *read.starts, *read.stops) for read in reads]
 
     def fetch_ahead(self, reads):
-        self.fetcher.announce(self.pieces(reads))
+        self.fetcher.fetch_ahead(self.pieces(reads))
 
     def has_lacked(self):
         return self.fetcher.has_lacked()
@@ -135,7 +135,7 @@ class Process:
         for _ in range(SHARDS * SAMPLES // BLOCK):
             pieces += self.pieces(next(blocks)[0].reads)
         self.fetcher.read([])  # from the first batch on there is fetching ahead
-        self.fetcher.announce(pieces)
+        self.fetcher.fetch_ahead(pieces)
         end = time.perf_counter() + WITHIN_S
         while not all(map(self.cache.open, pieces)):
             assert time.perf_counter() < end

@@ -55,7 +55,7 @@ def test_counts_tell_where_an_object_ends(make_fetcher):
 
 def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert is_fetched(fetcher, len(PIECES))
     spans = [(0, 10), (7990, 8010), (100, 64_000)]  # a range may lie in several pieces
     assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
@@ -72,8 +72,8 @@ def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path
         spy = lambda *args, name=name, method=method: (queued.append(name), method(*args))[1]  # noqa: E731
         monkeypatch.setattr(FetchThreads, name, spy)
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
-    fetcher.announce(PIECES[:2])
-    fetcher.announce(PIECES[2:])
+    fetcher.fetch_ahead(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[2:])
     time.sleep(0.02)
     assert not transport.asked
     gate = transport.gates[10] = threading.Event()
@@ -90,10 +90,10 @@ def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path
 
 def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport, tmp_path):
     earlier = make_fetcher()
-    earlier.announce(PIECES)
+    earlier.fetch_ahead(PIECES)
     assert is_fetched(earlier, 8)
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     bytes_read(fetcher, reads_of("u", [(0, 64_000)]))
     assert fetcher.counts.exact_requests == 0
     fetcher.close()
@@ -104,12 +104,12 @@ def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
 ):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher()
-    fetcher.announce([*PIECES[:1], *PIECES[:3], *PIECES])
+    fetcher.fetch_ahead([*PIECES[:1], *PIECES[:3], *PIECES])
     assert transport.begun[0].wait(WITHIN_S)
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     transport.gates[0].set()
     assert is_fetched(fetcher, 8)
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
     assert len(transport.asked) == 8
 
@@ -117,19 +117,19 @@ def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
 def test_pieces_are_fetched_in_the_order_given(make_fetcher, transport):
     fetcher = make_fetcher(threads=1)
     order = random.Random(3).sample(PIECES, len(PIECES))
-    fetcher.announce(order)
+    fetcher.fetch_ahead(order)
     assert is_fetched(fetcher, len(PIECES))
     assert [begin for _, begin, _ in transport.asked] == [piece.begin for piece in order]
 
 
 def test_what_was_announced_twice_costs_nothing(make_fetcher, transport, monkeypatch):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:4])
+    fetcher.fetch_ahead(PIECES[:4])
     assert is_fetched(fetcher, 4)
     monkeypatch.setattr(piece_cache, "open_piece", None)  # the cache is not asked again
-    fetcher.announce(PIECES[:4])
+    fetcher.fetch_ahead(PIECES[:4])
     monkeypatch.undo()
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert is_fetched(fetcher, 8)
     assert len(transport.asked) == 8
 
@@ -138,9 +138,9 @@ def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fet
     """As in the middle of a block, where the next one is announced alone."""
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     assert transport.begun[0].wait(WITHIN_S)
-    fetcher.announce(PIECES[1:2])
+    fetcher.fetch_ahead(PIECES[1:2])
     threading.Timer(0.15, transport.gates[0].set).start()
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
     assert fetcher.counts.exact_requests == 0
@@ -149,9 +149,9 @@ def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fet
 def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher(threads=1)
-    fetcher.announce(PIECES[:4])
+    fetcher.fetch_ahead(PIECES[:4])
     assert transport.begun[0].wait(WITHIN_S)
-    fetcher.announce(PIECES[4:])
+    fetcher.fetch_ahead(PIECES[4:])
     transport.gates[0].set()
     assert is_fetched(fetcher, 5)
     assert [begin for _, begin, _ in transport.asked] == [0, 32_000, 40_000, 48_000, 56_000]
@@ -162,7 +162,7 @@ def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transpor
 
 def test_a_piece_above_8_mib_comes_in_parts(make_fetcher, transport):
     fetcher = make_fetcher()
-    fetcher.announce([Piece("large", '"v"', 11, 20 * MIB - 11)])
+    fetcher.fetch_ahead([Piece("large", '"v"', 11, 20 * MIB - 11)])
     assert is_fetched(fetcher, 3)
     spans = [(11, 20 * MIB - 11), (9 * MIB, 9 * MIB + 5)]
     found = bytes_read(fetcher, reads_of("large", spans))
@@ -184,7 +184,7 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     )
     fetcher = Fetcher(transport, cache_in(tmp_path_factory.mktemp("cache")), threads=2)
     fetcher.read([])
-    fetcher.announce(pieces)
+    fetcher.fetch_ahead(pieces)
     wait_for(lambda: transport.under_way == 0, WITHIN_S)
     transport.failing = {}
     found = bytes_read(fetcher, reads_of("u", spans))
@@ -195,7 +195,7 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
 def test_a_batch_does_not_wait_for_a_piece_that_has_just_begun(make_fetcher, transport):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher(now=lambda: 0.0)
-    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
     assert transport.begun[0].wait(WITHIN_S)
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
     assert fetcher.counts.exact_requests == 1
@@ -205,7 +205,7 @@ def test_a_batch_does_not_wait_for_a_piece_that_has_just_begun(make_fetcher, tra
 def test_a_batch_of_small_ranges_waits_for_its_piece(make_fetcher, transport):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     assert transport.begun[0].wait(WITHIN_S)
     threading.Timer(0.05, transport.gates[0].set).start()
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
@@ -218,7 +218,7 @@ def test_a_batch_waits_for_its_piece_where_the_network_is_what_all_wait_for(
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher()
     fetcher._here()._link.count(MIB, 10.0)
-    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
     assert transport.begun[0].wait(WITHIN_S)
     threading.Timer(0.05, transport.gates[0].set).start()
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
@@ -229,7 +229,7 @@ def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport, 
     monkeypatch.setattr(patience, "_LEAST_S", 3 * WITHIN_S)
     transport.failing[0] = StorageError("no")
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     wait_for(lambda: not fetcher._here()._coming, WITHIN_S)
     transport.failing.clear()
     begun = time.perf_counter()
@@ -242,7 +242,7 @@ def coming_piece(make_fetcher, transport):
     clock = [0.0]
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher(now=lambda: clock[0])
-    fetcher.announce([Piece("large", '"v"', 0, 8 * MIB)])
+    fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
     assert transport.begun[0].wait(WITHIN_S)
     clock[0] = 1.0
     return fetcher
@@ -293,7 +293,7 @@ def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetch
     load = cache.load
     cache.load = lambda *given, **others: loads.append(given) or load(*given, **others)
     fetcher = make_fetcher(cache, threads=64)
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert wait_for(lambda: len(loads) >= 3 * len(PIECES), WITHIN_S)
     began = len(loads)
     time.sleep(0.3)
@@ -326,18 +326,18 @@ def test_small_pieces_too_are_fetched_many_at_once(make_fetcher, transport):
     read = transport.read
     transport.read = lambda *args: (time.sleep(0.01), read(*args))[1]
     fetcher = make_fetcher(threads=64)
-    fetcher.announce(pieces)
+    fetcher.fetch_ahead(pieces)
     assert is_fetched(fetcher, 400)
     assert fetcher._here()._threads._limit_ahead > 16
 
 
 def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:4])
+    fetcher.fetch_ahead(PIECES[:4])
     assert is_fetched(fetcher, 4)
     for piece in PIECES[:2]:
         (tmp_path / "cache" / "pieces" / piece.folder / piece.name).unlink()
-    fetcher.announce(PIECES[:5])
+    fetcher.fetch_ahead(PIECES[:5])
     assert not fetcher.has_all()
     assert is_fetched(fetcher, 7)
     assert sorted(begin for _, begin, _ in transport.asked[4:]) == [0, 8000, 32_000]
@@ -350,7 +350,7 @@ def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport)
         transport.gates[piece.begin] = threading.Event()
     fetcher = make_fetcher(threads=64, now=lambda: 0.0)  # so that the network stays a fast one
     fetcher._here()._threads.limit_soon(64)
-    fetcher.announce(pieces)
+    fetcher.fetch_ahead(pieces)
     assert wait_for(lambda: transport.under_way == 6, WITHIN_S)
     time.sleep(0.05)
     assert transport.most_under_way == 6

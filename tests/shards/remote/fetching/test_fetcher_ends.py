@@ -24,7 +24,7 @@ def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, trans
     folder, number = other._here()._folder, number_of(PIECES[0].folder, PIECES[0].name)
     lock = folder.locks.take(lock_of(number))  # as if it were fetched there
     fetcher = make_fetcher()
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert wait_for(lambda: fetcher.counts.ahead_requests == 7, WITHIN_S)
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
     lock.close()  # the process was killed
@@ -35,7 +35,7 @@ def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, trans
 def test_an_error_of_a_piece_is_quiet_and_that_of_a_batch_is_raised(make_fetcher, transport):
     transport.failing = {0: StorageError("first"), 100: StorageError("second")}
     fetcher = make_fetcher(threads=1)
-    fetcher.announce(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[:2])
     assert is_fetched(fetcher, 1)  # the one behind it
     with pytest.raises(StorageError, match="second"):
         fetcher.read([reads_of("u", [(100, 200)])])
@@ -65,7 +65,7 @@ def test_after_an_error_nothing_is_written_to_the_memory_of_the_batch(make_fetch
 
 def test_a_version_that_changes_is_an_error_of_the_batch(make_fetcher, transport):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[:2])
     assert is_fetched(fetcher, 2)
     transport.version = '"w"'
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]  # what was fetched holds
@@ -76,11 +76,11 @@ def test_a_version_that_changes_is_an_error_of_the_batch(make_fetcher, transport
 def test_where_nothing_can_be_kept_fetching_ahead_stops(make_fetcher, transport, tmp_path):
     fetcher = make_fetcher(cache_in(tmp_path / "small", limit_bytes=9000), threads=1)
     first = Piece("u", '"v"', 0, 9500)  # there is no room for it
-    fetcher.announce([first, *PIECES[2:]])
+    fetcher.fetch_ahead([first, *PIECES[2:]])
     assert wait_for(lambda: fetcher._here()._cache.counts.bypassed == 1, WITHIN_S)
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
     assert transport.asked == [("u", 0, 9500), ("u", 10, 20)]
-    fetcher.announce([*PIECES[2:3]])  # the next block is tried again
+    fetcher.fetch_ahead([*PIECES[2:3]])  # the next block is tried again
     assert is_fetched(fetcher, 2)
 
 
@@ -90,14 +90,14 @@ def test_a_full_disk_is_no_error(make_fetcher, transport, monkeypatch, caplog):
 
     monkeypatch.setattr(piece_cache, "write_piece", full)
     fetcher = make_fetcher()
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
     assert wait_for(lambda: "No space left" in caplog.text, WITHIN_S)
 
 
 def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, tmp_path, caplog):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     assert is_fetched(fetcher, 1)
     bytes_read(fetcher, reads_of("u", [(0, 10)]))  # now it is open
     (file,) = (tmp_path / "cache" / "pieces").glob("*/0-8000")
@@ -114,7 +114,7 @@ def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     assert is_fetched(fetcher, 1)
     monkeypatch.setattr(piece_files.os, call, failing)
     assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
@@ -142,7 +142,7 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
     (tmp_path / "cache" / "pieces").mkdir(parents=True, mode=0o700)
     (tmp_path / "cache" / "pieces").chmod(0o777)
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     with pytest.raises(FileAccessError, match="may be written by other users"):
         fetcher.read([reads_of("u", [(0, 10)])])
 
@@ -150,7 +150,7 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
 def test_few_pieces_are_open_at_a_time(make_fetcher, monkeypatch, open_files):
     monkeypatch.setattr(open_pieces, "_MOST_OPEN", 2)
     fetcher = make_fetcher()
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert is_fetched(fetcher, 8)
     before = len(open_files())
     for _ in range(2):
@@ -162,7 +162,7 @@ def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     make_fetcher, transport, tmp_path
 ):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[:2])
     assert is_fetched(fetcher, 2)
     bytes_read(fetcher, reads_of("u", [(0, 10)]))
     for file in (tmp_path / "cache" / "pieces").glob("*/*-*000"):
@@ -180,7 +180,7 @@ def test_a_pickled_fetcher_is_what_it_was_made_of(tmp_path):
 
 def test_each_process_has_threads_of_its_own(make_fetcher, transport, monkeypatch):
     fetcher = make_fetcher()
-    fetcher.announce(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[:2])
     assert is_fetched(fetcher, 2)
     monkeypatch.setattr(fetcher_module.os, "getpid", lambda: -1)  # as in a fork
     assert bytes_read(fetcher, reads_of("u", [(0, 10), (63_000, 63_010)])) == [
@@ -195,7 +195,7 @@ def test_each_process_has_threads_of_its_own(make_fetcher, transport, monkeypatc
 def test_closing_ends_what_hangs_and_a_later_read_begins_anew(make_fetcher, transport):
     transport.gates = {0: threading.Event(), 100: threading.Event()}
     fetcher = make_fetcher(threads=2)
-    fetcher.announce(PIECES[:1])
+    fetcher.fetch_ahead(PIECES[:1])
     errors = []
 
     def read():
@@ -219,7 +219,7 @@ def test_closing_ends_what_hangs_and_a_later_read_begins_anew(make_fetcher, tran
 def test_threads_end_with_a_fetcher_that_is_dropped(transport, tmp_path):
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=2)
     fetcher.read([])
-    fetcher.announce(PIECES)
+    fetcher.fetch_ahead(PIECES)
     assert is_fetched(fetcher, 8)
     del fetcher
     gone = lambda: not any(thread.name == "fetch" for thread in threading.enumerate())  # noqa: E731
@@ -228,7 +228,7 @@ def test_threads_end_with_a_fetcher_that_is_dropped(transport, tmp_path):
 
 def test_memory_is_bounded_by_the_threads(make_fetcher, transport):
     fetcher = make_fetcher(threads=2)
-    fetcher.announce([Piece("large", '"v"', 0, 20 * MIB)])
+    fetcher.fetch_ahead([Piece("large", '"v"', 0, 20 * MIB)])
     bytes_read(fetcher, reads_of("large", [(0, 20 * MIB)]))
     assert wait_for(lambda: transport.under_way == 0, WITHIN_S)
     assert transport.most_under_way <= 3

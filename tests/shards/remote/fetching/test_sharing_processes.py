@@ -105,7 +105,9 @@ def test_closing_ends_the_threads_of_a_stalled_server_within_a_second(
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     url, errors = f"{server.url}/data/0.tar", []
     fetcher.read([])
-    fetcher.announce([Piece(url, version, begin, begin + 1000) for begin in range(0, 9000, 1000)])
+    fetcher.fetch_ahead(
+        [Piece(url, version, begin, begin + 1000) for begin in range(0, 9000, 1000)]
+    )
 
     def read():
         try:
@@ -132,11 +134,11 @@ def test_an_object_that_is_replaced_meanwhile_is_an_error_with_both_versions(
     old = transport.read(url, 0, 0).version
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=2)
     fetcher.read([])
-    fetcher.announce([Piece(url, old, 0, 1000)])
+    fetcher.fetch_ahead([Piece(url, old, 0, 1000)])
     assert wait_for(lambda: fetcher.counts.ahead_requests == 1, WITHIN_S)
     server.objects["data/0.tar"] = shard_bytes(1)
     new = server.etag("data/0.tar")
-    fetcher.announce([Piece(url, old, 1000, 2000)])  # quiet
+    fetcher.fetch_ahead([Piece(url, old, 1000, 2000)])  # quiet
     with pytest.raises(IndexMismatchError) as raised:
         fetcher.read([reads_of(url, [(1000, 1500)], old)])
     fetcher.close()
