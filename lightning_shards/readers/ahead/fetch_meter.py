@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES
-from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
 
 
 class FetchMeter:

@@ -16,7 +16,7 @@ from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
+from lightning_shards.shards.storage.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore

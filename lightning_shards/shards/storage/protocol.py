@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import FileAccessError, ShardError, ShardNotFoundError
-from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
 
 _NO_MEMORY = memoryview(b"")
 

@@ -15,7 +15,6 @@ from lightning_shards.shards.remote.backend import is_undated
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.fetching.fetch_totals import FetchTotals
 from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
 from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
 from lightning_shards.shards.remote.fetching.stamped_transport import (
@@ -28,6 +27,7 @@ from lightning_shards.shards.remote.providers.undated import (
     warn_of_undated,
 )
 from lightning_shards.shards.remote.transport import Transport
+from lightning_shards.shards.storage.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.shards.storage.request_threads import RequestThreads

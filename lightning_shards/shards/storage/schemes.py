@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.fetching.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
@@ -20,6 +19,7 @@ from lightning_shards.shards.scheme_table import (
     is_further,
     row_of,
 )
+from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.remote import RemoteStorage
