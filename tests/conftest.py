@@ -7,6 +7,7 @@ versions of Python that have none (`.ci/test_under`).
 """
 
 import compileall
+import errno
 import io
 import os
 import signal
@@ -31,6 +32,7 @@ from lightning_shards.shards.counts import believed
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
+from lightning_shards.system import file_locks
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource
@@ -338,6 +340,34 @@ def forbid_scans(monkeypatch):
         monkeypatch.setattr(believed, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
 
     return forbid
+
+
+@pytest.fixture
+def failing_lock_calls(monkeypatch):
+    """Lets the next calls for locks fail, so many of them."""
+    left = [0]
+
+    def failing(call):
+        def called(*arguments):
+            if left[0] > 0:
+                left[0] -= 1
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+            return call(*arguments)
+
+        return called
+
+    def fail(number):
+        left[0] = number
+
+    for name in ("fcntl", "flock"):
+        monkeypatch.setattr(file_locks.fcntl, name, failing(getattr(file_locks.fcntl, name)))
+    return fail
+
+
+@pytest.fixture
+def no_locks(failing_lock_calls):
+    """A file system without locks."""
+    failing_lock_calls(10**9)
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ MUTANTS = [
         "shards/remote/cache/test_piece_folder.py",
     ),
     Mutant(
-        "shards.remote.cache.file_locks:FileLocks.take_first",
+        "system.file_locks:FileLocks.take_first",
         "if lock is not None and lock.is_sure:",
         "if lock is not None:",
         "shards/remote/cache/test_no_locks.py",

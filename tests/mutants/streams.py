@@ -52,10 +52,10 @@ MUTANTS = [
         "shards/remote/fetching/test_fetcher.py",
     ),
     Mutant(
-        "shards.remote.cache.file_locks:TakenLock.close",
+        "system.file_locks:TakenLock.close",
         "_try_lock(self.file, self.number, fcntl.F_UNLCK)",
         "pass",
-        "shards/remote/cache/test_file_locks.py",
+        "system/test_file_locks.py",
     ),
     Mutant(
         "readers.ahead.remote_batches:buffer_beside",

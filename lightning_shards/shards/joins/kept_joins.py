@@ -43,10 +43,10 @@ from lightning_shards.shards.joins.table_files import (
 from lightning_shards.shards.joins.tar_table import TarTable, key_chunks
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, release_pages
 from lightning_shards.shards.urls import split_url
+from lightning_shards.system.file_locks import FileLocks
 
 _FETCHED_TOGETHER: Final = 256
 _FILE_MODE: Final = 0o600

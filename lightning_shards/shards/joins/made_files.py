@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from lightning_shards.shards.atomic import left_part
 from lightning_shards.shards.joins.table_files import LOCKS
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.system.file_locks import FileLocks
 
 FOLDERS: Final = {"joins": "joins", "kept": "filters"}
 """The folders of the cache that hold such files, and what they are of."""

@@ -15,7 +15,6 @@ from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.joins.table_copies import copy_path, crc32_of, fetch_copy
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import stamp_of
-from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.remote.providers.proxies import require_hosts
 from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
@@ -25,6 +24,7 @@ from lightning_shards.shards.urls import (
     redact,
     require_local_shards,
 )
+from lightning_shards.system.file_locks import FileLocks
 
 LOCKS: Final = "making.lock"
 """The file in the folder of joins whose locks say who makes what."""

@@ -17,10 +17,10 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
-from lightning_shards.shards.remote.cache.file_locks import FileLocks
 from lightning_shards.shards.remote.cache.piece_folder import PRESENCE_LOCK, lock_of
 from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
 from lightning_shards.shards.storage.request_threads import RequestThreads
+from lightning_shards.system.file_locks import FileLocks
 from lightning_shards.tools import cache, plan
 from tests.shards.remote.published import batches, module
 

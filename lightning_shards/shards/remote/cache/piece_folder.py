@@ -34,10 +34,10 @@ from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_locks import FileLocks, TakenLock, kept_if
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory, is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CachedPiece
 from lightning_shards.shards.remote.cache.piece_names import group_of, share_of
+from lightning_shards.system.file_locks import FileLocks, TakenLock, kept_if
 
 COUNTER_LOCK: Final = 0
 PRESENCE_LOCK: Final = 1

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lightning_shards.shards.remote.cache import file_locks
+from lightning_shards.system import file_locks
 
 NUMBERS = st.integers(0, 24)
 CACHES = st.integers(0, 2)

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from lightning_shards.shards.remote.cache import file_locks
-from lightning_shards.shards.remote.cache.file_locks import FileLocks
+from lightning_shards.system import file_locks
+from lightning_shards.system.file_locks import FileLocks
 
 
 @pytest.fixture(params=[True, False], ids=["bytes", "whole files"])
