@@ -64,8 +64,9 @@ class IndexedSource:
         cache: Folder of the member tables.
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
-        storages: Storages of schemes that the package does not read by itself: scheme to a
-            callable, which is pickled and makes the storage in the process that reads.
+        storages: By scheme, what makes the storages that read remote shards, with the cache of the
+            run, in the process that reads; it is pickled. None: all shards are local, or are read
+            by the defaults.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
         joins: Where joined fields come from.

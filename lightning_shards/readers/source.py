@@ -44,7 +44,8 @@ class SourceDescription:
         callables: The user's transforms and stages, each with its name in errors.
         loads_torch: Whether decoding makes tensors, so that each worker imports torch.
         reserved: The reserved entries that batches have, as far as the split has them.
-        storages: What reads shards that are not read by the package's own storages.
+        storages: By scheme, what makes the storages that read remote shards, with the cache of the
+            run; None: all shards are local, or are read by the defaults.
         mixture: All that the samples of a mixture depend on: its components' names, and the slots
             that say where they stand; `index.components` has their shards. None: no mixture.
     """

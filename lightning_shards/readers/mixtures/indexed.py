@@ -74,7 +74,7 @@ class MixtureSource:
 
     @property
     def storages(self) -> Mapping[str, MakeStorage] | None:
-        """Storages of schemes that the package does not read by itself."""
+        """By scheme, what makes the storages that read remote shards; see `IndexedSource`."""
         return self.components[0].storages
 
     @property
