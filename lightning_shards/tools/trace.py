@@ -97,7 +97,7 @@ def _trace(options: Namespace) -> int:
     told = source.describe()
     source.epochs.plan(world_size).require_steps(options.split, is_nominal=told.is_nominal)
     pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
-    slots, index = pool.describe().slots, told.index
+    num_producers, index = pool.describe().num_producers, told.index
     is_readable = index is not None and (not told.is_streamed or all(map(is_local, index.urls)))
     if options.samples is not None and not is_readable:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _trace(options: Namespace) -> int:
             "put member tables beside them, or copy them here"
         )
     ranks = [
-        batch_keys(source, Place(rank, world_size), options.epoch, steps, num_workers=slots)
+        batch_keys(source, Place(rank, world_size), options.epoch, steps, num_workers=num_producers)
         for rank in range(world_size)
     ]
     served: Steps = [list(batches) for batches in zip(*ranks, strict=True)]

@@ -43,8 +43,8 @@ class PoolDescription:
         return told if self.threads == 1 else f"{told} of {self.threads} threads each"
 
     @property
-    def slots(self) -> int:
-        """The number of producers among which the steps of a rank are divided, at least 1."""
+    def num_producers(self) -> int:
+        """Producers among which the steps of a rank are divided, at least 1."""
         return max(1, self.num_workers)
 
 
@@ -72,9 +72,10 @@ class BatchStream(Protocol):
 class Pool(Protocol):
     """Runs a source in workers. A pool is frozen and keeps no reference to the streams it started.
 
-    The batch of step i after the cursor is made by worker i % slots. Each worker makes the batches
-    of `source.batches(place.with_worker(worker, slots), cursor)` and no others; `inline.produce`
-    makes them and measures the seconds of each.
+    As `describe` gives `num_producers`, the batch of step i after the cursor is made by worker
+    i % num_producers. Each worker makes the batches of
+    `source.batches(place.with_worker(worker, num_producers), cursor)` and no others;
+    `inline.produce` makes them and measures the seconds of each.
     """
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:

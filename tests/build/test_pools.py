@@ -76,7 +76,7 @@ def test_processes_know_their_threads_and_what_a_batch_takes(source):
     batch = batch_bytes(source.first_sample(Place()).batch, 4)
     pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True, ranks=8)
     assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch, ranks=8)
-    assert pool.describe().slots == 6
+    assert pool.describe().num_producers == 6
     assert pool.describe().workers == "3 processes of 2 threads each"
 
 

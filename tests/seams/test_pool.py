@@ -93,10 +93,13 @@ def take(stream, num_batches):
     return [next(stream).batch for _ in range(num_batches)]
 
 
-def expected_batches(source, slots, num_batches, cursor=START):
+def expected_batches(source, num_producers, num_batches, cursor=START):
     """The batches of the workers in turn."""
-    workers = [source.batches(PLACE.with_worker(worker, slots), cursor) for worker in range(slots)]
-    return [next(workers[number % slots]).batch for number in range(num_batches)]
+    workers = [
+        source.batches(PLACE.with_worker(worker, num_producers), cursor)
+        for worker in range(num_producers)
+    ]
+    return [next(workers[number % num_producers]).batch for number in range(num_batches)]
 
 
 def plain(batches):
@@ -108,20 +111,20 @@ def processes_of(stream):
 
 
 def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
-    expected = expected_batches(source, pool.describe().slots, 8)
+    expected = expected_batches(source, pool.describe().num_producers, 8)
     assert plain(take(start(source), 8)) == plain(expected)
 
 
-def test_what_it_says_of_itself_is_a_number_of_slots_and_a_name(pool):
+def test_what_it_says_of_itself_is_a_number_of_producers_and_a_name(pool):
     told = pool.describe()
     assert told.kind
-    assert told.slots == max(told.num_workers, 1)
+    assert told.num_producers == max(told.num_workers, 1)
     assert told.prefetch_factor >= 0
 
 
 def test_a_stream_begins_at_its_cursor(pool, start, source):
     cursor = Cursor(epoch=1, samples=4)
-    expected = expected_batches(source, pool.describe().slots, 3, cursor)
+    expected = expected_batches(source, pool.describe().num_producers, 3, cursor)
     assert plain(take(start(source, cursor), 3)) == plain(expected)
 
 
@@ -195,7 +198,9 @@ def test_batches_before_an_error_are_delivered_and_no_others(
 ):
     """Whichever worker it happens in, and wherever in a message."""
     settings = {"urls": pack_shards([80]), "sampling": "sequential"}
-    expected = plain(expected_batches(make_source(**settings), pool.describe().slots, 12, Cursor()))
+    expected = plain(
+        expected_batches(make_source(**settings), pool.describe().num_producers, 12, Cursor())
+    )
     (key, *_), _ = expected[number]
     stream = start(make_source(**settings, stages=(Raising(key, error),)), Cursor())
     assert plain(take(stream, number)) == expected[:number]

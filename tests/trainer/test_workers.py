@@ -136,11 +136,11 @@ def test_the_number_of_workers_can_change_between_two_fits(
     make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
 ) -> None:
     data = make_data(ShardDataModule, loader=LoaderConfig(multiprocessing_context="fork"))
-    slots: list[int] = []
+    producers: list[int] = []
     for num_workers in (0, 2):
         data.num_workers = num_workers
         model = Recorder()
         make_trainer(max_epochs=1).fit(model, data)
         assert len(model.steps) == STEPS
-        slots.append(data._loaders["train"].pool.describe().slots)
-    assert slots == [1, 2]
+        producers.append(data._loaders["train"].pool.describe().num_producers)
+    assert producers == [1, 2]

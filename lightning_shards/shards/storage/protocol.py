@@ -120,8 +120,8 @@ class Storage(Protocol):
         """What `stat` gives for each shard; errors as of `stat`."""
         return [self.stat(url) for url in urls]
 
-    def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
-        """Small files that lie beside shards: their bytes from the first on, `most_bytes` at most.
+    def read_whole(self, urls: Sequence[str], max_bytes: int) -> list[bytes | None]:
+        """Small files that lie beside shards: their bytes from the first on, `max_bytes` at most.
 
         Returns:
             None for one that does not exist, or that this process may not read.
@@ -129,13 +129,13 @@ class Storage(Protocol):
         Raises:
             ShardError: The store does not answer.
         """
-        return [self._whole(url, most_bytes) for url in urls]
+        return [self._whole(url, max_bytes) for url in urls]
 
     def read_beside(
-        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str]
     ) -> tuple[list[bytes | None], list[ShardStat]]:
         """What `read_whole` gives for files and `stats` for their shards, asked at once."""
-        return self.read_whole(urls, most_bytes), self.stats(shards)
+        return self.read_whole(urls, max_bytes), self.stats(shards)
 
     def announce(self, reads: Sequence[ShardReads]) -> None:
         """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
@@ -169,9 +169,9 @@ class Storage(Protocol):
     def close_all(self) -> None:
         """Let go of what is held for all shards together, such as connections and threads."""
 
-    def _whole(self, url: str, most_bytes: int) -> bytes | None:
+    def _whole(self, url: str, max_bytes: int) -> bytes | None:
         try:
-            return self.read(url, 0, most_bytes)
+            return self.read(url, 0, max_bytes)
         except (ShardNotFoundError, FileAccessError):
             return None
 

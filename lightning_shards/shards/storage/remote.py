@@ -183,15 +183,15 @@ class RemoteStorage(Storage):
         self._count_read(sum(size for of_shard in sizes for size in of_shard if size > 0), began)
         return sizes
 
-    def read_whole(self, urls: Sequence[str], most_bytes: int) -> list[bytes | None]:
+    def read_whole(self, urls: Sequence[str], max_bytes: int) -> list[bytes | None]:
         """Small objects, read at once; None for one that is not there or is not given."""
-        return self._at_once([partial(self._whole, url, most_bytes) for url in urls])
+        return self._at_once([partial(self._whole, url, max_bytes) for url in urls])
 
     def read_beside(
-        self, urls: Sequence[str], most_bytes: int, shards: Sequence[str]
+        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str]
     ) -> tuple[list[bytes | None], list[ShardStat]]:
         """Small objects, and what `stat` gives for each shard: one round trip for all of them."""
-        calls: list[Callable[[], Any]] = [partial(self._whole, url, most_bytes) for url in urls]
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
         calls += [partial(self._stat, url) for url in shards]
         answers = self._at_once(calls)
         return answers[: len(urls)], answers[len(urls) :]
@@ -253,9 +253,9 @@ class RemoteStorage(Storage):
         except IndexMismatchError:
             return None
 
-    def _whole(self, url: str, most_bytes: int) -> bytes | None:
+    def _whole(self, url: str, max_bytes: int) -> bytes | None:
         try:
-            return bytes(self._transport.read(url, 0, most_bytes).data)
+            return bytes(self._transport.read(url, 0, max_bytes).data)
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
 

@@ -240,7 +240,7 @@ class Beside:
     def of(self, url):
         return self
 
-    def read_whole(self, urls, most):
+    def read_whole(self, urls, max_bytes):
         return [self._sizes if "sizes.json" in urls[0] else None]
 
 
