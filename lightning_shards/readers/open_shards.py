@@ -1,8 +1,6 @@
 """The shards that a process has open, and the fields of one sample read from them."""
 
 import errno
-import os
-import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -26,47 +24,21 @@ from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
+from lightning_shards.system.open_files import allow_open_files, files_allowed
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
 descriptors, of which a process has 1,024 by default."""
 
-FILES_PER_SOURCE = 2 * MAX_OPEN_SHARDS
+_FILES_PER_SHARD = 2
+
+FILES_PER_SOURCE = _FILES_PER_SHARD * MAX_OPEN_SHARDS
 """File descriptors that one iteration over batches may have open."""
-
-
-_OTHER_FILES = 1024
-
-_SPARE_FILES = 16
-"""Descriptors that are left for all else where the limit is low: pipes, shared memory, tables."""
 
 _FULL = (errno.EMFILE, errno.ENFILE)
 
-
 _SHARDS_LOOKED_AT = 16
 """Shards whose tables are asked for optional fields before a fit; each may have to be fetched."""
-
-
-def allow_open_files(number: int) -> None:
-    """Let this process have so many open files beside its others, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _shards_allowed() -> int:
-    """Shards that this process may have open, as far as its limit of open files goes."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MAX_OPEN_SHARDS
-    try:
-        num_open = sum(1 for _ in os.scandir("/dev/fd"))
-    except OSError:
-        num_open = 4 * _SPARE_FILES
-    return max(1, (soft - num_open - _SPARE_FILES) // 2)
 
 
 class SampleMembers(Mapping[str, Any]):
@@ -113,7 +85,7 @@ class OpenShards:
         unwritten: UnwrittenTables | None = None,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
-        self._limit = min(limit, _shards_allowed())
+        self._limit = min(limit, max(1, files_allowed() // _FILES_PER_SHARD))
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(

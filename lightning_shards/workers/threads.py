@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.open_shards import FILES_PER_SOURCE, allow_open_files
+from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.system.cancellation import (
@@ -28,6 +28,7 @@ from lightning_shards.system.cancellation import (
     raise_if_cancelled,
     take_from,
 )
+from lightning_shards.system.open_files import allow_open_files
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
