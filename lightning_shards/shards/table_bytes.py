@@ -14,7 +14,6 @@ Where neither can be written, tables stay in memory (`UnwrittenTables`), a bound
 
 import json
 import mmap
-import re
 import struct
 import zlib
 from collections import OrderedDict
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable
-from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.urls import BEFORE_QUERY, is_local
 
 MAX_PUBLISHED_BYTES: Final = 1 << 30
 """Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
@@ -45,7 +44,6 @@ _PREFIX: Final = struct.Struct("<8sIIQ")
 _CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
 _ALIGNMENT: Final = 8
 _LEAST_SHARD: Final = 1 << 20  # bytes that a table may have however small its shard is
-_QUERY = re.compile(r"(?=[?#])|$")
 
 
 def published_url(url: str) -> str:
@@ -60,7 +58,7 @@ def published_url(url: str) -> str:
     """
     if is_local(url) or "://" not in url:  # a name with a colon in it is no URL
         return f"{url}.members"
-    return _QUERY.sub(".members", url, count=1)
+    return BEFORE_QUERY.sub(".members", url, count=1)
 
 
 def published(table: MemberTable) -> bytes:

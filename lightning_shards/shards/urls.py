@@ -31,7 +31,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
-_QUERY = re.compile(r"(?=[?#])|$")
+BEFORE_QUERY: Final = re.compile(r"(?=[?#])|$")  # or behind the end
 _AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
 _IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
@@ -162,6 +162,19 @@ def split_url(url: str) -> tuple[str, str]:
     return folder, name
 
 
+def split_user(url: str) -> tuple[str, str]:
+    """A URL without its user and password, and these.
+
+    >>> split_user("https://me:secret@host:8443/a@b?c=d@e")
+    ('https://host:8443/a@b?c=d@e', 'me:secret')
+    """
+    if "@" not in url:
+        return url, ""
+    scheme, slashes, rest = url.partition("://")
+    user, at, _ = _AUTHORITY_END.split(rest, maxsplit=1)[0].rpartition("@")
+    return (f"{scheme}{slashes}{rest[len(user) + len(at) :]}", user) if at else (url, "")
+
+
 def without_user(url: str) -> str:
     """The URL without user and password: what differs elsewhere in it may be another object.
 
@@ -170,10 +183,7 @@ def without_user(url: str) -> str:
     >>> without_user("https://host/a//b@c/0.tar")
     'https://host/a//b@c/0.tar'
     """
-    scheme, slashes, rest = url.partition("://")
-    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
-    user, at, _ = authority.rpartition("@")
-    return f"{scheme}{slashes}{rest[len(user) + len(at) :]}" if at else url
+    return split_user(url)[0]
 
 
 def without_credentials(url: str) -> str:
@@ -195,7 +205,7 @@ def url_beside(url: str, name: str) -> str:
     >>> url_beside("https://host/data/000.tar?sig=1", "classes.json")
     'https://host/data/classes.json?sig=1'
     """
-    path, query = _QUERY.split(url, maxsplit=1)
+    path, query = BEFORE_QUERY.split(url, maxsplit=1)
     return f"{path.rpartition('/')[0]}/{name}{query}"
 
 

@@ -220,9 +220,9 @@ MUTANTS = [
         "shards/test_regular_files.py",
     ),
     Mutant(
-        "shards.urls:without_user",
-        "if at else url",
-        "if False else url",
+        "shards.urls:split_user",
+        "if at else",
+        "if False else",
         "shards/remote/cache/test_piece_names.py shards/test_urls.py",
     ),
     Mutant(

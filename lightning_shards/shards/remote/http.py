@@ -30,11 +30,10 @@ from lightning_shards.shards.remote.http_client import (
     body_reader,
     drain,
     failure_of_http_error,
-    split_user,
 )
 from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
-from lightning_shards.shards.urls import has_broken_password
+from lightning_shards.shards.urls import has_broken_password, split_user
 
 LARGEST_WHOLE: Final = 64 << 20
 """Bytes of an object of which a server that knows no ranges sends more than its beginning."""

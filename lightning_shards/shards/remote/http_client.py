@@ -34,6 +34,7 @@ from lightning_shards.shards.remote.answers.timed_response import TimedResponse,
 from lightning_shards.shards.remote.backend import RequestFailure, closed_failure
 from lightning_shards.shards.remote.providers.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.urls import split_user
 
 MAX_REDIRECTS: Final = 5
 
@@ -286,21 +287,6 @@ def failure_of_http_error(error: Exception, through: str = "") -> RequestFailure
         return RequestFailure("the URL cannot be read", "final", remedy="check the URL")
     reasons = (reason for kind, reason in _REASONS if isinstance(error, kind))
     return RequestFailure(next(reasons, "the connection broke") + through)
-
-
-def split_user(url: str) -> tuple[str, str]:
-    """A URL without its user and password, and these.
-
-    >>> split_user("https://me:secret@host:8443/a@b?c=d@e")
-    ('https://host:8443/a@b?c=d@e', 'me:secret')
-    """
-    if "@" not in url:
-        return url, ""
-    scheme, _, rest = url.partition("://")
-    stops = [stop for stop in map(rest.find, "/?#") if stop >= 0]
-    authority = rest[: min(stops, default=len(rest))]
-    user, at, host = authority.rpartition("@")
-    return (f"{scheme}://{host}{rest[len(authority) :]}", user) if at else (url, "")
 
 
 def basic(user: str) -> str:

@@ -40,7 +40,7 @@ from lightning_shards.shards.remote.providers.hub_commits import commit_of, is_c
 from lightning_shards.shards.remote.providers.hub_token import PLACES, hub_token
 from lightning_shards.shards.remote.retries import RetryPolicy
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _ENDPOINT: Final = "https://huggingface.co"
 _KEPT_S: Final = 3600.0
@@ -174,7 +174,7 @@ class HubBackend(RequestBackend):
         with self._lock:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
-            _logger.warning(
+            _log.warning(
                 "the locations that the hub gives have expired, or do so in less than %d s, so it "
                 "is asked for each range of which it allows few: check the clock of this machine, "
                 "and the endpoint of storage_options",
@@ -229,7 +229,7 @@ class HubBackend(RequestBackend):
         try:
             self._cache.write(self._path(url), json.dumps(asdict(location)).encode())
         except OSError as error:  # others ask for themselves
-            _logger.debug("a location of the hub is not kept in a file: %s", error.strerror)
+            _log.debug("a location of the hub is not kept in a file: %s", error.strerror)
 
     def _path(self, url: str) -> Path:
         name = sha256(f"{self._endpoint} {url}".encode()).hexdigest()
