@@ -140,7 +140,7 @@ class ExactResume(pl.Callback):
         if data is None or (saved is None and not train_loaders(trainer)):
             return
         # on all ranks; Lightning gets the same loader later
-        watched = _only_of_ours(loaders_in(data.train_dataloader()))
+        watched = _sole_loader(loaders_in(data.train_dataloader()))
         if saved is None or watched is None:
             return
         loader, progress = watched
@@ -256,7 +256,7 @@ class ExactResume(pl.Callback):
 
     def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
         """The train loader and its progress; None unless it is ours and the only one."""
-        return _only_of_ours(train_loaders(trainer) or [self._loader])
+        return _sole_loader(train_loaders(trainer) or [self._loader])
 
 
 def _require_only_one(trainer: Any) -> None:
@@ -315,7 +315,7 @@ def _require_written(trainer: Any, start: FitPosition) -> None:
         )
 
 
-def _only_of_ours(loaders: list[Any]) -> tuple[ShardLoader, TrainProgress] | None:
+def _sole_loader(loaders: list[Any]) -> tuple[ShardLoader, TrainProgress] | None:
     """The loader and its progress; None unless it is the only one and ours."""
     if len(loaders) != 1 or not isinstance(loaders[0], ShardLoader):
         return None

@@ -93,7 +93,7 @@ class DataThroughputMonitor(pl.Callback):
         loaders = train_loaders(trainer)
         require_own_places(trainer, loaders)
         self._note_loaders(trainer)
-        self._watch(trainer, _only_of_ours(loaders))
+        self._watch(trainer, _only_shard_loader(loaders))
 
     def _watch(self, trainer: pl.Trainer, loader: ShardLoader | None) -> None:
         """Begin to measure this loader, if there is one, with nothing measured before."""
@@ -121,7 +121,7 @@ class DataThroughputMonitor(pl.Callback):
         `reload_dataloaders_every_n_epochs` may have made another loader for it.
         """
         self._note_loaders(trainer)
-        loader, before = _only_of_ours(train_loaders(trainer)), self._loader
+        loader, before = _only_shard_loader(train_loaders(trainer)), self._loader
         if loader is not None and before is not None and loader is not before:
             self._go_on_with(loader, before)
         elif loader is not before:
@@ -297,8 +297,8 @@ class DataThroughputMonitor(pl.Callback):
         )
 
 
-def _only_of_ours(loaders: list[Any]) -> ShardLoader | None:
-    """The loader to watch; None unless there is just one of ours."""
+def _only_shard_loader(loaders: list[Any]) -> ShardLoader | None:
+    """The loader to watch; None unless just one of these, others or not, is a `ShardLoader`."""
     ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
     return ours[0] if len(ours) == 1 else None
 
