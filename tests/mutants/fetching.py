@@ -325,7 +325,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.open_pieces:OpenPieces.drop_unlike",
-        "if is_read and found != part.into:",
+        "if is_read and memoryview(found) != part.into:",
         "if is_read and False:",
         "shards/remote/test_warm_cache.py",
     ),

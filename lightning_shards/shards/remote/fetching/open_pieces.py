@@ -79,7 +79,7 @@ class OpenPieces:
                 continue
             found = bytearray(len(part.into))
             is_read = self._is_read(opened, part.begin, memoryview(found), part.piece)
-            if is_read and found != part.into:
+            if is_read and memoryview(found) != part.into:
                 self._drop(opened, part.piece)
 
     def close(self) -> None:
