@@ -62,30 +62,30 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
             return _find(data, config, split, is_prepared=is_prepared)
     found: list[ShardIndex] = []
     for name, part in config.component_splits().items():
-        place = f"{split}.mix.{name}"
-        with _errors_name_component(place):
-            found.append(_find(data, part, place, is_prepared=is_prepared, in_mixture=True))
+        key = f"{split}.mix.{name}"
+        with _errors_name_component(key):
+            found.append(_find(data, part, key, is_prepared=is_prepared, in_mixture=True))
     return join_indexes(found)
 
 
 @contextmanager
-def _errors_name(place: str) -> Generator[None]:
+def _errors_name(key: str) -> Generator[None]:
     """Let errors about missing shards say which split or component names them."""
     try:
         yield
     except ShardNotFoundError as error:
-        error.args = (f"{place}: {error}", *error.args[1:])
+        error.args = (f"{key}: {error}", *error.args[1:])
         raise
 
 
 @contextmanager
-def _errors_name_component(place: str) -> Generator[None]:
+def _errors_name_component(key: str) -> Generator[None]:
     """Let errors about the shards, lists and tables of a component say which one names them."""
     try:
         yield
     except (ShardNotFoundError, ConfigError) as error:
-        if place not in str(error):
-            error.args = (f"{place}: {error}", *error.args[1:])
+        if key not in str(error):
+            error.args = (f"{key}: {error}", *error.args[1:])
         raise
 
 

@@ -168,12 +168,12 @@ def omegaconf_message(error: OmegaConfBaseException) -> str:
 
 def _refused_split(settings: Mapping[str, Any]) -> str | None:
     """The first split whose settings are refused; the error itself does not name it."""
-    for place, given in _given_splits(settings):
+    for key, given in _given_splits(settings):
         if isinstance(given, Mapping):
             try:
                 SplitConfig(**cast("Mapping[str, Any]", given))
             except ShardError:
-                return place
+                return key
     return None
 
 

@@ -277,12 +277,12 @@ def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
         _made(StageConfig, stage, f"schedule[{number}]") for number, stage in enumerate(schedule)
     ]
     for number, stage in enumerate(made):
-        place = f"schedule[{number}]"
-        require_mapping(f"{place}.weights", stage.weights, "{web: 3, labels: 1}")
-        require_at_least(f"{place}.over", stage.over, 1)
+        key = f"schedule[{number}]"
+        require_mapping(f"{key}.weights", stage.weights, "{web: 3, labels: 1}")
+        require_at_least(f"{key}.over", stage.over, 1)
         for name, start in (("epoch", stage.epoch), ("samples", stage.samples)):
             if start is not None:
-                require_at_least(f"{place}.{name}", start, 0)
+                require_at_least(f"{key}.{name}", start, 0)
     return made
 
 

@@ -143,19 +143,19 @@ def checked_entries(action: Any, check: Callable[[Any], Any], value: object) -> 
             try:
                 check({name: entry})
             except _FAILURES as error:
-                place = f"{action.dest}.{name}"
-                problem = TypeError(plain_message(error).replace(action.dest, place, 1))
+                key = f"{action.dest}.{name}"
+                problem = TypeError(plain_message(error).replace(action.dest, key, 1))
                 break
     raise problem  # outside `except`: `plain_message` reads what an error came from, too
 
 
-def as_section(action: Any, value: Any, place: str) -> Any:
+def as_section(action: Any, value: Any, key: str) -> Any:
     """A value as a parser takes it: an empty section of settings has none, and so its defaults.
 
     Args:
         action: What the parser does with the value.
         value: The value in a configuration.
-        place: Its key.
+        key: What the configuration calls it.
 
     Raises:
         TypeError: It is neither settings nor the path of their file, where a section is wanted.
@@ -166,7 +166,7 @@ def as_section(action: Any, value: Any, place: str) -> Any:
         return Namespace()
     if not isinstance(cast("object", value), Mapping | Namespace | str):
         kind = type(value).__name__  # the value may hold a secret
-        raise TypeError(f'Parser key "{place}": it must be a mapping of settings, got a {kind}')
+        raise TypeError(f'Parser key "{key}": it must be a mapping of settings, got a {kind}')
     return value
 
 
@@ -197,8 +197,8 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     match = next(filter(None, (pattern.search(message) for pattern in _UNKNOWN)), None)
     if match is None:
         return ""
-    place = match[1].replace(": ", ".")  # of a component: ``data.train: mix.web``
-    given = f"{place}.{match[2]}".split(".")
+    key = match[1].replace(": ", ".")  # of a component: ``data.train: mix.web``
+    given = f"{key}.{match[2]}".split(".")
     known = [key.split(".") for key in dict.fromkeys(keys) if ".help" not in key]
     meant = _nearest(given, known)
     return f"; did you mean {meant!r}?" if meant else ""

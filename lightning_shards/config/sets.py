@@ -112,14 +112,12 @@ def set_configs(setting: str, given: object, single: object) -> dict[str, SplitC
     sets = cast("Mapping[object, object]", given)
     _require_names(setting, sets)
     splits = split_configs({f"{setting}.{name}": each for name, each in sets.items()})
-    return {
-        str(name): _present(place, splits[place]) for name in sets if (place := f"{setting}.{name}")
-    }
+    return {str(name): _present(key, splits[key]) for name in sets if (key := f"{setting}.{name}")}
 
 
-def _present(place: str, config: SplitConfig | None) -> SplitConfig:
+def _present(key: str, config: SplitConfig | None) -> SplitConfig:
     if config is None:
-        raise ConfigError(f"{place} is None, which is no evaluation set; leave its name out")
+        raise ConfigError(f"{key} is None, which is no evaluation set; leave its name out")
     return config
 
 

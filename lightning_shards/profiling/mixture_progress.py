@@ -38,9 +38,9 @@ class MixtureProgress:
         Samples at the end of an epoch that no step serves are counted once the epoch is over: the
         sequence of the mixture goes on behind them.
         """
-        place = cursor.epoch * self.slots.epoch_samples + cursor.samples
+        run_position = cursor.epoch * self.slots.epoch_samples + cursor.samples
         metrics: dict[str, float] = {}
-        of_components = zip(self.slots.names, self.slots.before(place).tolist(), strict=True)
+        of_components = zip(self.slots.names, self.slots.before(run_position).tolist(), strict=True)
         for (name, samples), of_pass in zip(of_components, self.pass_samples, strict=True):
             metrics[f"data/component/{name}/samples"] = float(samples)
             if of_pass:

@@ -74,7 +74,7 @@ MUTANTS = [
     ),
     Mutant(
         "config.parsing:checked_entries",
-        "replace(action.dest, place, 1)",
+        "replace(action.dest, key, 1)",
         'replace(action.dest, f"{action.dest}", 1)',
         _SETTINGS,
     ),

@@ -129,9 +129,9 @@ def naive(order, rounds):
 
 def served(order, rounds):
     """The same as the order gives it."""
-    found, places = [], rounds * order.slots.schedule.round_samples
-    for epoch in range(-(-places // order.samples)):
-        stop = min(order.samples, places - epoch * order.samples)
+    found, samples = [], rounds * order.slots.schedule.round_samples
+    for epoch in range(-(-samples // order.samples)):
+        stop = min(order.samples, samples - epoch * order.samples)
         numbers = order.components(epoch, 0, stop).tolist()
         ids = order.at(epoch, 0, stop).tolist()
         found += [(number, *pair) for number, pair in zip(numbers, ids, strict=True)]
@@ -165,9 +165,9 @@ def test_weights_of_many_digits_equal_the_naive_model():
 def positions_of(order, name, stop=400):
     """Where a component stands, and its samples as it numbers its own shards."""
     number = [each.name for each in order.mix].index(name)
-    places = np.flatnonzero(order.components(0, 0, stop) == number)
+    positions = np.flatnonzero(order.components(0, 0, stop) == number)
     shards_before = sum(each.num_shards for each in order.mix[:number])
-    return places, order.at(0, 0, stop)[places] - [shards_before, 0]
+    return positions, order.at(0, 0, stop)[positions] - [shards_before, 0]
 
 
 def test_the_order_of_names_changes_no_sample():

@@ -36,8 +36,8 @@ def counted_one_by_one(slots, plan, stage, epochs, *, by_rank, steps=None):
     rows = []
     for epoch in range(epochs):
         for step in range(plan.steps if steps is None else steps):
-            place = epoch * plan.samples + plan.span(step)[0]
-            if place < stage.begin or (stage.end is not None and place >= stage.end):
+            run_position = epoch * plan.samples + plan.span(step)[0]
+            if run_position < stage.begin or (stage.end is not None and run_position >= stage.end):
                 continue
             ranks = [plan.rank_span(step, rank) for rank in range(plan.world_size)]
             spans = ranks if by_rank else [plan.span(step)]

@@ -20,7 +20,7 @@ LOOKED_AT = 60
 
 
 def ids_of(order, first, last):
-    """The ids at places first to last, asked for epoch by epoch."""
+    """The ids at run positions first to last, asked for epoch by epoch."""
     found = [np.empty((0, 2), np.int64)]
     while first < last:
         epoch, start = divmod(first, order.samples)
@@ -31,7 +31,7 @@ def ids_of(order, first, last):
 
 
 def components_of(order, first, last):
-    """The components at places first to last."""
+    """The components at run positions first to last."""
     epoch, start = divmod(first, order.samples)
     rest = order.samples - start
     if last - first <= rest:
@@ -40,8 +40,8 @@ def components_of(order, first, last):
     return np.concatenate([here, components_of(order, first + rest, last)])
 
 
-def consumed_at(order, place):
-    return order.consumed(*divmod(place, order.samples))
+def consumed_at(order, run_position):
+    return order.consumed(*divmod(run_position, order.samples))
 
 
 def check_components(order, first, last):
@@ -53,15 +53,15 @@ def check_components(order, first, last):
     for number, component in enumerate(order.mix):
         found = ids[numbers == number] - [first_shard, 0]
         first_shard += component.num_shards
-        place, expected = int(begins[number]), [np.empty((0, 2), np.int64)]
+        sample, expected = int(begins[number]), [np.empty((0, 2), np.int64)]
         size = component.order.samples
-        while place < ends[number]:
-            pass_number, start = divmod(place, size)
-            stop = min(size, start + int(ends[number]) - place)
+        while sample < ends[number]:
+            pass_number, start = divmod(sample, size)
+            stop = min(size, start + int(ends[number]) - sample)
             if component.order.sampling == "resampled":
-                pass_number, start, stop = 0, place, int(ends[number])
+                pass_number, start, stop = 0, sample, int(ends[number])
             expected.append(component.order.at(pass_number, start, stop))
-            place += stop - start
+            sample += stop - start
             if stop - start == size and component.order.sampling != "resampled":
                 assert len(set(map(tuple, expected[-1].tolist()))) == size, "no whole pass"
         assert found.tolist() == np.concatenate(expected).tolist()

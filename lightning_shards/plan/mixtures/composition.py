@@ -144,9 +144,9 @@ def sizes_without_drop(slots: MixtureSlots, plan: EpochPlan) -> tuple[int, ...]:
     return tuple(size for size in (lower, lower + common) if size)
 
 
-def _steps_before(plan: EpochPlan, steps: int, place: int) -> int:
-    """How many steps of the run begin before this place, where each epoch has this many."""
-    epoch, position = divmod(place, plan.samples)
+def _steps_before(plan: EpochPlan, steps: int, run_position: int) -> int:
+    """How many steps of the run begin before this position, where each epoch has this many."""
+    epoch, position = divmod(run_position, plan.samples)
     return epoch * steps + bisect_left(range(steps), position, key=plan.trained)
 
 

@@ -1,9 +1,9 @@
 """The order of a mixture: several data sets in one sequence, each round composed exactly.
 
 The sequence has no end, and epochs, batches and ranks only cut it. `MixtureSlots` says which
-component stands at each place, and each component is served its own endless sequence, pass after
-pass. So any stretch of the mixture is one stretch of each component. The slots of its example,
-where labels has 4 samples::
+component stands at each position of the run, and each component is served its own endless
+sequence, pass after pass. So any stretch of the mixture is one stretch of each component. The slots
+of its example, where labels has 4 samples::
 
     slots         w w l w l l w w | l w w w l w w l
     labels            0   1 2     | 3       0     1
@@ -127,7 +127,7 @@ class MixtureOrder(Order):
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
         """The results of `at` for each of these spans, concatenated; spans are in rising order."""
-        ids = [self._ids_at(places) for places in self.slots.places(epoch, spans)]
+        ids = map(self._ids_at, self.slots.run_positions(epoch, spans))
         return np.concatenate([np.empty((0, 2), np.int64), *ids])
 
     def components(self, epoch: int, start: int, stop: int) -> _Ints:
@@ -164,8 +164,8 @@ class MixtureOrder(Order):
         Raises:
             ConfigError: Numbers that no epoch or range has.
         """
-        (places,) = self.slots.places(epoch, [(position, position + 1)])
-        components, samples = self.slots.look_up(places)
+        (run_positions,) = self.slots.run_positions(epoch, [(position, position + 1)])
+        components, samples = self.slots.look_up(run_positions)
         number = int(components[0])
         pass_number, start = divmod(int(samples[0]), self.mix[number].pass_samples)
         ids = self.mix[number].order.following(pass_number, start, count)
@@ -216,10 +216,10 @@ class MixtureOrder(Order):
         shards = [component.num_shards for component in self.mix]
         return [sum(shards[:number]) for number in range(len(shards))]
 
-    def _ids_at(self, places: _Ints) -> _Ints:
-        """The ids at rising places."""
+    def _ids_at(self, run_positions: _Ints) -> _Ints:
+        """The ids at rising run positions."""
         # own: where one component stands, ascending; by_component: where its part of ids goes.
-        components, samples = self.slots.look_up(places)
+        components, samples = self.slots.look_up(run_positions)
         ids: list[_Ints] = []
         by_component: list[_Ints] = []
         for number, component in enumerate(self.mix):
@@ -228,8 +228,8 @@ class MixtureOrder(Order):
                 ids.append(_ids_of(component, samples[own]))
                 ids[-1][:, 0] += self._first_shards[number]
                 by_component.append(own)
-        sources = np.empty(len(places), np.int64)
-        sources[np.concatenate(by_component)] = np.arange(len(places))
+        sources = np.empty(len(run_positions), np.int64)
+        sources[np.concatenate(by_component)] = np.arange(len(run_positions))
         return np.concatenate(ids).take(sources, axis=0)
 
     def _blocks_of(self, number: int, begin: int, end: int) -> Iterator[_Ints]:

@@ -36,7 +36,8 @@ _DEALT_AT_ONCE: Final = 16_384
 class MixtureSlots:
     """The components at all positions of a run.
 
-    A *place* is a position of the run: position p of epoch e is place e x `epoch_samples` + p.
+    A *run position* counts samples from the beginning of the run: position p of epoch e is run
+    position e x `epoch_samples` + p.
     Components have the numbers of `names`. Positions behind the end of an epoch repeat it.
 
     Attributes:
@@ -81,7 +82,7 @@ class MixtureSlots:
         return MixtureSlots, (self.names, self.schedule, self.seed, self.epoch_samples)
 
     def bounds(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The places of these positions: the first one and the one behind the last, lap by lap.
+        """The run positions of these positions: the first and the one behind the last, lap by lap.
 
         Raises:
             ConfigError: Numbers that no epoch or range has.
@@ -98,8 +99,8 @@ class MixtureSlots:
             )
         return self._laps(epoch, start, stop)
 
-    def places(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
-        """The places of rising spans of positions, int64, in pieces that rise."""
+    def run_positions(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
+        """The run positions of rising spans of positions, int64, in pieces that rise."""
         rising: list[tuple[int, int]] = []
         if self._are_rising(epoch, spans):
             first = epoch * self.epoch_samples
@@ -123,18 +124,21 @@ class MixtureSlots:
         steps = np.diff(edges)
         return bool((steps >= 0).all() and steps[::2].all())
 
-    def look_up(self, places: _Ints) -> tuple[NDArray[np.int32], _Ints]:
-        """The component at each of these rising places, and the number of the sample.
+    def look_up(self, run_positions: _Ints) -> tuple[NDArray[np.int32], _Ints]:
+        """The component at each of these rising run positions, and the number of the sample.
 
         Returns:
-            int32 and int64, shape (places,). Samples of a component are numbered over the whole
-            run: those at places that follow each other have consecutive numbers.
+            int32 and int64, shape (run_positions,). Samples of a component are numbered over the
+            whole run: those at positions that follow each other have consecutive numbers.
         """
         unit, at_once = self.schedule.unit, self._rounds_dealt * self.schedule.round_units
-        units, offsets = (places, 0) if unit == 1 else np.divmod(places, unit)
-        components, samples = np.empty(len(places), np.int32), np.empty(len(places), np.int64)
+        units, offsets = (run_positions, 0) if unit == 1 else np.divmod(run_positions, unit)
+        components, samples = (
+            np.empty(len(run_positions), np.int32),
+            np.empty(len(run_positions), np.int64),
+        )
         start = 0
-        while start < len(places):
+        while start < len(run_positions):
             group = int(units[start]) // at_once
             stop = int(np.searchsorted(units, (group + 1) * at_once))
             of_components, of_units = self._dealt(group)
@@ -151,13 +155,13 @@ class MixtureSlots:
         Raises:
             ConfigError: Numbers that no epoch or range has.
         """
-        pieces = self.places(epoch, [(start, stop)])
-        numbers = [self.look_up(places)[0].astype(np.int64) for places in pieces]
+        pieces = self.run_positions(epoch, [(start, stop)])
+        numbers = [self.look_up(run_positions)[0].astype(np.int64) for run_positions in pieces]
         return np.concatenate([np.empty(0, np.int64), *numbers])
 
-    def before(self, place: int) -> _Ints:
-        """Samples of each component before a place, int64, shape (components,)."""
-        unit, offset = divmod(place, self.schedule.unit)
+    def before(self, run_position: int) -> _Ints:
+        """Samples of each component before a run position, int64, shape (components,)."""
+        unit, offset = divmod(run_position, self.schedule.unit)
         round_number, slot = divmod(unit, self.schedule.round_units)
         before = self.schedule.counts(round_number, round_number)[0][self._ranks]
         if slot or offset:
@@ -170,9 +174,9 @@ class MixtureSlots:
             return before
         return before * self.schedule.unit
 
-    def weights_at(self, place: int) -> tuple[int, ...]:
-        """The whole weight of each component at a place."""
-        weights = self.schedule.weights_at(place // self.schedule.round_samples)
+    def weights_at(self, run_position: int) -> tuple[int, ...]:
+        """The whole weight of each component at a run position."""
+        weights = self.schedule.weights_at(run_position // self.schedule.round_samples)
         return tuple(weights[rank] for rank in self._ranks)
 
     def _laps(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:

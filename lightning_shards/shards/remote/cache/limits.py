@@ -218,14 +218,14 @@ def pieces_to_drop(
         for group in need.groups:
             of_groups[group] = max(fractions[need.data], of_groups.get(group, 0.0))
 
-    def place(piece: CachedPiece) -> tuple[int, int, str]:
+    def sort_key(piece: CachedPiece) -> tuple[int, int, str]:
         is_read = piece.group in of_groups or piece.changed_ns >= since_ns
         stays = is_read and piece.share < of_groups.get(piece.group, of_others)
         return (_STAYS if stays else int(is_read)), piece.changed_ns, piece.path
 
-    ordered = sorted(pieces, key=place)
+    ordered = sorted(pieces, key=sort_key)
     beyond = _beyond_the_fraction(
-        needs, [each for each in ordered if each.group in of_groups and place(each)[0] == _STAYS]
+        needs, [each for each in ordered if each.group in of_groups and sort_key(each)[0] == _STAYS]
     )
     first = set(beyond)
     return _first_bytes([*beyond, *(each for each in ordered if each not in first)], lacking_bytes)
