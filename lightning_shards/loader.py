@@ -275,10 +275,10 @@ class ShardLoader:
                 damaged; or batches would not tell the repeats of the rest of its epoch.
         """
         state = require_state(state, "the train loader")
-        told = self._source.describe()
-        require_resumable({"version": STATE_VERSION, **self.identity}, state, told)
+        description = self._source.describe()
+        require_resumable({"version": STATE_VERSION, **self.identity}, state, description)
         require_same({"epoch_samples": self.epochs.samples}, state)
-        require_rest(state, told, self.epochs, self.place.world_size)
+        require_rest(state, description, self.epochs, self.place.world_size)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
         self._loaded, self._resumed = state, self._with_a_step(self._trained)

@@ -118,7 +118,7 @@ def require_same(
 
 
 def require_resumable(
-    expected: State, state: Mapping[str, object], told: SourceDescription
+    expected: State, state: Mapping[str, object], description: SourceDescription
 ) -> None:
     """Check that a run of these values may go on where a state was saved.
 
@@ -128,45 +128,51 @@ def require_resumable(
     Args:
         expected: The values of this run, with those of its source.
         state: The saved state.
-        told: What the source says of itself.
+        description: What the source says of itself.
 
     Raises:
         StateError: A value differs that the trained samples depend on, or one is damaged.
     """
-    if told.mixture is None:
-        require_same(expected, state, index=told.index)
+    if description.mixture is None:
+        require_same(expected, state, index=description.index)
         return
-    epochs = read_count(state, "epoch") * told.mixture.slots.epoch_samples
+    epochs = read_count(state, "epoch") * description.mixture.slots.epoch_samples
     trained = epochs + read_count(state, "samples")
-    trained_names = told.mixture.slots.schedule.names_before(trained)
-    of_mixture = told.mixture.values()
+    trained_names = description.mixture.slots.schedule.names_before(trained)
+    of_mixture = description.mixture.values()
     others = {
         name: value
         for name, value in expected.items()
         if name not in of_mixture and component_of_join(name) in {None, *trained_names}
     }
     require_same(others, state)
-    told.mixture.require_resumable(state, trained)
+    description.mixture.require_resumable(state, trained)
 
 
 def require_rest(
-    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+    state: Mapping[str, object],
+    description: SourceDescription,
+    epochs: EpochSchedule,
+    world_size: int,
 ) -> None:
     """Check that the batches of this run can be those of the rest of a saved epoch.
 
     Raises:
         StateError: One would be of two units of a mixture, or would not tell its repeats.
     """
-    _require_whole_units(state, told, epochs, world_size)
-    _require_told_repeats(state, told, epochs, world_size)
+    _require_whole_units(state, description, epochs, world_size)
+    _require_told_repeats(state, description, epochs, world_size)
 
 
 def _require_whole_units(
-    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+    state: Mapping[str, object],
+    description: SourceDescription,
+    epochs: EpochSchedule,
+    world_size: int,
 ) -> None:
     """Check that no batch of the rest of an epoch is of two units, and so of two components."""
     samples = read_count(state, "samples", epochs.samples)
-    unit = 1 if told.mixture is None else told.mixture.slots.schedule.unit
+    unit = 1 if description.mixture is None else description.mixture.slots.schedule.unit
     if unit == 1 or not epochs.steps(world_size, samples):
         return
     if samples % epochs.batch_size:
@@ -185,7 +191,10 @@ def _require_whole_units(
 
 
 def _require_told_repeats(
-    state: Mapping[str, object], told: SourceDescription, epochs: EpochSchedule, world_size: int
+    state: Mapping[str, object],
+    description: SourceDescription,
+    epochs: EpochSchedule,
+    world_size: int,
 ) -> None:
     """Check that batches tell the repeats that fill the last step of the rest of an epoch.
 
@@ -195,7 +204,7 @@ def _require_told_repeats(
     samples = read_count(state, "samples", epochs.samples)
     rest = epochs.plan(world_size, samples)
     reaches_repeats = rest.padded and epochs.steps(world_size, samples) == rest.steps
-    if reaches_repeats and "__weight__" not in told.reserved:
+    if reaches_repeats and "__weight__" not in description.reserved:
         raise StateError(
             f"the checkpoint was made after {samples} samples of its epoch, and in steps of "
             f"{rest.global_batch} samples remainder={rest.remainder!r} fills the last step of the "

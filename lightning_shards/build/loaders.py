@@ -56,9 +56,9 @@ def make_loader(
     from lightning_shards.loader import ShardLoader
 
     here = place or Place()
-    plan, told = source.epochs.plan(here.world_size), source.describe()
-    plan.require_steps(name, is_nominal=told.is_nominal)
-    _require_weights(plan, told.reserved)
+    plan, description = source.epochs.plan(here.world_size), source.describe()
+    plan.require_steps(name, is_nominal=description.is_nominal)
+    _require_weights(plan, description.reserved)
     pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
     loader = ShardLoader(source, pool, place, name=name, progress=progress)
     return loader.with_epoch(plan.steps).with_length(plan.steps)
@@ -117,15 +117,16 @@ def describe(
     A mixture has a line for each component, by the weights of this epoch and its steps under a
     trainer's limit.
     """
-    plan, told = source.epochs.plan(world_size), source.describe()
+    plan, description = source.epochs.plan(world_size), source.describe()
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
-    left = "" if told.sampling == "resampled" else rest
-    lines = mixture_lines(told, plan, epoch, limited_steps(limit, plan.steps))
-    is_told = told.sampling == "resampled" or bool(lines)
-    dropped = "" if is_told else drop_remark(plan.dropped, plan.samples)
+    left = "" if description.sampling == "resampled" else rest
+    lines = mixture_lines(description, plan, epoch, limited_steps(limit, plan.steps))
+    is_said = description.sampling == "resampled" or bool(lines)
+    dropped = "" if is_said else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
     if pool.num_workers > num_cpus():
         remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
-    bad = "" if told.max_bad is None else f", up to {told.max_bad:,} bad samples replaced"
-    first = f"{split}: {told.epoch_text(plan, plan.steps)}{left}{bad}{remark}"
+    most = description.max_bad
+    bad = "" if most is None else f", up to {most:,} bad samples replaced"
+    first = f"{split}: {description.epoch_text(plan, plan.steps)}{left}{bad}{remark}"
     return "\n".join([first, *lines])

@@ -25,27 +25,28 @@ _SAMPLES_COUNTED: Final = 2**18
 """Lines about 3 components take 30 ms of a core, lines about 100 take 100 ms."""
 
 
-def mixture_lines(told: SourceDescription, plan: EpochPlan, epoch: int, steps: int) -> list[str]:
+def mixture_lines(
+    description: SourceDescription, plan: EpochPlan, epoch: int, steps: int
+) -> list[str]:
     """A line about each component of a mixture, and about all of them; [] if it is no mixture.
 
     Args:
-        told: The source of the split.
+        description: The source of the split.
         plan: A whole epoch.
         epoch: The epoch in which the fit begins.
         steps: Steps of each epoch, less than those of the plan under a limit.
     """
-    if told.mixture is None or told.index is None or not steps:
+    if description.mixture is None or description.index is None or not steps:
         return []
-    slots = told.mixture.slots
-    stage = _stage_in(slots, epoch)
-    is_shared = plan.world_size > 1
+    slots = description.mixture.slots
+    stage, is_shared = _stage_in(slots, epoch), plan.world_size > 1
     in_step, in_batch = (
         count_batches(slots, plan, stage, _SAMPLES_COUNTED, by_rank=by_rank, steps=steps)
         for by_rank in (False, True)
     )
     assert in_step is not None  # the first step of the epoch begins in the stage
     assert in_batch is not None
-    parts = told.index.components
+    parts = description.index.components
     rows = zip(slots.names, stage.weights, samples_of_epoch(slots, epoch), parts, strict=True)
     until = " until weights change" if stage.end != (epoch + 1) * slots.epoch_samples else ""
     lines = [f"{_head(slots, epoch, in_step, in_batch)}{until}:"]

@@ -80,11 +80,11 @@ def _is_made_by_python(source: Source) -> bool:
 
     Batches of a stream depend on the number of workers, so that number is never changed.
     """
-    told = source.describe()
-    if told.is_streamed or told.callables or told.index is None:
+    description = source.describe()
+    if description.is_streamed or description.callables or description.index is None:
         return False
-    has_images = any(field.decoders & IMAGE_DECODERS for field in told.fields)
-    return not has_images and all(map(is_local, told.index.urls))
+    has_images = any(field.decoders & IMAGE_DECODERS for field in description.fields)
+    return not has_images and all(map(is_local, description.index.urls))
 
 
 def _process_pool(

@@ -272,12 +272,12 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     """The state in a checkpoint, after a check that it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
     identity = loader.identity | {"epoch_samples": loader.epochs.samples}
-    told = loader.source.describe()
-    require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, told)
+    description = loader.source.describe()
+    require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, description)
     epoch = read_count(state, "epoch")
     read_count(state, "ended", epoch, least=max(0, epoch - 1))
     read_count(state, "samples", loader.epochs.samples)
-    require_rest(state, told, loader.epochs, loader.place.world_size)
+    require_rest(state, description, loader.epochs, loader.place.world_size)
     read_count(state, "batches")
     read_choice(state, "validation", ("due", "done", "none"))
     return state

@@ -222,8 +222,8 @@ class DataThroughputMonitor(pl.Callback):
         around, job = self._circumstances(trainer, loader), in_lockstep(fetched)
         if job.is_fetched:
             num_workers = loader.pool.describe().num_workers
-            told, nodes = loader.source.describe(), loader.place.num_nodes
-            network = NetworkContext.of(told, loader.identity, num_workers, nodes)
+            description, nodes = loader.source.describe(), loader.place.num_nodes
+            network = NetworkContext.of(description, loader.identity, num_workers, nodes)
             around = replace(around, network=network)
         rank_zero_info(write_report(spans, around))
         if job.is_fetched:

@@ -193,8 +193,8 @@ class _Meter:
     ) -> None:
         self._times: LoaderTimes = loader.times
         pool: Pool | None = getattr(loader, "pool", None)  # loaders of others have none
-        told = PoolDescription("none") if pool is None else pool.describe()
-        self._stock = 1 + told.num_workers * told.prefetch_factor
+        description = PoolDescription("none") if pool is None else pool.describe()
+        self._stock = 1 + description.num_workers * description.prefetch_factor
         self._span, self._await_device = span, await_device
         self._first_at: float | None = None
         self._began: Measurement | None = None

@@ -27,10 +27,11 @@ class MixtureProgress:
         None if it is no mixture, or if all epochs repeat the first one, so that a cursor says
         nothing about the run.
         """
-        told = source.describe()
-        if told.mixture is None or told.index is None or source.epochs.pinned:
+        description = source.describe()
+        if description.mixture is None or description.index is None or source.epochs.pinned:
             return None
-        return cls(told.mixture.slots, tuple(each.known_samples for each in told.index.components))
+        parts = description.index.components
+        return cls(description.mixture.slots, tuple(part.known_samples for part in parts))
 
     def metrics(self, cursor: Cursor) -> dict[str, float]:
         """The figures before a cursor, by the names under which loggers show them.

@@ -41,7 +41,7 @@ class NetworkContext:
     @classmethod
     def of(
         cls,
-        told: SourceDescription,
+        description: SourceDescription,
         identity: Mapping[str, int | str],
         num_workers: int,
         num_nodes: int,
@@ -49,21 +49,23 @@ class NetworkContext:
         """That of a source; None if its shards are not fetched by the package's own storage.
 
         Args:
-            told: What the source says of itself.
+            description: What the source says of itself.
             identity: What it depends on.
             num_workers: Processes or threads of a rank that fetch.
             num_nodes: Number of nodes.
         """
-        makers = [*(told.storages or {}).values()]
+        makers = [*(description.storages or {}).values()]
         maker = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
         if maker is None:
             return None
         connections = maker.settings.connections * max(1, num_workers)
-        if maker.cache is None or told.index is None or told.index.counts is None:
-            return cls(connections, told.sampling, num_nodes=num_nodes)
+        if maker.cache is None or description.index is None or description.index.counts is None:
+            return cls(connections, description.sampling, num_nodes=num_nodes)
         need, block = maker.cache.need, int(identity.get("shuffle_block", 1))
-        data = ReadData(told.index.counts, need.reads_bytes, told.sampling, told.run, block)
-        return cls(connections, told.sampling, data, need.limit_bytes, num_nodes)
+        data = ReadData(
+            description.index.counts, need.reads_bytes, description.sampling, description.run, block
+        )
+        return cls(connections, description.sampling, data, need.limit_bytes, num_nodes)
 
 
 def size_text(size: float) -> str:

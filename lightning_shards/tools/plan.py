@@ -116,13 +116,13 @@ def _document(
     limit: float | None,
 ) -> dict[str, Any]:
     """The facts about the split, the trainer's limits and the epochs at all world sizes."""
-    source, told = found.source, found.source.describe()
+    source, description = found.source, found.source.describe()
     network = None if found.remote is None else found.remote.document()
     plans = list(map(source.epochs.plan, sizes))
     return {
         "split": split,
-        "sampling": told.sampling,
-        "reader": told.reader,
+        "sampling": description.sampling,
+        "reader": description.reader,
         "shards": found.shards.num_shards,
         "samples": source.epochs.samples,
         "kept": None if found.shards.kept is None else found.shards.kept.samples,
@@ -135,7 +135,7 @@ def _document(
         "note": found.note,
         "limit_train_batches": limit if split == "train" else None,
         "network": network,
-        "mixture": mixture_document(told, plans, epochs, limit),
+        "mixture": mixture_document(description, plans, epochs, limit),
         "epochs": rows,
     }
 
@@ -173,10 +173,10 @@ def _find(configured: "ConfiguredData", options: Namespace) -> Found:
         batch_bytes, note = _batch_bytes(source)
     if size_bytes is None:
         size_bytes = index.size_bytes
-    told, workers = source.describe(), max(1, configured.num_workers)
+    description, workers = source.describe(), max(1, configured.num_workers)
     remote = None
     if is_remote:
-        remote = remote_plan(told, size_bytes, config, workers=workers, rate=options.rate)
+        remote = remote_plan(description, size_bytes, config, workers=workers, rate=options.rate)
         size_bytes = size_bytes if remote is None else remote.size_bytes
     return Found(config, source, index, size_bytes, is_remote, batch_bytes, note, remote)
 
@@ -219,7 +219,7 @@ def _epoch(
     configured: "ConfiguredData", found: Found, world_size: int, ranks_per_node: int
 ) -> dict[str, Any]:
     """One column of the table."""
-    told = found.source.describe()
+    description = found.source.describe()
     plan = found.source.epochs.plan(world_size)
     ranks = min(ranks_per_node, world_size)
     workers = _workers(configured, ranks)
@@ -232,7 +232,7 @@ def _epoch(
         "steps": plan.steps,
         "served": plan.served,
         # With draws with replacement an epoch is nominal and drops nothing.
-        "dropped": 0 if told.sampling == "resampled" else plan.dropped,
+        "dropped": 0 if description.sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
         "first_sizes": _sizes(plan, 0),
         "last_sizes": _sizes(plan, plan.steps - 1),
@@ -245,19 +245,23 @@ def _epoch(
 
 def _needs(found: Found, plan: "EpochPlan", workers: Workers) -> Footprint:
     """What an epoch asks of one node."""
-    told, samples = found.source.describe(), found.shards.samples
+    description, samples = found.source.describe(), found.shards.samples
     message_bytes = _message_bytes(found.batch_bytes)
-    if told.mixture is not None:
+    if description.mixture is not None:
         parts = found.config.component_splits().values()
-        return footprint_of_mixture(told, parts, plan, workers, message_bytes, found.size_bytes)
+        return footprint_of_mixture(
+            description, parts, plan, workers, message_bytes, found.size_bytes
+        )
     data = DataShape(
         found.shards.num_shards,
         plan.samples if samples is None else samples,
         found.size_bytes,
-        told.is_streamed,
+        description.is_streamed,
     )
-    workers = replace(workers, shuffle_buffer=told.shuffle_buffer)
-    return footprint(plan, data, workers, told.sampling, message_bytes=message_bytes, run=told.run)
+    workers = replace(workers, shuffle_buffer=description.shuffle_buffer)
+    return footprint(
+        plan, data, workers, description.sampling, message_bytes=message_bytes, run=description.run
+    )
 
 
 def _message_bytes(batch_bytes: int | None) -> int | None:

@@ -29,7 +29,7 @@ _SAMPLES_COUNTED: Final = 2**21
 
 
 def mixture_document(
-    told: "SourceDescription",
+    description: "SourceDescription",
     plans: "Sequence[EpochPlan]",
     epochs: int | None,
     limit: float | None = None,
@@ -37,24 +37,25 @@ def mixture_document(
     """What batches, epochs and the run hold of each component; None if there is no mixture.
 
     Args:
-        told: The source of the split.
+        description: The source of the split.
         plans: An epoch for each number of ranks.
         epochs: Epochs of the run; None: it is unknown where it ends.
         limit: The `limit_train_batches` of the trainer; None: there is no limit.
     """
-    if told.mixture is None or told.index is None:
+    if description.mixture is None or description.index is None:
         return None
-    slots = told.mixture.slots
+    slots = description.mixture.slots
     if epochs is not None and epochs * slots.epoch_samples > RUN_END:
         epochs = None
     in_run = None if epochs is None else slots.before(epochs * slots.epoch_samples).tolist()
+    parts = zip(slots.names, description.index.components, strict=True)
     components = {
         name: {
             "samples": index.known_samples,
             "shards": index.num_shards,
             "in_run": None if in_run is None else in_run[number],
         }
-        for number, (name, index) in enumerate(zip(slots.names, told.index.components, strict=True))
+        for number, (name, index) in enumerate(parts)
     }
     return {
         "round": slots.schedule.round_samples,
@@ -137,7 +138,7 @@ def _world(slots: MixtureSlots, plan: "EpochPlan", steps: int) -> dict[str, Any]
 
 
 def footprint_of_mixture(
-    told: "SourceDescription",
+    description: "SourceDescription",
     parts: "Iterable[SplitConfig]",
     plan: "EpochPlan",
     workers: Workers,
@@ -147,7 +148,7 @@ def footprint_of_mixture(
     """What epoch 0 asks of one node: the sum of what its components ask.
 
     Args:
-        told: The source of the split.
+        description: The source of the split.
         parts: The settings of the components as those of splits.
         plan: The epoch.
         workers: The workers of one node, without their shuffle buffers.
@@ -155,23 +156,23 @@ def footprint_of_mixture(
         size_bytes: Bytes of all shards. Where those of a component are not known by themselves, all
             samples count as equally large.
     """
-    assert told.mixture is not None  # the callers have a mixture
-    assert told.index is not None
-    in_epoch = samples_of_epoch(told.mixture.slots, 0).tolist()
+    assert description.mixture is not None  # the callers have a mixture
+    assert description.index is not None
+    in_epoch = samples_of_epoch(description.mixture.slots, 0).tolist()
     sample_bytes = None
-    if size_bytes is not None and told.index.samples:
-        sample_bytes = size_bytes / told.index.samples
+    if size_bytes is not None and description.index.samples:
+        sample_bytes = size_bytes / description.index.samples
     needs = [
         footprint(
             plan,
-            _shape(index, samples, sample_bytes, is_streamed=told.is_streamed),
-            replace(workers, shuffle_buffer=part.shuffle_buffer if told.is_streamed else 0),
+            _shape(index, samples, sample_bytes, is_streamed=description.is_streamed),
+            replace(workers, shuffle_buffer=part.shuffle_buffer if description.is_streamed else 0),
             part.sampling or "resampled",
             message_bytes=message_bytes,
             run=part.shuffle_run,
             part=samples / plan.samples,
         )
-        for samples, part, index in zip(in_epoch, parts, told.index.components, strict=True)
+        for samples, part, index in zip(in_epoch, parts, description.index.components, strict=True)
     ]
     return _sum(needs)
 

@@ -167,7 +167,7 @@ def _suitable(part: FetchedPart) -> dict[str, Any] | None:
 
 
 def remote_plan(
-    told: "SourceDescription",
+    description: "SourceDescription",
     size_bytes: int | None,
     config: "SplitConfig",
     *,
@@ -175,8 +175,8 @@ def remote_plan(
     rate: float,
 ) -> RemotePlan | None:
     """The plan of a split's remote shards; None if their counts or sizes are not known."""
-    index = told.index
-    makers = [*(told.storages or {}).values()]
+    index = description.index
+    makers = [*(description.storages or {}).values()]
     caches = [each.cache for each in makers if isinstance(each, MakeRemoteStorage) and each.cache]
     need = caches[0].need if caches else None
     if index is None or index.counts is None:
@@ -185,19 +185,22 @@ def remote_plan(
     if size_bytes is None and need is not None:
         reads_bytes = need.reads_bytes
         size_bytes = None if any(map(is_local, index.urls)) else reads_bytes
-    parts = _parts(told, index, reads_bytes, config)
+    parts = _parts(description, index, reads_bytes, config)
     return None if parts is None else RemotePlan(parts, size_bytes, need, workers, rate)
 
 
 def _parts(
-    told: "SourceDescription", index: "ShardIndex", size_bytes: int | None, config: "SplitConfig"
+    description: "SourceDescription",
+    index: "ShardIndex",
+    size_bytes: int | None,
+    config: "SplitConfig",
 ) -> tuple[FetchedPart, ...] | None:
     """What is read from afar; None if the bytes of some of it are not known."""
-    if told.mixture is None:
-        data = _read_data(index, size_bytes, told.sampling, config, told)
+    if description.mixture is None:
+        data = _read_data(index, size_bytes, description.sampling, config, description)
         return None if data is None else (FetchedPart("", data),)
     mean = _mean_of_unknown(index, size_bytes)
-    in_epoch = samples_of_epoch(told.mixture.slots, 0).tolist()
+    in_epoch = samples_of_epoch(description.mixture.slots, 0).tolist()
     splits = config.component_splits().items()
     parts: list[FetchedPart] = []
     for (name, split), part, served in zip(splits, index.components, in_epoch, strict=True):
@@ -206,7 +209,7 @@ def _parts(
         known = part.size_bytes
         if known is None and mean is not None:
             known = round(mean * (part.samples or 0))
-        data = _read_data(part, known, split.sampling or "resampled", split, told)
+        data = _read_data(part, known, split.sampling or "resampled", split, description)
         if data is None:
             return None
         share = served / max(sum(in_epoch), 1)
@@ -228,12 +231,12 @@ def _read_data(
     size_bytes: int | None,
     sampling: str,
     config: "SplitConfig",
-    told: "SourceDescription",
+    description: "SourceDescription",
 ) -> ReadData | None:
     if index.counts is None or size_bytes is None:
         return None
     run, block = config.shuffle_run, config.shuffle_block
-    return ReadData(index.counts, size_bytes, sampling, run, block, told.is_streamed)
+    return ReadData(index.counts, size_bytes, sampling, run, block, description.is_streamed)
 
 
 def remote_notes(network: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -94,11 +94,11 @@ def _trace(options: Namespace) -> int:
     given: int | None = options.world_size
     world_size = _world_size(options.config) if given is None else given
     source = data.source(options.split)
-    told = source.describe()
-    source.epochs.plan(world_size).require_steps(options.split, is_nominal=told.is_nominal)
+    description = source.describe()
+    source.epochs.plan(world_size).require_steps(options.split, is_nominal=description.is_nominal)
     pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
-    num_producers, index = pool.describe().num_producers, told.index
-    is_readable = index is not None and (not told.is_streamed or all(map(is_local, index.urls)))
+    num_producers, index = pool.describe().num_producers, description.index
+    is_readable = _is_readable(description)
     if options.samples is not None and not is_readable:
         raise ConfigError(
             "--samples takes samples by their offsets, and some shards are remote and streamed; "
@@ -112,16 +112,22 @@ def _trace(options: Namespace) -> int:
     classes: ClassesOfRows = {}
     if index is not None and is_readable:
         cache, rows = CacheFolder(data.loader_config.cache_dir), list(_rows(served, steps.start))
-        with OpenShards(index, cache, storages=told.storages) as shards:
+        with OpenShards(index, cache, storages=description.storages) as shards:
             if options.samples is not None:
                 _write_samples(options.samples, rows, shards)
             known = (index.urls, shards, data.loader_config.storage_options)
-            classes = classes_of_rows([row for _, _, _, row in rows], told.fields, *known)
+            classes = classes_of_rows([row for _, _, _, row in rows], description.fields, *known)
     if options.json:
-        print(_as_json(served, steps, options.epoch, options.split, told, classes))
+        print(_as_json(served, steps, options.epoch, options.split, description, classes))
     else:
-        print(_as_table(served, steps, told, classes))
+        print(_as_table(served, steps, description, classes))
     return 0
+
+
+def _is_readable(description: "SourceDescription") -> bool:
+    """Whether its samples can be taken by their offsets."""
+    index = description.index
+    return index is not None and (not description.is_streamed or all(map(is_local, index.urls)))
 
 
 def _parse_steps(text: str) -> range:
@@ -136,11 +142,12 @@ def _as_json(
     steps: range,
     epoch: int,
     split: str,
-    told: "SourceDescription",
+    description: "SourceDescription",
     classes: "ClassesOfRows",
 ) -> str:
     def document_of(row: "ServedSample") -> dict[str, object]:
-        labels, component = classes.get((row.shard, row.sample)), told.component_of(row.shard)
+        labels = classes.get((row.shard, row.sample))
+        component = description.component_of(row.shard)
         document: dict[str, object] = row._asdict()
         document |= {"component": component} if component else {}
         return document | ({"classes": labels} if labels else {})
@@ -166,15 +173,15 @@ def _rows(served: Steps, first_step: int) -> Iterator[tuple[int, int, int, "Serv
 
 
 def _as_table(
-    served: Steps, steps: range, told: "SourceDescription", classes: "ClassesOfRows"
+    served: Steps, steps: range, description: "SourceDescription", classes: "ClassesOfRows"
 ) -> str:
     """One line per sample; the key comes last, because it may be long."""
     fields = list(dict.fromkeys(field for labels in classes.values() for field in labels))
-    mixed = ["component"] if told.mixture is not None else []
+    mixed = ["component"] if description.mixture is not None else []
     lines = [["step", "rank", "row", *mixed, "shard", "sample", *fields, "key"]]
     for step, rank, number, row in _rows(served, steps.start):
         labels = classes.get((row.shard, row.sample), {})
-        component = [told.component_of(row.shard) for _ in mixed]
+        component = [description.component_of(row.shard) for _ in mixed]
         cells = [*map(str, (step, rank, number)), *component, str(row.shard), str(row.sample)]
         texts = [*(labels.get(field, "") for field in fields), row.key]
         cells += [text if text.isprintable() else ascii(text) for text in texts]

@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(
         "saved_state:require_resumable",
         "{None, *trained_names}",
-        "{None, *told.mixture.components}",
+        "{None, *description.mixture.components}",
         JOINED,
     ),
     Mutant("readers.mixtures.scatter:_joined_lists", "joined[row] = value", "pass", ROWS),

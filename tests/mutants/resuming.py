@@ -71,7 +71,7 @@ MUTANTS = [
     ),
     Mutant(
         "callbacks.resume:_checked",
-        'require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, told)',
+        'require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, description)',
         "pass",
         "callbacks/test_resume.py",
     ),

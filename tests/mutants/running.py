@@ -7,7 +7,7 @@ MONITOR = "callbacks/test_throughput.py"
 MUTANTS = [
     Mutant(
         "build.pools:_is_made_by_python",
-        "told.is_streamed or ",
+        "description.is_streamed or ",
         "",
         "build/test_pools.py",
     ),

@@ -116,10 +116,10 @@ def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
 
 
 def test_what_it_says_of_itself_is_a_number_of_producers_and_a_name(pool):
-    told = pool.describe()
-    assert told.kind
-    assert told.num_producers == max(told.num_workers, 1)
-    assert told.prefetch_factor >= 0
+    description = pool.describe()
+    assert description.kind
+    assert description.num_producers == max(description.num_workers, 1)
+    assert description.prefetch_factor >= 0
 
 
 def test_a_stream_begins_at_its_cursor(pool, start, source):

@@ -138,10 +138,10 @@ def test_the_identity_is_plain_and_another_seed_is_another_one(make):
 
 
 def test_what_it_says_of_itself_has_the_names_of_its_identity(source):
-    told, identity = source.describe(), source.identity()
-    assert told.reader == identity["reader"]
-    assert told.sampling == identity.get("sampling", told.sampling)
-    assert told.index is None or told.index.samples == source.epochs.samples
+    description, identity = source.describe(), source.identity()
+    assert description.reader == identity["reader"]
+    assert description.sampling == identity.get("sampling", description.sampling)
+    assert description.index is None or description.index.samples == source.epochs.samples
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

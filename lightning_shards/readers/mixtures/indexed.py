@@ -103,23 +103,23 @@ class MixtureSource:
         of_split = self.components[0].collation.callables
         callables = [
             (f"{called} of component {name!r}", function)
-            for name, told in named
-            for called, function in told.callables
+            for name, description in named
+            for called, function in description.callables
             if (called, function) not in of_split
         ]
         return replace(
             named[0][1],
             sampling="mixture",
             index=self.index,
-            run=min(told.run for _, told in named),
-            fields=tuple(field for _, told in named for field in told.fields),
+            run=min(description.run for _, description in named),
+            fields=tuple(field for _, description in named for field in description.fields),
             draws_from_globals=tuple(
                 f"{drawing} of component {name!r}"
-                for name, told in named
-                for drawing in told.draws_from_globals
+                for name, description in named
+                for drawing in description.draws_from_globals
             ),
             callables=(*callables, *of_split),
-            loads_torch=any(told.loads_torch for _, told in named),
+            loads_torch=any(description.loads_torch for _, description in named),
             mixture=self.order.told,
         )
 

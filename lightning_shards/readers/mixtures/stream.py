@@ -103,8 +103,10 @@ class MixtureStreamSource:
 
     def describe(self) -> SourceDescription:
         """All components together; whole shards are kept together."""
-        told = [replace(each, collation=BUILT_IN_COLLATION).describe() for each in self._streams]
-        named = list(zip(self.slots.names, told, strict=True))
+        descriptions = [
+            replace(each, collation=BUILT_IN_COLLATION).describe() for each in self._streams
+        ]
+        named = list(zip(self.slots.names, descriptions, strict=True))
         collation = self.components[0].collation
         return SourceDescription(
             reader="stream",
@@ -112,9 +114,9 @@ class MixtureStreamSource:
             index=self._index,
             is_streamed=True,
             run=0,
-            shuffle_buffer=sum(each.shuffle_buffer for each in told),
+            shuffle_buffer=sum(each.shuffle_buffer for each in descriptions),
             max_bad=self.components[0].max_bad,
-            fields=tuple(field for each in told for field in each.fields),
+            fields=tuple(field for each in descriptions for field in each.fields),
             draws_from_globals=tuple(
                 _of(name, drawing) for name, each in named for drawing in each.draws_from_globals
             ),

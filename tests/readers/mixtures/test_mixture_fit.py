@@ -78,8 +78,8 @@ def slots_of(module):
 
 def test_a_split_with_stages_is_streamed_and_its_batches_hold_the_weights(make_module):
     module = make_module({"labels": {"stages": [keep_all]}}, reader="auto")
-    told = module.loader("train").source.describe()
-    assert (told.reader, told.sampling) == ("stream", "mixture")
+    description = module.loader("train").source.describe()
+    assert (description.reader, description.sampling) == ("stream", "mixture")
     for rank in range(2):
         counts = [
             np.bincount(batch["__component__"]).tolist()

@@ -377,13 +377,13 @@ def test_a_source_that_went_to_another_process_gives_the_same_batches(tmp_path, 
 
 
 def test_what_is_told_of_a_mixture_names_its_components_and_their_shards(tmp_path):
-    told = mixture(tmp_path, components={"labels": {"transforms": {"label": halved}}})
-    told = told.source("train").describe()
-    assert (told.reader, told.sampling) == ("indexed", "mixture")
-    assert told.mixture.slots.names == DIFFERENT
-    assert [index.samples for index in told.index.components] == [17, 6, 7]
-    assert told.index.samples == 30
-    assert ("the transform of 'label' of component 'labels'", halved) in told.callables
+    module = mixture(tmp_path, components={"labels": {"transforms": {"label": halved}}})
+    description = module.source("train").describe()
+    assert (description.reader, description.sampling) == ("indexed", "mixture")
+    assert description.mixture.slots.names == DIFFERENT
+    assert [index.samples for index in description.index.components] == [17, 6, 7]
+    assert description.index.samples == 30
+    assert ("the transform of 'label' of component 'labels'", halved) in description.callables
 
 
 def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):

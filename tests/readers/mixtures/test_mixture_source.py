@@ -33,15 +33,16 @@ from tests.readers.mixtures.conftest import (
 
 def test_it_names_callables_by_their_components(make_mixture):
     own = {"web": {"transforms": {"label": not_three}}, "labels": {"stages": (first_three,)}}
-    told = make_mixture(PAIR, own, collation=Collation(with_components)).describe()
-    assert dict(told.callables) == {
+    description = make_mixture(PAIR, own, collation=Collation(with_components)).describe()
+    assert dict(description.callables) == {
         "the transform of 'label' of component 'web'": not_three,
         "stages[0] of component 'labels'": first_three,
         "collate_fn": with_components,
     }
-    assert told.index.num_shards == len(COUNTS["web"]) + len(COUNTS["labels"])
-    assert told.index.samples == sum(COUNTS["web"] + COUNTS["labels"])
-    assert (told.sampling, told.reader, told.is_streamed) == ("mixture", "stream", True)
+    assert description.index.num_shards == len(COUNTS["web"]) + len(COUNTS["labels"])
+    assert description.index.samples == sum(COUNTS["web"] + COUNTS["labels"])
+    assert (description.sampling, description.reader) == ("mixture", "stream")
+    assert description.is_streamed
 
 
 def test_a_first_sample_is_made_of_each_component(make_mixture):
