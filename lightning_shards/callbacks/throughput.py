@@ -219,16 +219,16 @@ class DataThroughputMonitor(pl.Callback):
         epoch = spans.get("last epoch", run)
         if epoch == run or not epoch[0].batches:
             spans.pop("last epoch", None)
-        around, job = self._circumstances(trainer, loader), in_lockstep(fetched)
+        context, job = self._circumstances(trainer, loader), in_lockstep(fetched)
         if job.is_fetched:
             num_workers = loader.pool.describe().num_workers
             description, nodes = loader.source.describe(), loader.place.num_nodes
             network = NetworkContext.of(description, loader.identity, num_workers, nodes)
-            around = replace(around, network=network)
-        rank_zero_info(write_report(spans, around))
+            context = replace(context, network=network)
+        rank_zero_info(write_report(spans, context))
         if job.is_fetched:
             rank_zero_info(fetched_text(job))
-        metrics = self._metrics(in_lockstep(run), around, "data/run/")
+        metrics = self._metrics(in_lockstep(run), context, "data/run/")
         slow = find_steady_slow_rank(list(spans.values()))
         if slow is not None:
             metrics["data/run/slowest_rank"] = slow.rank
@@ -251,10 +251,10 @@ class DataThroughputMonitor(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
 
-    def _metrics(self, totals: TimeTotals, around: RunContext, prefix: str) -> dict[str, float]:
-        throughput = around.throughput(totals)
+    def _metrics(self, totals: TimeTotals, context: RunContext, prefix: str) -> dict[str, float]:
+        throughput = context.throughput(totals)
         metrics = throughput.metrics(prefix)
-        if around.device == "cuda":
+        if context.device == "cuda":
             metrics[f"{prefix}starved_fraction"] = throughput.starved_fraction
         return metrics
 
