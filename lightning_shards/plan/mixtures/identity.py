@@ -22,7 +22,7 @@ class MixtureIdentity:
 
     def values(self) -> dict[str, int | str]:
         """The values by name, for a checkpoint."""
-        components = {f"component_{name}": told for name, told in self.components.items()}
+        components = {f"component_{name}": text for name, text in self.components.items()}
         return self._fixed() | {"stages": self.slots.schedule.to_text()} | components
 
     def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:

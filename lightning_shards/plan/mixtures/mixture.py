@@ -72,10 +72,10 @@ class MixtureComponent:
 
     def describe(self) -> str:
         """All that its sequence depends on, in words for a checkpoint."""
-        told = {"shards": self.fingerprint} if self.fingerprint else {}
-        told |= {"num_shards": self.num_shards, "samples": self.order.samples}
-        told |= self.order.identity()
-        return " ".join(f"{name}={value}" for name, value in told.items())
+        identity = {"shards": self.fingerprint} if self.fingerprint else {}
+        identity |= {"num_shards": self.num_shards, "samples": self.order.samples}
+        identity |= self.order.identity()
+        return " ".join(f"{name}={value}" for name, value in identity.items())
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class MixtureOrder(Order):
 
     def identity(self) -> dict[str, int | str]:
         """The version of the arithmetic, and all that the order depends on beside the shards."""
-        return self.told.values()
+        return self.mixture_identity.values()
 
     def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:
         """Check that a run whose order had this identity may go on with this order.
@@ -203,10 +203,10 @@ class MixtureOrder(Order):
         Raises:
             StateError: They are not the first ones of this order.
         """
-        self.told.require_resumable(saved, trained)
+        self.mixture_identity.require_resumable(saved, trained)
 
     @property
-    def told(self) -> MixtureIdentity:
+    def mixture_identity(self) -> MixtureIdentity:
         """What a checkpoint says of it."""
         return MixtureIdentity(self.slots, {each.name: each.describe() for each in self.mix})
 

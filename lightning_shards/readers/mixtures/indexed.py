@@ -120,7 +120,7 @@ class MixtureSource:
             ),
             callables=(*callables, *of_split),
             loads_torch=any(description.loads_torch for _, description in named),
-            mixture=self.order.told,
+            mixture=self.order.mixture_identity,
         )
 
     def prepare(self) -> None:
