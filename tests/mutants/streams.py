@@ -22,7 +22,7 @@ MUTANTS = [
         "readers/ahead/test_fetch_ahead.py",
     ),
     Mutant(
-        "readers.ahead.fetch_ahead:FetchAhead.told",
+        "readers.ahead.fetch_ahead:FetchAhead.announcing",
         "self.reach(turn, epoch.span(step)[1] - 1)",
         "self.reach(turn, epoch.span(step)[0])",
         "readers/ahead/test_fetch_ahead.py",

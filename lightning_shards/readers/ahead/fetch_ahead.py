@@ -78,10 +78,10 @@ class FetchAhead:
         self._has_announced = threading.Event()
         self.waited_s = 0.0
 
-    def told(
+    def announcing(
         self, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
     ) -> Iterator[LoadedBatch]:
-        """The batches of an epoch; each one is read when this has been told where it is."""
+        """The batches of an epoch; the position of each one is reached before it is read."""
         steps = epoch.own_steps()
         for number, step in enumerate(steps):
             self._left = turn, epoch, steps[number:]
@@ -89,7 +89,7 @@ class FetchAhead:
             yield next(batches)
 
     def most_batches(self) -> int:
-        """How many batches may be read together from the one on that was told last.
+        """How many batches may be read together from the one on that was reached last.
 
         The first batch of a block is read when that block has been announced with the next one.
         Before that, nothing would be on the way behind the pieces that it waits for.

@@ -49,7 +49,7 @@ class Reading:
     ) -> Iterator[LoadedBatch]:
         """The batches of an epoch, which number `turn` is of those since the cursor."""
         if self.ahead is not None:
-            batches = self.ahead.told(turn, worker_epoch, batches)
+            batches = self.ahead.announcing(turn, worker_epoch, batches)
         return batches if self.meter is None else self.meter.each(batches)
 
 

@@ -100,7 +100,7 @@ def batches_together(ahead, steps, following, *, batch_size=10):
     epochs = EpochSchedule(100, batch_size, "drop").worker_epochs(Place(0, 1), Cursor(0))
     seen = {}
     for turn, epoch in islice(enumerate(epochs), 2):
-        for step, _ in enumerate(ahead.told(turn, epoch, iter(epoch.own_steps()))):
+        for step, _ in enumerate(ahead.announcing(turn, epoch, iter(epoch.own_steps()))):
             if (turn, step) in steps:
                 wait_for(lambda: ahead.most_batches() == following[len(seen)], WITHIN_S)
                 seen[turn, step] = ahead.most_batches()
@@ -295,7 +295,7 @@ def test_no_block_is_worked_out_while_all_pieces_are_in_the_cache(blocks, told, 
 def test_blocks_are_announced_again_from_where_a_batch_lacked_something(blocks, told):
     blocks, shards, ahead = blocks
     epoch = next(EpochSchedule(50, 5, "drop").worker_epochs(Place(0, 1), Cursor(0)))
-    next(ahead.told(3, epoch, iter([None])))
+    next(ahead.announcing(3, epoch, iter([None])))
     blocks.may_begin.clear()
     shards.lacked = True
     ahead.reach(3, 25)
