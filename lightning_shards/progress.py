@@ -286,12 +286,12 @@ def _require_own_end(trainer: Any, loader: Loader) -> None:
     """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
     batches, steps = trainer.fit_loop.max_batches, len(loader)
     if batches > steps and any(each is loader for each in train_loaders(trainer)):
-        told = "no known end" if batches == float("inf") else f"{batches} batches"
+        length = "no known end" if batches == float("inf") else f"{batches} batches"
         raise ConfigError(
             f"a loader has {steps} steps, and the trainer's epoch, in which it is combined with "
-            f"others, has {told}: its samples would be repeated, and no checkpoint within an epoch "
-            "could be resumed; let epochs end with the shortest loader: have train_dataloader "
-            'return CombinedLoader({"shards": ..., ...}, "min_size") of '
+            f"others, has {length}: its samples would be repeated, and no checkpoint within an "
+            "epoch could be resumed; let epochs end with the shortest loader: have "
+            'train_dataloader return CombinedLoader({"shards": ..., ...}, "min_size") of '
             "lightning.pytorch.utilities, and not the dict or list alone"
         )
 

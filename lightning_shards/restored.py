@@ -110,29 +110,29 @@ def require_no_finder(trainer: Any) -> None:
 
 def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:
     """Say what Lightning will leave out where it goes on from these counters."""
-    told, runs, batches = "", "both runs", restored.batches
+    loss, runs, batches = "", "both runs", restored.batches
     if restored.is_cut_off and batches < limit:
-        told = (
+        loss = (
             f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, "
             "by max_steps or a callback, and Lightning counts that epoch as done: the rest of it "
             "will not be trained, and with max_steps as many batches of the next epoch may be left "
             "out, too"
         )
     elif restored.is_skipping:
-        told = (
+        loss = (
             "the checkpoint is of an epoch's end, and with max_steps Lightning counts the next "
             "epoch as done, too: none of it will be trained"
         )
         runs = "this run"
     elif not restored.is_over and batches % accumulate:
-        told = (
+        loss = (
             f"the checkpoint was saved after batch {batches} of an epoch, within a window of "
             f"accumulate_grad_batches={accumulate}: it does not hold the gradients of the last "
             f"{batches % accumulate} of them, and Lightning will not train these again"
         )
-    if told:
+    if loss:
         rank_zero_warn(
-            f"{told}. To go on with the next sample, have ExactResume() among the trainer's "
+            f"{loss}. To go on with the next sample, have ExactResume() among the trainer's "
             f"callbacks of {runs}, or resume from a checkpoint of "
             "ModelCheckpoint(every_n_train_steps=...)"
         )

@@ -131,7 +131,7 @@ def make_order(components: Mapping[str, IndexedSource], slots: MixtureSlots) -> 
     """
     mix: list[MixtureComponent] = []
     for name, source in components.items():
-        classes = "".join(f" classes={told}" for told in classes_identity(source.fields).values())
+        classes = "".join(f" classes={text}" for text in classes_identity(source.fields).values())
         known_by = source.index.fingerprint() + classes + _backend_text(source)
         mix.append(MixtureComponent(name, source.order, source.index.num_shards, known_by))
     return MixtureOrder(tuple(mix), slots)

@@ -278,8 +278,8 @@ def lacking_in_all(
         parts = [fields[name] for fields in by_name if name in fields]
         if len(parts) < len(components):
             continue
-        told = zip(components, parts, strict=True)
-        looked_at = " and ".join(f"of component {each!r} {part.looked_at}" for each, part in told)
+        named = zip(components, parts, strict=True)
+        looked_at = " and ".join(f"of component {each!r} {part.looked_at}" for each, part in named)
         suffixes = dict.fromkeys(suffix for part in parts for suffix in part.suffixes)
         are_all = all(part.are_all for part in parts)
         of_mixture.append(LackingField(name, list(suffixes), looked_at, are_all))

@@ -39,8 +39,8 @@ class PoolDescription:
         if not self.num_workers:
             return "the caller's own thread"
         noun = {"processes": "process", "threads": "thread"}.get(self.kind, "worker")
-        told = count_of(self.num_workers // self.threads, noun)
-        return told if self.threads == 1 else f"{told} of {self.threads} threads each"
+        text = count_of(self.num_workers // self.threads, noun)
+        return text if self.threads == 1 else f"{text} of {self.threads} threads each"
 
     @property
     def num_producers(self) -> int:

@@ -173,13 +173,13 @@ MUTANTS = [
     ),
     Mutant(
         "samples.decoding.clips:_length_s",
-        "if told.duration_seconds is None:",
+        "if metadata.duration_seconds is None:",
         "if False:",
         "samples/decoding/test_clips.py",
     ),
     Mutant(
         "samples.decoding.clips:_length_s",
-        " - (told.begin_stream_seconds_from_header or 0.0)",
+        " - (metadata.begin_stream_seconds_from_header or 0.0)",
         "",
         "samples/decoding/test_clips.py",
     ),

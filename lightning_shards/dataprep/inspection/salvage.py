@@ -96,12 +96,12 @@ def salvage(
     return Salvage(str(target), len(samples), lost, unread)
 
 
-def gone_samples(known: Sequence[MemberTable], told: Collection[str]) -> dict[str, str]:
-    """The samples of earlier indexes of which nothing was told, as those that are lost."""
+def gone_samples(known: Sequence[MemberTable], taken: Collection[str]) -> dict[str, str]:
+    """The samples of earlier indexes that were not taken, as those that are lost."""
     keys = dict.fromkeys(
         table.key(sample) for table in known for sample in range(table.num_samples)
     )
-    return {key: _GONE for key in keys if key not in told and not is_hidden(f"{key}.")}
+    return {key: _GONE for key in keys if key not in taken and not is_hidden(f"{key}.")}
 
 
 _GONE = "was there when the shard was indexed, and is not now"

@@ -174,13 +174,13 @@ def epoch_of_mixture(
         ConfigError: Not one of the two, an unknown name, or less than a round.
     """
     require_one_length(dataset_size, epoch_of)
-    wanted, told = dataset_size or 0, f"dataset_size={dataset_size}"
+    wanted, length = dataset_size or 0, f"dataset_size={dataset_size}"
     if epoch_of is not None:
         wanted = _samples_of_pass(samples, weights, epoch_of)
-        told = f"epoch_of={epoch_of!r}, whose pass takes {wanted}"
+        length = f"epoch_of={epoch_of!r}, whose pass takes {wanted}"
     if wanted < round_samples:
         raise ConfigError(
-            f"an epoch must hold at least one round of {round_samples} samples, got {told}; make "
+            f"an epoch must hold at least one round of {round_samples} samples, got {length}; make "
             "the epoch longer or the round shorter"
         )
     return wanted - wanted % round_samples

@@ -157,10 +157,10 @@ def batch_by_samples(rows: RowMaker, span: tuple[int, int], planned: list[int]) 
         samples, bad = rows.between(*span)
     weights = planned if settings.max_bad is None else weights_of(samples, planned)
     # a bad sample that is repeated is counted only where it is no repeat
-    told = [bad[row] for row in bad if not planned or planned[row]]
+    reported = [bad[row] for row in bad if not planned or planned[row]]
     with rows.clock.on("collate"):
         samples, names = rows.collated(samples)
-        made = (samples, names, weights, settings.batch_format, told, rows.arena)
+        made = (samples, names, weights, settings.batch_format, reported, rows.arena)
         layouts, components = rows.layouts_of(samples), rows.components_of(samples)
         loaded = settings.collation.begun(*made, layouts, components=components)
     return loaded._replace(stages=rows.clock.take())

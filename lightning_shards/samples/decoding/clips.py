@@ -149,22 +149,22 @@ class DecodeVideoClip:
         return decoder.get_frames_at(np.minimum(frames, last).tolist()).data
 
 
-def _length_s(told: Any) -> float:
+def _length_s(metadata: Any) -> float:
     """Seconds of a sound, by what torchcodec tells of it; Matroska has those of the file alone.
 
     Raises:
         ValueError: The file does not tell.
     """
-    if told.duration_seconds_from_header is not None:
-        return told.duration_seconds_from_header
-    if told.duration_seconds is None:
+    if metadata.duration_seconds_from_header is not None:
+        return metadata.duration_seconds_from_header
+    if metadata.duration_seconds is None:
         raise ValueError(
             "it does not tell how long it is, as no file does that was written to a pipe or "
             "recorded by a browser, or it is empty, so that no part can be drawn; write it anew by "
             "'ffmpeg -i OLD -c copy NEW', or set start_s"
         )
     # a file's time begins at 0, wherever its sound does
-    return told.duration_seconds - (told.begin_stream_seconds_from_header or 0.0)
+    return metadata.duration_seconds - (metadata.begin_stream_seconds_from_header or 0.0)
 
 
 def _require_torchcodec() -> None:

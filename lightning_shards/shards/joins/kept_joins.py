@@ -138,9 +138,9 @@ class KeptJoins:
 
     def _log_lacking(self, join: Join, facts: JoinFacts) -> None:
         """Say in one line how many samples have no value, and how many rows no sample."""
-        told: list[str] = []
+        remarks: list[str] = []
         if facts.without_row or facts.without_value:
-            told.append(
+            remarks.append(
                 f"of {count_of(facts.num_samples, 'sample')} {facts.without_row:,} have no row and "
                 f"{facts.without_value:,} a row without a value, first {facts.lacking}: they get "
                 "None or the default of the field"
@@ -148,9 +148,9 @@ class KeptJoins:
         if facts.unmatched:
             of = " of this component" if self._component else ""
             rows = count_of(facts.rows, "row")
-            told.append(f"of {rows} {facts.unmatched:,} match no sample{of}")
-        if told:
-            _log.warning("%s with %s: %s", self._named(join), join.where, "; ".join(told))
+            remarks.append(f"of {rows} {facts.unmatched:,} match no sample{of}")
+        if remarks:
+            _log.warning("%s with %s: %s", self._named(join), join.where, "; ".join(remarks))
 
     def _facts(self, kept: KeptJoin) -> JoinFacts:
         """What was counted, over the samples that the filter of the split keeps alone.
