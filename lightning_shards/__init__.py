@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
     from lightning_shards.config.loading import LoaderConfig
-    from lightning_shards.config.mixtures import ComponentConfig, StageConfig
+    from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.dataprep.writing.writer import ShardWriter
@@ -108,13 +108,13 @@ _HOMES = {
     "Source": "readers.source",
     "SourceDescription": "readers.source",
     "SplitConfig": "config.splits",
-    "StageConfig": "config.mixtures",
     "StateError": "errors",
     "Storage": "shards.storage.protocol",
     "StorageError": "errors",
     "TransformError": "errors",
     "UnsafeError": "errors",
     "UrlError": "errors",
+    "WeightChangeConfig": "config.mixtures",
     "WorkerError": "errors",
     "expand_urls": "shards.urls",
     "plan_epoch": "plan.epoch",
@@ -168,13 +168,13 @@ __all__ = [
     "Source",
     "SourceDescription",
     "SplitConfig",
-    "StageConfig",
     "StateError",
     "Storage",
     "StorageError",
     "TransformError",
     "UnsafeError",
     "UrlError",
+    "WeightChangeConfig",
     "WorkerError",
     "expand_urls",
     "plan_epoch",

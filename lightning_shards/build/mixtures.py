@@ -48,7 +48,7 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
         seed: Of the run.
 
     Raises:
-        ConfigError: Weights, round, epoch or stages that give no mixture, or batches that would
+        ConfigError: Weights, round, epoch or schedule that give no mixture, or batches that would
             cut a unit.
         PlanError: A component has no sample.
     """
@@ -68,7 +68,7 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
     )
     schedule = schedule_mixture(
         weights,
-        [stage.change for stage in config.schedule],
+        [each.change for each in config.schedule],
         round_units=round_units,
         unit=config.unit,
         epoch_samples=epoch_samples,

@@ -186,7 +186,7 @@ class ComponentConfig:
 
 
 @dataclass(frozen=True)
-class StageConfig:
+class WeightChangeConfig:
     """The weights of a mixture from a later point of the run on.
 
     Args:
@@ -237,9 +237,9 @@ def require_numbers(split: Mapping[str, object]) -> None:
             _require_no_text(f"{setting} of {name!r}", _mapping(component).get(setting))
     schedule = split.get("schedule")
     is_list = isinstance(schedule, list | tuple)
-    stages = cast("Sequence[object]", schedule) if is_list else ()
-    for number, stage in enumerate(stages):
-        for name, weight in _mapping(_mapping(stage).get("weights")).items():
+    changes = cast("Sequence[object]", schedule) if is_list else ()
+    for number, change in enumerate(changes):
+        for name, weight in _mapping(_mapping(change).get("weights")).items():
             _require_no_text(f"weight of {name!r} in schedule[{number}]", weight)
 
 
@@ -265,22 +265,23 @@ def errors_of_component(name: str) -> Generator[None]:
         raise ConfigError(f"component {name!r}: {error}") from error
 
 
-def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
-    """The stages, which may be dicts of settings, checked.
+def made_schedule(schedule: Sequence[object]) -> list[WeightChangeConfig]:
+    """The changes of weights, which may be dicts of settings, checked.
 
     Raises:
-        ConfigError: A setting is wrong; the message has the number of its stage.
+        ConfigError: A setting is wrong; the message has the number of its change.
     """
     require_list("schedule", schedule)
     require_numbers({"schedule": schedule})
     made = [
-        _made(StageConfig, stage, f"schedule[{number}]") for number, stage in enumerate(schedule)
+        _made(WeightChangeConfig, change, f"schedule[{number}]")
+        for number, change in enumerate(schedule)
     ]
-    for number, stage in enumerate(made):
+    for number, change in enumerate(made):
         key = f"schedule[{number}]"
-        require_mapping(f"{key}.weights", stage.weights, "{web: 3, labels: 1}")
-        require_at_least(f"{key}.over", stage.over, 1)
-        for name, start in (("epoch", stage.epoch), ("samples", stage.samples)):
+        require_mapping(f"{key}.weights", change.weights, "{web: 3, labels: 1}")
+        require_at_least(f"{key}.over", change.over, 1)
+        for name, start in (("epoch", change.epoch), ("samples", change.samples)):
             if start is not None:
                 require_at_least(f"{key}.{name}", start, 0)
     return made
@@ -288,7 +289,7 @@ def made_stages(schedule: Sequence[object]) -> list[StageConfig]:
 
 def check_weights(
     mix: Mapping[str, ComponentConfig],
-    schedule: Sequence[StageConfig],
+    schedule: Sequence[WeightChangeConfig],
     temperature: float | None,
     length: tuple[int | None, str | None],
 ) -> None:
@@ -303,8 +304,8 @@ def check_weights(
     weights = {name: component.weight for name, component in mix.items()}
     passes = {name: component.passes for name, component in mix.items()}
     weigh_components(of_any_size, weights, passes, temperature)
-    for stage in schedule:
-        weigh_stage(of_any_size, stage.weights)
+    for change in schedule:
+        weigh_stage(of_any_size, change.weights)
     require_one_length(*length)
 
 

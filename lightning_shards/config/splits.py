@@ -8,11 +8,11 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args
 from lightning_shards.config.mixtures import (
     MERGED,
     ComponentConfig,
-    StageConfig,
+    WeightChangeConfig,
     check_weights,
     errors_of_component,
     made_components,
-    made_stages,
+    made_schedule,
     require_numbers,
     require_urls,
     safe_repr,
@@ -105,7 +105,7 @@ class SplitConfig:
             or ``shortest`` or ``longest``, for the one whose pass ends first or last.
         temperature: Instead of weights and passes: a component weighs its samples to this power,
             from 0 (all alike) to 1 (by samples).
-        schedule: Weights of the mix from later points of the run on, one stage after the other.
+        schedule: Changes of the weights of the mix at later points of the run, in their order.
     """
 
     urls: str | list[str] | None = None
@@ -136,7 +136,7 @@ class SplitConfig:
     unit: int = 1
     epoch_of: str | None = None
     temperature: float | None = None
-    schedule: list[StageConfig] = field(default_factory=list[StageConfig])
+    schedule: list[WeightChangeConfig] = field(default_factory=list[WeightChangeConfig])
 
     def __post_init__(self) -> None:
         """Refuse settings that are wrong whatever the shards hold.
@@ -259,7 +259,7 @@ class SplitConfig:
                     )
             return
         object.__setattr__(self, "mix", made_components(self.mix))
-        object.__setattr__(self, "schedule", made_stages(self.schedule))
+        object.__setattr__(self, "schedule", made_schedule(self.schedule))
         for name, component in self.mix.items():
             with errors_of_component(name):
                 component.require_one_filter({"keep": self.keep, "exclude": self.exclude})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lightning_shards import ComponentConfig, ShardDataModule, SplitConfig, StageConfig
+from lightning_shards import ComponentConfig, ShardDataModule, SplitConfig, WeightChangeConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import ConfigError
 
@@ -28,7 +28,7 @@ WANTED = SplitConfig(
     },
     round=64,
     dataset_size=640,
-    schedule=[StageConfig({"web": 1, "labels": 2.5}, epoch=5, over=2)],
+    schedule=[WeightChangeConfig({"web": 1, "labels": 2.5}, epoch=5, over=2)],
 )
 
 
@@ -239,7 +239,7 @@ def with_web(**settings: Any) -> dict[str, Any]:
         ({"schedule": [{"epoch": 1, "weights": {}}]}, "^the weights of web, labels are all 0"),
         ({"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 0}]}, "over must be .* got 0"),
         ({"schedule": [{"epochs": 1}]}, r"^Group 'schedule\[0\]' does not accept option 'epochs'"),
-        ({"schedule": [3]}, r"^schedule\[0\] must be a StageConfig or a dict .* got int$"),
+        ({"schedule": [3]}, r"^schedule\[0\] must be a WeightChangeConfig or a dict .* got int$"),
         ({"round": 0}, "^round must be a whole number of at least 1, got 0$"),
         ({"unit": 0}, "^unit must be a whole number of at least 1, got 0$"),
         ({"epoch_of": "web"}, "needs either dataset_size or epoch_of, got dataset_size=640 and"),
@@ -310,7 +310,10 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
             r"weight of 'web' in schedule\[0\] must be a number .*, got the text '3:1'",
         ),
         *(
-            ({"schedule": [StageConfig(**{"weights": {"web": 1}, "epoch": 1} | stage)]}, message)
+            (
+                {"schedule": [WeightChangeConfig(**{"weights": {"web": 1}, "epoch": 1} | stage)]},
+                message,
+            )
             for stage, message in (
                 ({"weights": [1]}, r"^schedule\[0\].weights must be a mapping, .*, got a list$"),
                 ({"weights": {"web": "1"}}, "^the weight of 'web' must be a number .*, got '1'; s"),
@@ -333,7 +336,7 @@ def test_hand_made_settings_of_a_mix_of_other_types_are_refused(
     ("name", "value"),
     [
         *(("round", 8), ("unit", 2), ("epoch_of", "web"), ("temperature", 0.5)),
-        ("schedule", [StageConfig({"web": 1}, epoch=1)]),
+        ("schedule", [WeightChangeConfig({"web": 1}, epoch=1)]),
     ],
 )
 def test_settings_of_a_mix_are_refused_where_there_is_none(name: str, value: Any) -> None:
