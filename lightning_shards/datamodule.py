@@ -44,8 +44,8 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.stages import STAGE_SPLITS, splits_of, trainer_stage
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
+from lightning_shards.trainer_stages import STAGE_SPLITS, splits_of, trainer_stage
 from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
 

@@ -13,7 +13,7 @@ from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.setting_checks import require_at_least
 from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
+from lightning_shards.trainer_stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 
 
 class ModuleSettings(pl.LightningDataModule):

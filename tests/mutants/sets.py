@@ -151,7 +151,7 @@ MUTANTS = [
         _FITS,
     ),
     Mutant(
-        "stages:splits_of",
+        "trainer_stages:splits_of",
         "kind_of(name) in kinds",
         "name in kinds",
         _FITS,
