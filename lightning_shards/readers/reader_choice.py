@@ -9,10 +9,10 @@ from typing import Literal
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.index import (
     ShardIndex,
-    keep_index,
-    kept_index,
     load_index,
     remote_class_files,
+    share_index,
+    shared_index,
 )
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published.dali_index import UnusableIndexError
@@ -95,9 +95,9 @@ class ReaderChoice:
         """
         is_remote = not all(map(is_local, urls))
         wanted = f"{self}, {wants_total=}, {wants_classes=}"
-        kept = kept_index(urls, cache, wanted) if is_prepared and is_remote else None
-        if kept is not None:
-            return kept
+        shared = shared_index(urls, cache, wanted) if is_prepared and is_remote else None
+        if shared is not None:
+            return shared
         looking_up = replace(settings, policy=LOOK_UP)
         with closing(Storages(remote_storages(looking_up))) as storages:
             index = load_index(urls, cache=cache, wants_total=wants_total, storages=storages)
@@ -107,7 +107,7 @@ class ReaderChoice:
             if wants_classes:
                 index = replace(index, class_files=remote_class_files(urls, storages))
         if is_remote:
-            keep_index(index, cache, wanted)
+            share_index(index, cache, wanted)
         return index
 
     def _with_tables_found(self, index: ShardIndex, tables: TableStore) -> ShardIndex:

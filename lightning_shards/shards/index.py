@@ -286,7 +286,7 @@ def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, str
     return found
 
 
-def keep_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
+def share_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
     """Keep what was found out about remote shards for the other ranks of this node.
 
     Args:
@@ -304,7 +304,7 @@ def keep_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "hub_commits": pinned_commits(),
         "run_number": run_number(),
     }
-    path = _kept_path(index.urls, cache, wanted)
+    path = _shared_path(index.urls, cache, wanted)
     try:
         path.unlink(missing_ok=True)  # an old one must not stay if no new one can be written
         cache.write(path, json.dumps(content).encode())
@@ -312,13 +312,13 @@ def keep_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         _log.warning("each rank asks for the counts of its remote shards by itself: %s", error)
 
 
-def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardIndex | None:
+def shared_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardIndex | None:
     """What another rank of this node has found out in this run; None if it could not keep it.
 
     Raises:
         FileAccessError: It could be another user's work.
     """
-    file = cache.open(_kept_path(urls, cache, wanted))
+    file = cache.open(_shared_path(urls, cache, wanted))
     if file is None:
         return None
     try:
@@ -333,7 +333,7 @@ def kept_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardInd
         return None
 
 
-def _kept_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
+def _shared_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
     text = "\n".join([wanted, *map(without_credentials, urls)])
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
     return cache.root / "indexes" / f"{digest.hexdigest()[:_FINGERPRINT_LENGTH]}.json"

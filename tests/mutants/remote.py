@@ -42,7 +42,7 @@ MUTANTS = [
         UNDATED,
     ),
     Mutant(
-        "shards.index:kept_index", 'take_over_run_number(content["run_number"])', "...", UNDATED
+        "shards.index:shared_index", 'take_over_run_number(content["run_number"])', "...", UNDATED
     ),
     Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
     Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
@@ -169,7 +169,7 @@ MUTANTS = [
     Mutant(
         "shards.storage.schemes:MakeRemoteStorage.__reduce__", "pinned_commits()", "{}", COMMITS
     ),
-    Mutant("shards.index:kept_index", 'content["hub_commits"]', "{}", COMMITS),
+    Mutant("shards.index:shared_index", 'content["hub_commits"]', "{}", COMMITS),
     Mutant(
         "shards.storage.streaming:_opened",
         "_failed_with(stream) if is_of_reading else 0",

@@ -112,7 +112,7 @@ MUTANTS = [
         "shards/counts/test_count_files.py",
     ),
     Mutant(
-        "shards.index:_kept_path",
+        "shards.index:_shared_path",
         "map(without_credentials, urls)",
         "map(redact, urls)",
         "shards/counts/test_count_files.py",
@@ -238,7 +238,7 @@ MUTANTS = [
         "shards/published/test_dali_index.py",
     ),
     Mutant(
-        "shards.index:keep_index",
+        "shards.index:share_index",
         "dict(index.class_files)",
         "{}",
         "shards/remote/test_files_beside.py",

@@ -13,7 +13,7 @@ import pytest
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards import beside
-from lightning_shards.shards.index import ShardIndex, keep_index, kept_index
+from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -257,9 +257,9 @@ def test_shards_that_differ_in_their_query_alone_are_counted_by_no_name(load, ca
 def test_what_is_kept_of_a_shard_is_not_taken_for_one_of_another_query(tmp_path):
     cache = CacheFolder(tmp_path)
     first, second = (f"https://me:{user}@h/get?f={user}.tar" for user in "ab")
-    keep_index(ShardIndex((first,), np.array([3])), cache, "x")
-    assert kept_index([second], cache, "x") is None
-    assert kept_index([first.replace("me:a", "me:c")], cache, "x").counts.tolist() == [3]
+    share_index(ShardIndex((first,), np.array([3])), cache, "x")
+    assert shared_index([second], cache, "x") is None
+    assert shared_index([first.replace("me:a", "me:c")], cache, "x").counts.tolist() == [3]
 
 
 @pytest.mark.network

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from fault_server import COMMIT
 
-from lightning_shards.shards.index import ShardIndex, keep_index, kept_index
+from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
@@ -70,20 +70,20 @@ def test_a_worker_process_reads_the_same_commit(hub, make_transport, tmp_path):
 def test_another_rank_of_the_node_reads_the_same_commit(hub, make_transport, tmp_path):
     make_transport().read(A, 0, 99)
     cache = CacheFolder(tmp_path)
-    keep_index(ShardIndex((A, B), None), cache, "all")
+    share_index(ShardIndex((A, B), None), cache, "all")
     hub.commit = MOVED
     forget_commits()
-    assert kept_index((A, B), cache, "all") is not None
+    assert shared_index((A, B), cache, "all") is not None
     assert make_transport().read(B, 0, 99).data == b"before b.tar"
 
 
 @pytest.mark.parametrize("commits", ['{"a": "main"}', '{"a": 1}'])
 def test_an_index_that_names_no_commits_is_made_again(commits, tmp_path):
     cache = CacheFolder(tmp_path)
-    keep_index(ShardIndex((A,), None), cache, "all")
+    share_index(ShardIndex((A,), None), cache, "all")
     (file,) = (tmp_path / "indexes").iterdir()
     file.write_text(file.read_text().replace('"hub_commits": {}', f'"hub_commits": {commits}'))
-    assert kept_index((A,), cache, "all") is None
+    assert shared_index((A,), cache, "all") is None
     assert pinned_commits() == {}
 
 

@@ -9,7 +9,7 @@ import pytest
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.filters import applying
 from lightning_shards.shards.filters.kept_files import stamps_of
-from lightning_shards.shards.index import ShardIndex, keep_index, kept_index
+from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.providers.undated import (
     forget_run_number,
@@ -134,13 +134,13 @@ def test_the_number_of_a_run_goes_to_its_workers_and_ranks_which_warn_no_more(
     pickled, number = pickle.dumps(make_storages(server)["http"]), run_number()
     pickled_storage = pickle.dumps(make_storages(server)["http"]())
     cache = CacheFolder(tmp_path)
-    keep_index(ShardIndex((undated,), None), cache, "all")
+    share_index(ShardIndex((undated,), None), cache, "all")
 
     def worker():
         return pickle.loads(pickled)
 
     def rank():
-        assert kept_index((undated,), cache, "all") is not None
+        assert shared_index((undated,), cache, "all") is not None
         return make_storages(server)["http"]
 
     def process_of_a_tool():
