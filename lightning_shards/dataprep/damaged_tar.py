@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.compression import is_tar_header
 from lightning_shards.shards.tar.tar_bytes import TarBytes
-from lightning_shards.shards.tar.walk import BLOCK, Buffer, Member, walk_members
+from lightning_shards.shards.tar.walk import Buffer, Member, walk_members
 
 _FLAG: Final = 156
 _SIZE: Final = slice(124, 136)
@@ -58,7 +59,7 @@ def walk_around_damage(data: TarBytes, url: str) -> Iterator[Member | DamagedRan
                     yield DamagedRange(offset, _NAMELESS.format(offset, member.name))
                 else:
                     yield member._replace(offset=offset)
-                position = _padded(offset + member.size)
+                position = up_to_block(offset + member.size)
         except DamagedShardError:
             start = _next_header(data, position + BLOCK)
             if start is None:
@@ -108,12 +109,8 @@ def _may_lack_name(data: TarBytes, start: int, found: int) -> bool:
             return True
         is_chained = flag in _EXTENDED
         size = int(digits or b"0", 8) if flag in _WITH_DATA else 0
-        start = _padded(start + BLOCK + size)
+        start = up_to_block(start + BLOCK + size)
     return is_chained or start != found
-
-
-def _padded(size: int) -> int:
-    return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
 def _next_header(data: TarBytes, start: int) -> int | None:

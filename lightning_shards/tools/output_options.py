@@ -19,7 +19,7 @@ from lightning_shards.dataprep.writing.packing import FRACTION_SPLITS, Duplicate
 from lightning_shards.dataprep.writing.rewriting import DataSet, Output, Rewritten
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames
-from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.tools.console import add_run_options, human, printable
 
 RESUMING: Final = """\

@@ -200,7 +200,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.inspection.one_pass:_Walk._members",
-        "self._end = _padded(member.offset + member.size)",
+        "self._end = up_to_block(member.offset + member.size)",
         "pass",
         "dataprep/inspection/test_one_pass.py",
     ),

@@ -113,7 +113,7 @@ MUTANTS = [
     ),
     Mutant(
         "shards.published.dali_index:dali_table",
-        "_require_end(tar, url, _padded(members[-1]))",
+        "_require_end(tar, url, _end_of(members[-1]))",
         "pass",
         "shards/published/test_dali_index.py",
     ),

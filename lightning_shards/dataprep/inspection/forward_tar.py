@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
-from lightning_shards.shards.tar.walk import BLOCK, Buffer, damaged
+from lightning_shards.shards.tar.blocks import BLOCK
+from lightning_shards.shards.tar.walk import Buffer, damaged
 from lightning_shards.shards.urls import redact
 
 _AT_ONCE: Final = 1 << 18

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import BLOCK, split_name
+from lightning_shards.shards.tar.walk import split_name
 
 _FLAG: Final = 156
 _SIZE: Final = slice(124, 135)  # eleven octal digits
@@ -68,7 +69,7 @@ def lay_out(table: MemberTable, path: str | PathLike[str]) -> TarLayout:
     """Find the headers of a tar by its current table."""
     # Gap i lies before the data of member i: bytes starts[i] to stops[i], shape (num_members,).
     stops = table.offsets
-    ends = (table.offsets + table.sizes + (BLOCK - 1)) // BLOCK * BLOCK
+    ends = up_to_block(table.offsets + table.sizes)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     headers = starts.copy()
     passed_over: list[PassedOver] = []
@@ -155,4 +156,4 @@ def kind_of_name(name: str) -> str:
 def _end_of(member: tarfile.TarInfo) -> int:
     """The offset at which the next header would begin."""
     size = member.size if member.isreg() else 0
-    return (member.offset_data + size + BLOCK - 1) // BLOCK * BLOCK
+    return up_to_block(member.offset_data + size)

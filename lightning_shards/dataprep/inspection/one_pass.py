@@ -9,14 +9,9 @@ from numpy.typing import NDArray
 
 from lightning_shards.dataprep.inspection.forward_tar import ForwardTar
 from lightning_shards.dataprep.inspection.layout import PassedOver, kind_of_name
+from lightning_shards.shards.tar.blocks import up_to_block
 from lightning_shards.shards.tar.plain_runs import SampleRun, joined_runs, plain_runs, run_of
-from lightning_shards.shards.tar.walk import (
-    BLOCK,
-    Member,
-    OtherEntry,
-    group_members,
-    walk_members,
-)
+from lightning_shards.shards.tar.walk import Member, OtherEntry, group_members, walk_members
 
 
 class ScannedTar(NamedTuple):
@@ -95,7 +90,7 @@ class _Walk:
             self._pass_over_others()
             crc32 = self._data.crc32(member.offset, member.size) if self._with_crc32 else 0
             self._seen[member.offset] = _Seen(member, self._end, crc32)
-            self._end = _padded(member.offset + member.size)
+            self._end = up_to_block(member.offset + member.size)
             yield member
         self._pass_over_others()
 
@@ -103,9 +98,5 @@ class _Walk:
         """Note what follows the last member and is no regular file."""
         for entry in self._others:
             self._passed_over.append(PassedOver(entry.name, self._end, entry.kind))
-            self._end = _padded(entry.stop)
+            self._end = up_to_block(entry.stop)
         self._others.clear()
-
-
-def _padded(stop: int) -> int:
-    return stop + BLOCK - 1 & -BLOCK

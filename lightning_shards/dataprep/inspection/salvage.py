@@ -19,9 +19,9 @@ from lightning_shards.dataprep.writing.keys import is_hidden
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.members import MemberTable, scan_members
+from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
-    BLOCK,
     RESERVED_SUFFIXES,
     Member,
     damaged,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lightning_shards.dataprep.writing.catalog import Catalog
 from lightning_shards.dataprep.writing.keys import check_key, prefixed_key
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 
 PackOrder = Literal["source", "shuffled", "sorted"]
 """As listed, in a uniformly random order by the seed, or sorted by the bytes of the keys."""
@@ -240,7 +240,7 @@ def _split(
 
 def _tar_sizes(catalog: Catalog) -> NDArray[np.int64]:
     """Bytes of each sample in a tar, without the extended headers of unusual names."""
-    sizes = BLOCK + (catalog.sizes + BLOCK - 1) // BLOCK * BLOCK
+    sizes = BLOCK + up_to_block(catalog.sizes)
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
     return sums[catalog.sample_starts[1:]] - sums[catalog.sample_starts[:-1]]
 

@@ -21,7 +21,7 @@ from lightning_shards.shards.atomic import make_folder, new_file
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.counts.wids import wids_entry, write_wids
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""
@@ -150,7 +150,7 @@ def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
 
 def tar_size(size: int) -> int:
     """Bytes that a member of this size takes in a tar, without an extended header."""
-    return BLOCK + -(-size // BLOCK) * BLOCK
+    return BLOCK + up_to_block(size)
 
 
 def as_bytes(data: object, key: str, field: str) -> bytes:

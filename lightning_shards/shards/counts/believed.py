@@ -15,8 +15,8 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
+from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
-from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.shards.urls import is_local, redact
 
 _log = logging.getLogger(__name__)

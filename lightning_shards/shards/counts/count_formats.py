@@ -25,8 +25,9 @@ from lightning_shards.shards.beside import (
     require_regular,
 )
 from lightning_shards.shards.regular_files import is_newer, open_regular
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import BLOCK, walk_members
+from lightning_shards.shards.tar.walk import walk_members
 
 REMOTE_NAMES: Final = ("_info.json", ".nv-meta/.info.json")
 """Files that are asked for in a remote folder."""
@@ -224,7 +225,7 @@ def _counts_of_one(
 
 def _is_last(shard: Path, offset: int, size: int) -> bool:
     """Whether the data of a shard's last member is here."""
-    stop = offset + size + BLOCK - 1 & -BLOCK
+    stop = up_to_block(offset + size)
     try:
         with open_tar(shard) as data:
             if offset < BLOCK or stop > len(data):

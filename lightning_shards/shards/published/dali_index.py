@@ -22,9 +22,10 @@ from lightning_shards.shards.members import ENCODING, MemberTable, table_of_samp
 from lightning_shards.shards.regular_files import is_newer, read_regular
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.table_bytes import UnusableTableError
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.plain_runs import run_of
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
-from lightning_shards.shards.tar.walk import BLOCK, Member, group_members, walk_members
+from lightning_shards.shards.tar.walk import Member, group_members, walk_members
 from lightning_shards.shards.urls import is_local, redact, split_url, url_beside
 
 _VERSION: Final = "v1.2"
@@ -98,7 +99,7 @@ def dali_table(data: bytes, url: str, storage: Storage, *, source: str) -> Membe
             _require_order(members, len(tar))
             _require_header(tar, url, members[0])
             _require_header(tar, url, members[-1])
-            _require_end(tar, url, _padded(members[-1]))
+            _require_end(tar, url, _end_of(members[-1]))
             stamp = tar.stat
         return table_of_samples(run_of(group_members(members, redact(url)), len(tar)), stamp, None)
     except (UnusableTableError, DamagedShardError) as error:
@@ -156,7 +157,7 @@ def _require_order(members: list[Member], size: int) -> None:
                 f"{member.name!r} cannot begin at byte {member.offset}, where the member before "
                 f"ends at {end}"
             )
-        end = _padded(member)
+        end = _end_of(member)
         if end > size:
             raise UnusableTableError(
                 f"{member.name!r} would end at byte {member.offset + member.size}, and the shard "
@@ -186,5 +187,5 @@ def _require_end(tar: TarBytes, url: str, end: int) -> None:
         )
 
 
-def _padded(member: Member) -> int:
-    return member.offset + member.size + BLOCK - 1 & -BLOCK
+def _end_of(member: Member) -> int:
+    return up_to_block(member.offset + member.size)

@@ -16,14 +16,9 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import (
-    BLOCK,
-    Buffer,
-    Member,
-    group_members,
-    walk_members,
-)
+from lightning_shards.shards.tar.walk import Buffer, Member, group_members, walk_members
 
 _WINDOWS: Final = (128, 2048)
 """Tar blocks read together: few at first, to see whether members are small, and then 1 MiB. Reads
@@ -188,7 +183,7 @@ def _run_at(data: Buffer, position: int, window: int) -> SampleRun | None:
     sizes, are_plain = _octal(headers[:, _SIZE], 11)
     are_plain &= (headers[:, _PREFIX] == 0) & _are_summed(headers)
     # A member is whole if the next header follows it; the last one is left to the next window.
-    following = numbers + 1 + (sizes + BLOCK - 1) // BLOCK
+    following = numbers + 1 + up_to_block(sizes) // BLOCK
     are_plain[0] &= numbers[0] == 0
     are_plain[1:] &= following[:-1] == numbers[1:]
     flags = headers[:, _FLAG]

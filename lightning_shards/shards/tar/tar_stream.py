@@ -7,8 +7,8 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import BinaryIO, Final
 
+from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.walk import (
-    BLOCK,
     Member,
     damaged,
     group_members,

@@ -13,11 +13,11 @@ from typing import Final, Literal, NamedTuple, Protocol
 from zlib import adler32
 
 from lightning_shards.errors import DamagedShardError
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.compression import FIRST_BYTES, compression_of
 from lightning_shards.shards.tar.long_names import compared_bytes, gnu_name
 from lightning_shards.shards.urls import redact
 
-BLOCK: Final = 512
 MAX_CHAINED: Final = 4  # extended headers in a row; writers need two
 MAX_EXTENDED_BYTES: Final = 1 << 20
 MAX_NAME_BYTES: Final = 4096
@@ -124,7 +124,7 @@ def walk_members(
                     others.append(_other(header, overrides, flag, offset + size))
                 if chained:
                     chained, overrides = 0, {}
-            position = offset + (size + BLOCK - 1 & -BLOCK)
+            position = offset + up_to_block(size)
         _check_end(data, position, chained)
     except _HeaderDamage as damage:
         raise damaged(str(damage), url, position, damage.remedy) from None

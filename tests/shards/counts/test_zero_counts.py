@@ -13,7 +13,7 @@ from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
-from lightning_shards.shards.tar.walk import BLOCK
+from lightning_shards.shards.tar.blocks import BLOCK
 from tests.readers.test_stream_http import serving
 
 

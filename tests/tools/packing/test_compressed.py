@@ -18,7 +18,8 @@ from webdataset.writer import TarWriter
 from lightning_shards import ConfigError, DamagedShardError, SplitConfig
 from lightning_shards.dataprep.writing import rewriting
 from lightning_shards.dataprep.writing.plain_copies import COPIES_FOLDER, plain_copies
-from lightning_shards.shards.tar.walk import BLOCK, walk_members
+from lightning_shards.shards.tar.blocks import BLOCK
+from lightning_shards.shards.tar.walk import walk_members
 from lightning_shards.tools import index, pack, reshard, verify
 
 PACKERS = {
