@@ -52,7 +52,9 @@ def test_stages_of_the_configuration_come_to_the_order(tmp_path):
         {"samples": 96, "weights": {"more": 1}},
     ]
     source = source_of(tmp_path, {"schedule": schedule})
-    counts = [np.bincount(source.order.components(epoch, 0, 32), minlength=3) for epoch in range(4)]
+    counts = [
+        np.bincount(source.order.slots.components(epoch, 0, 32), minlength=3) for epoch in range(4)
+    ]
     assert [count.tolist() for count in counts] == [
         [20, 8, 4],
         [16, 16, 0],
@@ -69,7 +71,7 @@ def test_components_are_keyed_by_their_names_alone(tmp_path):
     other = module_of(tmp_path, mix).source("train")
     names = [source.order.slots.names, other.order.slots.names]
     told = [
-        [names[n][c] for c in each.order.components(3, 0, 32)]
+        [names[n][c] for c in each.order.slots.components(3, 0, 32)]
         for n, each in enumerate((source, other))
     ]
     assert told[0] == told[1]
@@ -84,7 +86,7 @@ def test_one_data_set_under_two_names_has_two_orders(tmp_path):
     mix = mix_of(tmp_path / "shards", ("web",))
     mix |= {"again": mix["web"]}
     order = module_of(tmp_path, mix, {"dataset_size": 64}).source("train").order
-    ids, numbers = order.at(0, 0, 64), order.components(0, 0, 64)
+    ids, numbers = order.at(0, 0, 64), order.slots.components(0, 0, 64)
     ids[:, 0] %= len(COUNTS["web"])
     first, second = (ids[numbers == number][:17].tolist() for number in range(2))
     assert sorted(first) == sorted(second)

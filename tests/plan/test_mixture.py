@@ -36,7 +36,7 @@ def golden_now():
             unit,
             seed,
             epoch,
-            order.components(epoch, 0, 24).tolist(),
+            order.slots.components(epoch, 0, 24).tolist(),
             order.at(epoch, 0, 24).tolist(),
         ]
         for unit in (1, 3)
@@ -132,7 +132,7 @@ def served(order, rounds):
     found, samples = [], rounds * order.slots.schedule.round_samples
     for epoch in range(-(-samples // order.samples)):
         stop = min(order.samples, samples - epoch * order.samples)
-        numbers = order.components(epoch, 0, stop).tolist()
+        numbers = order.slots.components(epoch, 0, stop).tolist()
         ids = order.at(epoch, 0, stop).tolist()
         found += [(number, *pair) for number, pair in zip(numbers, ids, strict=True)]
     return found
@@ -165,7 +165,7 @@ def test_weights_of_many_digits_equal_the_naive_model():
 def positions_of(order, name, stop=400):
     """Where a component stands, and its samples as it numbers its own shards."""
     number = [each.name for each in order.mix].index(name)
-    positions = np.flatnonzero(order.components(0, 0, stop) == number)
+    positions = np.flatnonzero(order.slots.components(0, 0, stop) == number)
     shards_before = sum(each.num_shards for each in order.mix[:number])
     return positions, order.at(0, 0, stop)[positions] - [shards_before, 0]
 
@@ -206,7 +206,7 @@ def test_the_same_shards_under_two_names_have_two_orders():
 
 def test_slots_differ_from_round_to_round_and_from_seed_to_seed():
     rounds = [
-        tuple(example_mixture(seed).components(epoch, start, start + 8).tolist())
+        tuple(example_mixture(seed).slots.components(epoch, start, start + 8).tolist())
         for seed in range(5)
         for epoch in range(5)
         for start in (0, 8, 16)
@@ -216,7 +216,7 @@ def test_slots_differ_from_round_to_round_and_from_seed_to_seed():
 
 def test_every_slot_is_equally_likely():
     order = example_mixture(rounds=10_000)
-    slots = order.components(0, 0, 80_000).reshape(10_000, 8)
+    slots = order.slots.components(0, 0, 80_000).reshape(10_000, 8)
     for number, weight in enumerate((5, 2, 1)):
         expected = 10_000 * weight / 8
         found = (slots == number).sum(axis=0)
@@ -229,7 +229,7 @@ def test_every_slot_is_equally_likely():
 
 def test_following_is_of_the_same_component_and_pass():
     order = example_mixture()
-    for position, number in enumerate(order.components(2, 0, 24).tolist()):
+    for position, number in enumerate(order.slots.components(2, 0, 24).tolist()):
         bad, *others = order.at(2, position, position + 1).tolist()
         assert others == []
         following = order.following(2, position, order.mix[number].order.samples).tolist()
@@ -262,8 +262,8 @@ def test_pieces_are_looked_at_until_a_component_leaves_its_block():
     epochs = EpochSchedule(order.samples, 32, "drop")
     ahead = pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=16)
     stretches = [(each.start, each.stop) for each, _ in zip(ahead, range(9), strict=False)]
-    consumed = [order.consumed(0, stop).tolist() for _, stop in stretches]
-    assert [any(number % 64 == 0 for number in counts) for counts in consumed] == [True] * 9
+    before = [order.slots.before(stop).tolist() for _, stop in stretches]
+    assert [any(number % 64 == 0 for number in counts) for counts in before] == [True] * 9
 
 
 def test_positions_behind_the_end_repeat_the_epoch():
@@ -275,9 +275,9 @@ def test_positions_behind_the_end_repeat_the_epoch():
         *twice[:6],
         *twice[20:26],
     ]
-    assert order.components(3, 20, 28).tolist() == [
-        *order.components(3, 20, 24).tolist(),
-        *order.components(3, 0, 4).tolist(),
+    assert order.slots.components(3, 20, 28).tolist() == [
+        *order.slots.components(3, 20, 24).tolist(),
+        *order.slots.components(3, 0, 4).tolist(),
     ]
 
 
@@ -320,22 +320,16 @@ def test_seeking_in_a_huge_mixture_takes_little_memory(round_units, limit):
 )
 def test_impossible_queries_are_refused(query, message):
     order = example_mixture()
-    for ask in (order.at, order.components, order.footing):
+    for ask in (order.at, order.slots.components, order.footing):
         with pytest.raises(ConfigError, match=message):
             ask(*query)
-
-
-@pytest.mark.parametrize("position", [-1, 25])
-def test_only_positions_of_the_epoch_are_counted(position):
-    with pytest.raises(ConfigError, match=f"position must be from 0 to the 24 .*, got {position};"):
-        example_mixture().consumed(0, position)
 
 
 def test_the_last_epoch_of_a_run_can_be_asked_for():
     order = example_mixture()
     last = 2**62 // 24 - 1
     assert len(order.at(last, 0, 24)) == 24
-    assert order.consumed(last, 24).sum() == (last + 1) * 24
+    assert order.slots.before((last + 1) * 24).sum() == (last + 1) * 24
 
 
 def test_a_component_without_samples_is_refused():

@@ -35,19 +35,15 @@ def components_of(order, first, last):
     epoch, start = divmod(first, order.samples)
     rest = order.samples - start
     if last - first <= rest:
-        return order.components(epoch, start, start + last - first)
-    here = order.components(epoch, start, order.samples)
+        return order.slots.components(epoch, start, start + last - first)
+    here = order.slots.components(epoch, start, order.samples)
     return np.concatenate([here, components_of(order, first + rest, last)])
-
-
-def consumed_at(order, run_position):
-    return order.consumed(*divmod(run_position, order.samples))
 
 
 def check_components(order, first, last):
     """Each component is served what comes next in its own sequence, each pass as its order says."""
     ids, numbers = ids_of(order, first, last), components_of(order, first, last)
-    begins, ends = consumed_at(order, first), consumed_at(order, last)
+    begins, ends = order.slots.before(first), order.slots.before(last)
     assert int((ends - begins).sum()) == last - first
     first_shard = 0
     for number, component in enumerate(order.mix):
@@ -85,8 +81,8 @@ def check_quotas(order, number):
     )
     total, active = sum(stage.weights), sum(map(bool, stage.weights))
     largest = stage.weights.index(max(stage.weights))
-    begin = consumed_at(order, stage.first_round * size)
-    before, behind = (consumed_at(order, each * size) for each in (number, number + 1))
+    begin = order.slots.before(stage.first_round * size)
+    before, behind = (order.slots.before(each * size) for each in (number, number + 1))
     held = np.bincount(
         components_of(order, number * size, number * size + size), minlength=len(names)
     )

@@ -75,7 +75,7 @@ def check_quotas(order, epoch, start, stop):
     first, last = ((epoch * order.samples + each) // size for each in (start, stop))
     counts = np.diff(order.slots.schedule.counts(first, last)[[0, -1]], axis=0)[0]
     by_name = dict(zip(order.slots.schedule.names, counts.tolist(), strict=True))
-    held = np.bincount(order.components(epoch, start, stop), minlength=len(order.mix))
+    held = np.bincount(order.slots.components(epoch, start, stop), minlength=len(order.mix))
     for component_number, name in enumerate(order.slots.names):
         assert held[component_number] == by_name[name] * order.slots.schedule.unit
     return 1

@@ -130,30 +130,10 @@ class MixtureOrder(Order):
         ids = map(self._ids_at, self.slots.run_positions(epoch, spans))
         return np.concatenate([np.empty((0, 2), np.int64), *ids])
 
-    def components(self, epoch: int, start: int, stop: int) -> _Ints:
-        """The component at each of these positions, as of `MixtureSlots.components`."""
-        return self.slots.components(epoch, start, stop)
-
     def components_of(self, shards: ArrayLike) -> _Ints:
         """The component of each of these shards, by its number in `mix`."""
         numbers = np.searchsorted(self._first_shards, shards, side="right") - 1
         return numbers.astype(np.int64)
-
-    def consumed(self, epoch: int, position: int) -> _Ints:
-        """Samples of each component before this position, since the beginning of the run.
-
-        int64, shape (components,), by their numbers in `mix`. Samples at the end of an epoch that
-        no step served are counted, too: the next epoch goes on behind them.
-
-        Raises:
-            ConfigError: A position that is not in the epoch.
-        """
-        if not 0 <= position <= self.samples:
-            raise ConfigError(
-                f"position must be from 0 to the {self.samples} samples of an epoch, got "
-                f"{position}; repeats behind the end are not counted"
-            )
-        return self.slots.before(epoch * self.samples + position)
 
     def following(self, epoch: int, position: int, count: int) -> _Ints:
         """Ids that may stand for a bad sample here: the next ones of the same component.

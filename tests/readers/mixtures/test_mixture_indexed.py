@@ -113,7 +113,7 @@ def test_each_row_is_the_sample_that_the_order_names_with_all_of_its_fields(tmp_
             assert list(batch) == ["__key__", "image", "label", "__id__", "__component__"]
             ids = source.order.at(epoch, 8 * step, 8 * step + 8)
             assert batch["__id__"].tolist() == ids.tolist()
-            components = source.order.components(epoch, 8 * step, 8 * step + 8)
+            components = source.order.slots.components(epoch, 8 * step, 8 * step + 8)
             assert batch["__component__"].tolist() == components.tolist()
             assert batch["__component__"].dtype == torch.int64
             for row, (shard, sample) in enumerate(ids.tolist()):

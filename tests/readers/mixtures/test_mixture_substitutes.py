@@ -38,7 +38,7 @@ def test_a_substitute_is_of_the_same_component(tmp_path, names, suffix, spoilt):
     module = module_of(tmp_path, mix, split)
     source, replaced = module.source("train"), 0
     for step, loaded in enumerate(islice(source.batches(Place(), Cursor()), 4)):
-        batch, planned = loaded.batch, source.order.components(0, 8 * step, 8 * step + 8)
+        batch, planned = loaded.batch, source.order.slots.components(0, 8 * step, 8 * step + 8)
         assert batch["__component__"].tolist() == planned.tolist()
         assert [key[:-3] for key in batch["__key__"]] == [names[number] for number in planned]
         wrong = [row for row, weight in enumerate(batch["__weight__"].tolist()) if not weight]
