@@ -70,7 +70,7 @@ MUTANTS = [
         "tools/remote/test_remote_show.py",
     ),
     Mutant(
-        "dataprep.inspection.forward_tar:CountedReads.__call__",
+        "dataprep.forward_tar:CountedReads.__call__",
         "self._note(offset + len(data))",
         "",
         "dataprep/inspection/test_progress_of_bytes.py",
@@ -187,13 +187,13 @@ MUTANTS = [
         "dataprep/indexes/test_remote_index.py",
     ),
     Mutant(
-        "dataprep.inspection.forward_tar:HeaderWindows.__call__",
+        "dataprep.forward_tar:HeaderWindows.__call__",
         "if offset - start > _LEAST_SKIPPED:",
         "if False:",
         "dataprep/inspection/test_one_pass.py",
     ),
     Mutant(
-        "dataprep.inspection.forward_tar:ForwardTar._read",
+        "dataprep.forward_tar:ForwardTar._read",
         "if len(self._data) < stop - start:",
         "if False:",
         "dataprep/inspection/test_one_pass.py",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.dataprep.inspection.forward_tar import ForwardTar
+from lightning_shards.dataprep.forward_tar import ForwardTar
 from lightning_shards.dataprep.inspection.layout import PassedOver, kind_of_name
 from lightning_shards.shards.tar.blocks import up_to_block
 from lightning_shards.shards.tar.plain_runs import SampleRun, joined_runs, plain_runs, run_of

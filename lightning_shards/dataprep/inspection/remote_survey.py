@@ -15,16 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from lightning_shards.dataprep.inspection.findings import (
-    NOT_SURVEYED,
-    Finding,
-    find_passed_over,
-)
-from lightning_shards.dataprep.inspection.forward_tar import (
+from lightning_shards.dataprep.forward_tar import (
     CountedReads,
     ForwardTar,
     HeaderWindows,
     WholeStream,
+)
+from lightning_shards.dataprep.inspection.findings import (
+    NOT_SURVEYED,
+    Finding,
+    find_passed_over,
 )
 from lightning_shards.dataprep.inspection.one_pass import ScannedTar, scan_once
 from lightning_shards.dataprep.inspection.survey import (

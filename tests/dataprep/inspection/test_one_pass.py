@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from lightning_shards.dataprep.inspection.forward_tar import (
+from lightning_shards.dataprep.forward_tar import (
     ForwardTar,
     HeaderWindows,
     WholeStream,
