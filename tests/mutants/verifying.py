@@ -142,13 +142,13 @@ MUTANTS = [
         "tools/test_verify_names.py",
     ),
     Mutant(
-        "dataprep.inspection.findings:find_repeats",
+        "dataprep.inspection.repeated_keys:find_repeats",
         "has_second = has_second or not",
         "has_second = not",
         "tools/test_verify_joined.py",
     ),
     Mutant(
-        "dataprep.inspection.findings:find_repeats",
+        "dataprep.inspection.repeated_keys:find_repeats",
         "before |= fields",
         "pass",
         "tools/test_verify_joined.py",
@@ -352,13 +352,13 @@ MUTANTS = [
         "tools/test_verify_beside.py",
     ),
     Mutant(
-        "dataprep.inspection.survey:repeated_keys",
+        "dataprep.inspection.survey:compare_keys",
         "num_keys > MAX_COMPARED",
         "False",
         "dataprep/inspection/test_survey.py",
     ),
     Mutant(
-        "dataprep.inspection.findings:find_repeats_between",
+        "dataprep.inspection.repeated_keys:find_repeats_between",
         "len(np.unique(every[later]))",
         "len(later)",
         "dataprep/inspection/test_survey.py",

@@ -35,9 +35,9 @@ from lightning_shards.dataprep.inspection.salvage import (
 )
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
+    compare_keys,
     describe_shard,
     each_shard,
-    repeated_keys,
     under_url,
     without_samples,
 )
@@ -113,7 +113,7 @@ def check_shards(
     check = partial(check_shard, cache=cache, settings=settings, decoder_of=decoder_of)
     surveys = list(each_shard("checked", check, urls, tasks, processes, show=show_progress))
     findings = [finding for shard in surveys for finding in shard.findings] + missing
-    findings += repeated_keys(urls, surveys, partial(_key_of, cache, settings))
+    findings += compare_keys(urls, surveys, partial(_key_of, cache, settings))
     repairs: dict[str, Salvage] = {}
     if repair_to is not None:
         repair = partial(repair_shard, cache=cache, settings=settings, decoder_of=decoder_of)

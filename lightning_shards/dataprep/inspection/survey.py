@@ -21,15 +21,17 @@ from lightning_shards.dataprep.inspection.findings import (
     find_dotted_keys,
     find_missing_fields,
     find_passed_over,
-    find_repeats,
-    find_repeats_between,
     find_unsafe_names,
     finding_of,
-    key_hashes,
     reported_name,
 )
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5, md5_of
+from lightning_shards.dataprep.inspection.repeated_keys import (
+    find_repeats,
+    find_repeats_between,
+    key_hashes,
+)
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.atomic import replace_file
@@ -209,7 +211,7 @@ def each_shard(
             step()
 
 
-def repeated_keys(
+def compare_keys(
     urls: Sequence[str], shards: Sequence[ShardSurvey], key_of: Callable[[str, int], str]
 ) -> list[Finding]:
     """Findings about keys that several sound shards have; `key_of` looks up one of a shard.
@@ -352,4 +354,4 @@ def _findings_of_all(
             unplaced -= lacking.keys()
     findings = find_missing_fields(samples_with, whole.samples, lacking)
     findings += find_dotted_keys(samples_with)
-    return findings + repeated_keys(urls, whole.shards, key_of)
+    return findings + compare_keys(urls, whole.shards, key_of)

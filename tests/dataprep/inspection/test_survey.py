@@ -16,9 +16,9 @@ from lightning_shards.dataprep.inspection.check import check_shards
 from lightning_shards.dataprep.inspection.findings import NOT_SURVEYED
 from lightning_shards.dataprep.inspection.survey import (
     ShardSurvey,
+    compare_keys,
     describe_shard,
     each_shard,
-    repeated_keys,
     sizes_of,
     survey,
 )
@@ -164,5 +164,5 @@ def test_no_error_about_one_shard_loses_the_finding_of_a_repeated_key(kind):
         raise kind(f"sample {sample} of {url}")
 
     shards = [ShardSurvey(url, hashes=np.array([7], np.uint64)) for url in ("0.tar", "1.tar")]
-    [found] = repeated_keys(["0.tar", "1.tar"], shards, key_of)
+    [found] = compare_keys(["0.tar", "1.tar"], shards, key_of)
     assert (found.shard, found.sample, found.count) == ("1.tar", None, 1)
