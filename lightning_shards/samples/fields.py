@@ -370,13 +370,13 @@ def optional_names(fields: Iterable[Field]) -> frozenset[str]:
     return frozenset(field.name for field in fields if field.is_optional)
 
 
-def counted(
+def within_limits(
     samples: Iterable[Sample],
     fields: Iterable[Field],
     transforms: Mapping[str, Transform],
     sample_transforms: Sequence[SampleTransform] = (),
 ) -> Iterator[Sample]:
-    """The samples of one batch, counted as by `batch_limits` in fields that no transform takes.
+    """The samples of one batch; fields that no transform takes must keep to `batch_limits`.
 
     Raises:
         SampleError: The values of a field take too much together.

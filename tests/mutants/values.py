@@ -149,8 +149,8 @@ MUTANTS = [
     ),
     Mutant(
         "readers.batch_reader:BatchReader._whole_samples",
-        "counted(self._made_samples(number), self._plain, {})",
-        "counted(list(self._made_samples(number)), self._plain, {})",
+        "within_limits(self._made_samples(number), self._plain, {})",
+        "within_limits(list(self._made_samples(number)), self._plain, {})",
         "samples/decoding/test_batch_pixels.py",
     ),
     Mutant(
