@@ -145,11 +145,15 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
 
 
 def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The same as ``argsort(words, kind="stable")``, four times as fast if words seldom repeat."""
+    """The same as ``argsort(words, kind="stable")``, four times as fast if words seldom repeat.
+
+    It sorts along the last axis.
+    """
     order = np.argsort(words)
-    ordered = words[order]
-    has_ties = (ordered[1:] == ordered[:-1]).any()
-    return (np.argsort(words, kind="stable") if has_ties else order).astype(np.int64)
+    ordered = np.take_along_axis(words, order, axis=-1)
+    has_ties = (ordered[..., 1:] == ordered[..., :-1]).any()
+    order = np.argsort(words, kind="stable") if has_ties else order
+    return order.astype(np.int64, copy=False)
 
 
 def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:

@@ -338,4 +338,5 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("distinct", [1, 2, 100, 2**64])
 def test_words_that_repeat_stay_in_their_order(distinct):
     words = np.random.default_rng(distinct).integers(0, distinct, 5000, dtype=np.uint64)
-    assert stable_order(words).tolist() == np.argsort(words, kind="stable").tolist()
+    for rows in (words, words.reshape(50, 100)):
+        assert stable_order(rows).tolist() == np.argsort(rows, kind="stable").tolist()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.draws import Purpose, random_words
+from lightning_shards.plan.draws import Purpose, random_words, stable_order
 from lightning_shards.plan.mixtures.schedule import RUN_END, MixtureSchedule
 from lightning_shards.plan.mixtures.weights import check_component_names
 from lightning_shards.plan.order import BLOCKS_KEPT
@@ -208,7 +208,7 @@ class MixtureSlots:
         counts = self.schedule.counts(group * rounds, (group + 1) * rounds)
         span = (group * rounds * units, (group + 1) * rounds * units)
         words = random_words(Purpose.MIX_SLOTS, (self.seed, 0), span, resumed_at=0, stream=0)
-        slots = _stable_rows(words.reshape(rounds, units))
+        slots = stable_order(words.reshape(rounds, units))
         # The component of each column of counts, and then of each unit before it is dealt.
         by_name = np.argsort(self._ranks).astype(np.int32)
         dealt = np.repeat(np.tile(by_name, rounds), np.diff(counts, axis=0).ravel())
@@ -228,11 +228,3 @@ def _joined(ranges: ArrayLike) -> _Ints:
     ends = np.cumsum(lengths, dtype=np.int64)
     numbers = np.arange(ends[-1], dtype=np.int64)
     return numbers + np.repeat(starts - ends + lengths, lengths)
-
-
-def _stable_rows(words: NDArray[np.uint64]) -> _Ints:
-    """The same as ``argsort(words, axis=1, kind="stable")``, faster if words seldom repeat."""
-    order = np.argsort(words, axis=1)
-    ordered = np.take_along_axis(words, order, axis=1)
-    has_ties = (ordered[:, 1:] == ordered[:, :-1]).any()
-    return np.argsort(words, axis=1, kind="stable") if has_ties else order
