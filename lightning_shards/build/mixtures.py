@@ -31,7 +31,10 @@ def choose_reader(split: str, config: SplitConfig, index: ShardIndex) -> str:
     parts = config.component_splits()
     choices = {
         name: ReaderChoice(
-            *(f"{split}.mix.{name}", part.reader, str(part.sampling), bool(part.stages)),
+            split=f"{split}.mix.{name}",
+            reader=part.reader,
+            sampling=str(part.sampling),
+            has_stages=bool(part.stages),
             in_mixture=True,
         )
         for name, part in parts.items()
@@ -62,9 +65,12 @@ def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlot
         config.temperature,
     )
     round_units = default_round(weights) if config.round is None else config.round
-    size, epoch_of = config.dataset_size, config.epoch_of
     epoch_samples = epoch_of_mixture(
-        *(samples, weights, round_units * config.unit), dataset_size=size, epoch_of=epoch_of
+        samples,
+        weights,
+        round_units * config.unit,
+        dataset_size=config.dataset_size,
+        epoch_of=config.epoch_of,
     )
     schedule = schedule_mixture(
         weights,

@@ -97,14 +97,19 @@ def _find(
     urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
     patterns = given if isinstance(given, str) else "::".join(given)
     choice = ReaderChoice(
-        *(name, config.reader, str(config.sampling), bool(config.stages)),
+        split=name,
+        reader=config.reader,
+        sampling=str(config.sampling),
+        has_stages=bool(config.stages),
         patterns=patterns,
         in_mixture=in_mixture,
     )
     is_remote = not all(map(is_local, urls))
     folder, settings = CacheFolder(data.loader.cache_dir), _transport_settings(data)
     index = choice.find(
-        *(urls, folder, settings),
+        urls,
+        folder,
+        settings,
         wants_total=config.dataset_size is None,
         wants_classes=is_remote and lack_classes(data.fields_from(config)),
         is_prepared=is_prepared,
@@ -208,7 +213,12 @@ def _streamed(
     assert sampling is not None  # the settings are complete
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
     return StreamSource(
-        *(index, epochs, sampling, seed, fields, config.transforms or {}),
+        index=index,
+        epochs=epochs,
+        sampling=sampling,
+        seed=seed,
+        fields=fields,
+        transforms=config.transforms or {},
         stages=tuple(config.stages),
         shuffle_buffer=config.shuffle_buffer,
         batch_format=data.batch_format,
@@ -234,7 +244,13 @@ def _indexed(
     fields, joins = _fields_and_joins(data, config, index)
     cache = CacheFolder(data.loader.cache_dir)
     return IndexedSource(
-        *(index, epochs, order, seed, fields, config.transforms or {}, cache),
+        index=index,
+        epochs=epochs,
+        order=order,
+        seed=seed,
+        fields=fields,
+        transforms=config.transforms or {},
+        cache=cache,
         batch_format=data.batch_format,
         max_bad=_max_bad(split, config, data.batch_format),
         collation=data.collation_of(split),

@@ -41,7 +41,12 @@ def warn_of_other_numbers(
                 "the class %r has the number %d by %s and %d by %s, so that labels of %s do not "
                 "mean the same everywhere; pack one of the two anew with --classes and the %s of "
                 "the other",
-                *(name, *known[name], classes.numbers[name], classes.source, split, CLASSES),
+                name,
+                *known[name],
+                classes.numbers[name],
+                classes.source,
+                split,
+                CLASSES,
             )
             return
 

@@ -223,7 +223,10 @@ class IndexedSource:
     ) -> EpochRows:
         """What makes its rows in an epoch."""
         transforms = SampleTransforms(
-            *(self.transforms, SampleSeeds(self.seed, epoch), clock, self.sample_transforms),
+            transforms=self.transforms,
+            seeds=SampleSeeds(self.seed, epoch),
+            clock=clock,
+            sample_transforms=self.sample_transforms,
             decoders=own_decoders(self.fields),
             optional=optional_names(self.fields),
         )
@@ -245,9 +248,11 @@ class IndexedSource:
         fields = chain(*of_components.fields.of_components) if of_components else self.fields
         if not all(map(can_decode, fields)):
             return None
-        settings = self.row_settings
         return BatchReader(
-            *(reading.shards, settings.fields, self.batch_format, clock),
+            reading.shards,
+            self.row_settings.fields,
+            self.batch_format,
+            clock,
             arena=arena,
             buffer=reading.new_buffer(share),
             collation=self.collation,

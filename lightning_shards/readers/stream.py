@@ -374,10 +374,9 @@ class StreamSource:
         plain = self.collation.collate_fn is not None and self.collation.takes_arrays
         plain = plain and not self.stages
         fields = with_arrays(self.fields, *self._steps, plain=plain)
+        decoders, optional = own_decoders(fields), optional_names(self.fields)
         transforms = SampleTransforms(
-            *(self.transforms, seeds, clock, self.sample_transforms),
-            decoders=own_decoders(fields),
-            optional=optional_names(self.fields),
+            self.transforms, seeds, clock, self.sample_transforms, decoders, optional
         )
         stride = place.world_size * place.num_workers
 

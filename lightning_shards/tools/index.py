@@ -83,7 +83,9 @@ def _index(options: Namespace) -> int:
     settings = settings_of(options)
     if not is_local(urls[0]) and all(map(has_ranges, urls)):
         found = index_remote(
-            *(urls, files, settings),
+            urls,
+            files,
+            settings,
             with_checksums=options.checksums is not False,
             may_write=may_write,
         )

@@ -11,7 +11,7 @@ LINES = "build/test_mixture_lines.py"
 PLAN = "tools/test_plan_mixture.py"
 
 MUTANTS = [
-    Mutant("build.mixtures:make_slots", "round_units * config.unit)", "round_units)", BUILD),
+    Mutant("build.mixtures:make_slots", "round_units * config.unit,", "round_units,", BUILD),
     Mutant("build.mixtures:_require_whole_units", "config.unit % batch_size:", "False:", BUILD),
     Mutant("build.sources:_make_mixture", "component_seed(data.seed, name)", "data.seed", BUILD),
     Mutant("saved_state:require_resumable", "epochs + read_count", "0 * read_count", BUILD),

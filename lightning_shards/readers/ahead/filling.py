@@ -117,8 +117,13 @@ class Filling:
         tables = ShardTables(source.index, source.cache, source.storages, is_patient=False)
         stack.callback(tables.close)
         plan = PiecePlan(
-            *(source.order, source.epochs, Cursor(), place, place.ranks_of_node),
-            *(source.index.urls, tables.tables_of),
+            order=source.order,
+            epochs=source.epochs,
+            cursor=Cursor(),
+            place=place,
+            ranks=place.ranks_of_node,
+            urls=source.index.urls,
+            tables_of=tables.tables_of,
             window=window_of(source.order, source.epochs, place),
         )
         fraction, named = kept_fraction([self._cache.need]), set[Piece]()

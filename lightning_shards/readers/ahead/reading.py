@@ -74,15 +74,19 @@ def reading_shards(
     share = share_of_process(place, place.ranks_of_node)
     tables = ShardTables(index, cache, shared, share)
     plan = PiecePlan(
-        *(order, epochs, cursor, place, place.ranks_of_node, index.urls),
-        *(tables.tables_of, tables.require_same, window_of(order, epochs, place)),
+        order=order,
+        epochs=epochs,
+        cursor=cursor,
+        place=place,
+        ranks=place.ranks_of_node,
+        urls=index.urls,
+        tables_of=tables.tables_of,
+        require_same=tables.require_same,
+        window=window_of(order, epochs, place),
     )
     with (
         OpenShards(
-            *(index, cache),
-            storages=shared,
-            joined=joined,
-            unwritten=tables.unwritten,
+            index, cache, storages=shared, joined=joined, unwritten=tables.unwritten
         ) as shards,
         fetched_ahead(shards, plan, tables) as ahead,
     ):

@@ -278,11 +278,14 @@ class _Entered:
                 "the cache of pieces in %s is full before its limit: %s; no more than %.3g GiB are "
                 "kept there from now on: set loader.cache_gib to less than a quota leaves, make "
                 "room there, or name another cache_dir",
-                *(path, what, most / GIB),
+                path,
+                what,
+                most / GIB,
             )
             return
         _log.warning(
             "the cache of pieces in %s cannot be used: %s; what is not kept there is fetched "
             "again when it is wanted again: make room there, or name another cache_dir",
-            *(path, what),
+            path,
+            what,
         )

@@ -84,7 +84,8 @@ def folder_of_pieces(cache: CacheFolder) -> Path:
         _log.info(
             "folders of other machines in %s hold %.3g GiB, which no limit of this machine counts; "
             "if these do not come back, remove them by `lightning-shards cache clear --all-hosts`",
-            *(root, others_bytes / GIB),
+            root,
+            others_bytes / GIB,
         )
     return own
 

@@ -165,7 +165,9 @@ class PieceRoom:
                 "some pieces are not kept in %s for lack of room: beside member tables its limit "
                 "leaves %.3g GiB for the pieces of %d open runs, and %.3g GiB stay free on the "
                 "disk; raise cache_gib, make room on the disk, or name another cache_dir",
-                *(self._folder.path, limit_of_pieces(needs) / GIB, len(needs)),
+                self._folder.path,
+                limit_of_pieces(needs) / GIB,
+                len(needs),
                 max((need.left_free_bytes for need in needs), default=0) / GIB,
             )
 

@@ -114,7 +114,9 @@ class OpenPieces:
         _log.warning(
             "bytes %d to %d of %s have changed on the disk of the cache and are fetched again: "
             "check that disk, and its other pieces with `lightning-shards cache verify`",
-            *(piece.begin, piece.end, redact(piece.url)),
+            piece.begin,
+            piece.end,
+            redact(piece.url),
         )
 
     def _is_read(self, opened: OpenPiece, start: int, memory: memoryview, piece: Piece) -> bool:
