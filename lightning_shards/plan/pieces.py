@@ -105,16 +105,17 @@ def pieces_ahead(
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
         if turn >= begin[0]:
             first = begin[1] if turn == begin[0] else 0
-            yield from _pieces_of_epoch(order, (turn, epoch), groups, (first, window))
+            yield from _pieces_of_epoch(order, turn, epoch, groups, first, window)
 
 
 def _pieces_of_epoch(
     order: Order,
-    turn_epoch: tuple[int, WorkerEpoch],
+    turn: int,
+    epoch: WorkerEpoch,
     groups: list[tuple[int, int]],
-    first_and_window: tuple[int, int],
+    first: int,
+    window: int,
 ) -> Iterator[BlockPieces]:
-    (turn, epoch), (first, window) = turn_epoch, first_and_window
     if not epoch.steps:
         return
     number, plan = epoch.epoch, epoch.plan
@@ -129,9 +130,9 @@ def _pieces_of_epoch(
         else:
             of_pieces = _drawn(order, number, (start, end), pieces)
             stop = start + len(of_pieces)
-            used, step = _positions(plan, groups, (start, stop), (step, epoch.steps))
+            used, step = _positions(plan, groups, (start, stop), step, epoch.steps)
             first_uses, uses = _counted(used, of_pieces[used - start], len(pieces.starts))
-        yield _in_order_of_use((turn, number), (start, stop), pieces, first_uses, uses)
+        yield _in_order_of_use(turn, number, (start, stop), pieces, first_uses, uses)
         start = stop
 
 
@@ -235,14 +236,15 @@ def _first_uses(order: Order, epoch: int, span: tuple[int, int], pieces: _Interv
 
 
 def _in_order_of_use(
-    turn_epoch: tuple[int, int],
+    turn: int,
+    epoch: int,
     span: tuple[int, int],
     pieces: _Intervals,
     first_uses: _Ints,
     uses: _Ints,
 ) -> BlockPieces:
     """The intervals that are used, by what they are made of; one entry each."""
-    (turn, epoch), (start, stop) = turn_epoch, span
+    start, stop = span
     numbers = np.flatnonzero(uses)
     numbers = numbers[np.argsort(first_uses[numbers])]
     shards = pieces.starts[numbers] // pieces.width
@@ -253,7 +255,11 @@ def _in_order_of_use(
 
 
 def _positions(
-    plan: EpochPlan, groups: list[tuple[int, int]], span: tuple[int, int], steps: tuple[int, int]
+    plan: EpochPlan,
+    groups: list[tuple[int, int]],
+    span: tuple[int, int],
+    step: int,
+    num_steps: int,
 ) -> tuple[_Ints, int]:
     """The positions within a span at which some ranks use samples, ascending.
 
@@ -261,12 +267,13 @@ def _positions(
         plan: Of the epoch.
         groups: First and last of neighbouring ranks.
         span: start and stop.
-        steps: A step that is not behind the span, and the number of all steps.
+        step: One that is not behind the span.
+        num_steps: Of the epoch.
 
     Returns:
         int64, and the step in which the span ends.
     """
-    (start, stop), (step, num_steps) = span, steps
+    start, stop = span
     if groups == [(0, plan.world_size - 1)]:
         return np.arange(start, stop), step
     parts: list[_Ints] = [np.empty(0, np.int64)]
