@@ -1,1 +1,1 @@
-"""Lightning callbacks: set_epoch, exact resume, the digest of an epoch, throughput."""
+"""Lightning callbacks: set_epoch, exact resume, digest, throughput, and writing predictions."""

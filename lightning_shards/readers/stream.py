@@ -69,7 +69,7 @@ _STAGE_POSITIONS = 1 << 48
 """Where the positions that seed stages begin, far above those of samples."""
 
 _SHUFFLE_POSITIONS = 1 << 49
-"""Likewise for the shuffle buffers."""
+"""Where the positions that seed shuffle buffers begin, far above those of stages."""
 
 
 class ComponentNumbers(NamedTuple):

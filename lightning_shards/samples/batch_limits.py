@@ -21,7 +21,7 @@ MAX_BATCH_PIXELS = 24 * MAX_PIXELS
 """Most pixels of one field in a batch if no transform makes its images smaller: 6.4 GB in RGB."""
 
 MAX_BATCH_BYTES = 2**32
-"""Most bytes of memory that the unpacked values of one field take in a batch, likewise."""
+"""Most bytes of memory of the unpacked values of one field in a batch if no transform takes it."""
 
 _MOST_PER_BYTE = 40
 """Bytes of memory that `marshal` writes as one: 36 for a dict with nothing in it."""

@@ -1,1 +1,1 @@
-"""Everything about shards on disk: URLs, tar archives, counts. No torch."""
+"""Shards, local and remote: URLs, tars, counts, tables, storage, filters and joins. No torch."""

@@ -1,1 +1,1 @@
-"""What the package asks of the operating system: processors, files, the end of processes."""
+"""What the package asks of the operating system: processors, files, signals, ends of processes."""

@@ -95,7 +95,7 @@ def _parser() -> ArgumentParser:
     add("--json", action="store_true", help="print one JSON document")
     add("--plot", metavar="FILE", help="draw the rates: .png, .pdf or .svg (extra `plot`)")
     add("--model-class", metavar="PATH", help="of a CLI that was made for one: my_module.MyModel")
-    add("--data-class", metavar="PATH", help="likewise: my_module.MyDataModule")
+    add("--data-class", metavar="PATH", help="of a CLI that was made for it: my_module.MyData")
     bare = parser.add_argument_group("with --urls")
     add = bare.add_argument
     add("--fields", nargs="+", default=[], metavar="NAME=SUFFIXES", help="default: all of a sample")

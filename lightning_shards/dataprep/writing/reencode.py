@@ -1,7 +1,7 @@
 """Reencoding of images to a smaller size before they are packed, as a function of one sample.
 
 A photograph is averaged, while a map, as of labels or depths, keeps its values: an average of two
-classes is a third one. Besides `samples.decoding` only this module knows Pillow: it encodes images.
+classes is a third one.
 """
 
 from collections.abc import Collection, Mapping

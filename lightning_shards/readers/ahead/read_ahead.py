@@ -42,8 +42,8 @@ class Extents(NamedTuple):
     Attributes:
         shards: Of each sample, int64 of shape (samples,).
         offsets: int64 of shape (fields, samples).
-        sizes: Likewise, ABSENT where a sample has no such member.
-        crc32: Likewise, ABSENT where it is not known.
+        sizes: int64 of shape (fields, samples), ABSENT where a sample has no such member.
+        crc32: int64 of shape (fields, samples), ABSENT where it is not known.
     """
 
     shards: Ints
