@@ -59,7 +59,7 @@ class SplitConfig:
             in an order that neither ranks nor workers change, and remote shards need member tables
             beside them for it. ``auto`` streams what is resampled, has stages, or is remote
             without such tables.
-        dataset_size: Samples of an epoch. Needed where no counts are known, unless the one http(s)
+        dataset_size: Samples of an epoch. Needed where no counts are known, unless the one remote
             folder of the shards has open_clip's ``__len__``; under ``resampled`` it may differ from
             the counts, as an epoch is nominal there.
         remainder: Samples that fill no whole step: ``drop`` them, ``pad`` with repeats of weight 0,
