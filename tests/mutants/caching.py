@@ -22,6 +22,12 @@ MUTANTS = [
         "shards/remote/cache/test_piece_cache.py",
     ),
     Mutant(
+        "shards.remote.cache.piece_files:_seal_of_this_start",
+        " + bytes([_VERSION])",
+        "",
+        "shards/remote/cache/test_piece_files.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_files:_is_whole",
         "if status.st_mtime_ns == _seal_of_this_start():",
         "if True:",

@@ -136,6 +136,26 @@ MUTANTS = [
         CLOSING,
     ),
     Mutant(
+        "shards.remote.http_client:_shut",
+        'socket.shutdown(getattr(sock, "socket", sock), SHUT_RDWR)',
+        "sock.shutdown(SHUT_RDWR)",
+        CLOSING,
+    ),
+    Mutant(
+        "shards.remote.transport:RemoteTransport._persist",
+        "if opened.closed.is_set():",
+        "if failure is not None and opened.closed.is_set():",
+        CLOSING,
+    ),
+    Mutant(
+        "shards.remote.transport:RemoteTransport._forward_once",
+        "for chunk in forward.chunks(backend, self._settings.policy, self._now):\n"
+        "                    if opened.closed.is_set():",
+        "for chunk in forward.chunks(backend, self._settings.policy, self._now):\n"
+        "                    if False:",
+        CLOSING,
+    ),
+    Mutant(
         "shards.remote.http_client:_NotOurs.filter",
         'not getattr(_THREAD, "is_ours", False)',
         "True",

@@ -6,6 +6,7 @@ is a proxy before a real store. All requests are kept, so that tests see which h
 
 import re
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
@@ -74,8 +75,10 @@ class FaultServer:
         now: What its clock says, in seconds since 1970; None: what that of this machine says.
         asked: All requests.
         connections: How often a client connected.
+        has_sent: Whether a body was sent to its end.
     """
 
+    scheme: str = "http"
     port: int = 0
     other_port: int = 0
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -90,17 +93,18 @@ class FaultServer:
     now: float | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    has_sent: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: Any = field(default_factory=threading.Lock)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def other_url(self) -> str:
         """The same server as another host."""
-        return f"http://127.0.0.1:{self.other_port}"
+        return f"{self.scheme}://127.0.0.1:{self.other_port}"
 
     def etag(self, path: str) -> str:
         return f'"{md5(self.objects[path]).hexdigest()}"'
@@ -113,6 +117,7 @@ class FaultServer:
         """Forget all, and end answers that are held back."""
         self.ended.set()
         self.ended = threading.Event()
+        self.has_sent.clear()
         self.objects.clear()
         self.faults.clear()
         self.asked.clear()
@@ -271,6 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault is None or fault.kind not in _IN_BODY:
             self.wfile.write(body)
+            self.state.has_sent.set()
             return
         getattr(self, f"_do_{fault.kind}")(fault, body)
 
@@ -356,11 +362,20 @@ def _told(begin: int, end: int, fault: Fault | None) -> tuple[int, int]:
 
 
 @contextmanager
-def fault_server() -> Iterator[FaultServer]:
-    """A server that listens on two ports, which are two hosts for a client."""
-    state = FaultServer()
+def fault_server(tls: ssl.SSLContext | None = None) -> Iterator[FaultServer]:
+    """A server that listens on two ports, which are two hosts for a client.
+
+    Args:
+        tls: By what it serves https; None: it serves http.
+    """
+    state = FaultServer("http" if tls is None else "https")
     servers = [_Server(("127.0.0.1", 0), _Handler) for _ in range(2)]
     state.port, state.other_port = (server.server_port for server in servers)
+    if tls is not None:
+        for server in servers:  # each handler shakes hands in a thread of its own
+            server.socket = tls.wrap_socket(
+                server.socket, server_side=True, do_handshake_on_connect=False
+            )
     threads = []
     for server in servers:
         server.state = state

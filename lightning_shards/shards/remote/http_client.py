@@ -11,7 +11,7 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, socket
 from string import punctuation
 from time import perf_counter
 from typing import Any, Final, NamedTuple, cast
@@ -152,7 +152,7 @@ class HttpClient:
             managers = list(self._managers.values())
             self._managers, self._pools = {}, {}
         for connection in used:
-            with suppress(OSError, ValueError, AttributeError, RuntimeError):
+            with suppress(OSError):
                 _shut(connection)
         for manager in managers:
             manager.clear()
@@ -369,9 +369,13 @@ def _path_of(url: str) -> str:
     return f"{parts.path or '/'}{query}"
 
 
-def _shut(connection: Any) -> None:
-    """Shut the socket of a connection or a response, which wakes whoever reads from it."""
-    if isinstance(connection, BaseHTTPResponse):
-        connection.shutdown()
-    elif connection.sock is not None:
-        connection.sock.shutdown(SHUT_RDWR)
+def _shut(used: Any) -> None:
+    """Shut the socket of a connection or a response, which wakes whoever reads from it.
+
+    The method of a TLS socket would forget first how to decrypt, and whoever reads on would be
+    given what is still encrypted as the body. So its plain socket is shut.
+    """
+    sock = getattr(timed_of(used) if isinstance(used, BaseHTTPResponse) else used, "sock", None)
+    if sock is not None:
+        # Where TLS to a server runs through that to a proxy, urllib3 wraps the socket
+        socket.shutdown(getattr(sock, "socket", sock), SHUT_RDWR)

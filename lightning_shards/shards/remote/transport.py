@@ -202,11 +202,10 @@ class RemoteTransport(Transport):
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
         partial = PartialBody(url, begin, max(end, begin + 1), version, self._spare.take)
-        policy = self._settings.policy
         self._persist(
             url,
             lambda: f"bytes {begin:,} to {end:,} of {redact(url)} cannot be read",
-            lambda backend: partial.fill(backend, policy, self._now),
+            lambda backend: partial.fill(backend, self._settings.policy, self._now),
             partial,
         )
         data = partial.data if end > begin else bytearray()
@@ -268,12 +267,12 @@ class RemoteTransport(Transport):
         failure: RequestFailure | None = None
         while partial is None or not partial.is_whole:
             failure = self._attempt(opened, backend, act, is_repeated=tries.failed > 0)
+            if opened.closed.is_set():  # what came meanwhile is not believed either
+                failure = closed_failure()
             if failure is None:
                 if partial is None:
                     return
                 continue
-            if opened.closed.is_set():
-                failure = closed_failure()
             gained = partial.restart_or_keep() if partial else 0
             if not tries.go_on(failure, gained):
                 # Outside of `except`, so that nothing foreign is its context
@@ -311,6 +310,8 @@ class RemoteTransport(Transport):
             self._counter().add(requests=1, repeated=int(tries.failed > 0))
             try:
                 for chunk in forward.chunks(backend, self._settings.policy, self._now):
+                    if opened.closed.is_set():
+                        return closed_failure()
                     self._counter().add(size=len(chunk))
                     yield chunk
             except RequestFailure as failure:

@@ -2,19 +2,55 @@
 
 import threading
 import time
+from contextlib import contextmanager, suppress
+from random import Random
 
 import pytest
-from fault_server import Fault
+from certificates import make_certificate
+from fault_server import Fault, fault_server
 from urllib3.util import connection
 
 from lightning_shards.errors import StorageError
-from lightning_shards.shards.remote.backend import RequestFailure
+from lightning_shards.shards.remote.backend import (
+    RangeAnswer,
+    RequestBackend,
+    RequestFailure,
+)
 from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import Body
 from tests.shards.remote.conftest import url_of
 
 pytestmark = pytest.mark.network
 
 WITHIN_S = 20.0
+DATA = Random(0).randbytes(60_000)  # some records of TLS, which all are sent before one is read
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def tls_server(certificate):
+    with fault_server(certificate[1]) as server:
+        yield server
+
+
+@pytest.fixture(params=["server", "tls_server"])
+def either_server(request, server, certificate, monkeypatch):
+    """Our server without and with TLS, which has an object."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    either = request.getfixturevalue(request.param)
+    either.reset()
+    either.objects["data/a.tar"] = DATA
+    yield either
+    either.reset()
+
+
+@pytest.fixture
+def either_url(either_server):
+    return f"{either_server.url}/data/a.tar"
 
 
 @pytest.fixture
@@ -42,20 +78,22 @@ def held_connecting(monkeypatch):
     ],
     ids=["stalls", "stalls at once", "is silent", "is broken"],
 )
-def test_closing_wakes_who_waits_for_a_server_or_pauses(fault, policy, make_transport, url, server):
+def test_closing_wakes_who_waits_for_a_server_or_pauses(
+    fault, policy, make_transport, either_url, either_server
+):
     transport = make_transport(policy)
-    server.always = fault
+    either_server.always = fault
     errors = []
 
     def read():
         try:
-            transport.read(url, 0, 9)
+            transport.read(either_url, 0, 9)
         except StorageError as error:
             errors.append(error)
 
     thread = threading.Thread(target=read)
     thread.start()
-    while not server.asked:
+    while not either_server.asked:
         time.sleep(0.001)
     time.sleep(0.02)
     transport.close()
@@ -111,3 +149,61 @@ def test_a_body_of_a_bucket_ends_with_the_next_bytes_after_closing(make_transpor
         transport.close()
         with pytest.raises(RequestFailure, match="were closed"):
             list(answer.chunks)
+
+
+@pytest.mark.parametrize("way", ["read_into", "chunks"])
+def test_a_body_that_is_read_on_after_closing_gives_no_other_bytes(
+    way, make_transport, either_url, either_server
+):
+    """What has arrived may still be read: decrypted, where it came by TLS."""
+    transport, came = make_transport(RetryPolicy()), b""
+    backend = transport._of_this_process().backend("http", transport._settings, time.perf_counter)
+    with backend.get(either_url, 0, len(DATA), None) as answer:
+        assert either_server.has_sent.wait(WITHIN_S)
+        transport.close()
+        with suppress(RequestFailure):
+            for part in answer.chunks if way == "chunks" else parts_of(answer):
+                came += part
+    assert came == DATA[: len(came)]
+
+
+def parts_of(answer):
+    memory = memoryview(bytearray(len(DATA)))
+    while size := answer.read_into(memory):
+        yield bytes(memory[:size])
+
+
+class ClosedMeanwhile(RequestBackend):
+    """Answers with other bytes as soon as it is closed."""
+
+    def __init__(self, close):
+        self._close = close
+
+    @contextmanager
+    def get(self, url, begin, end, version):
+        yield RangeAnswer(begin, end, len(DATA), '"a"', self._chunks(begin, end))
+
+    def put(self, url, data):
+        self._close()
+
+    def _chunks(self, begin, end):
+        yield DATA[begin : begin + 9]
+        self._close()
+        yield bytes(end - begin - 9)
+
+
+@pytest.mark.parametrize("way", ["read", "read_forward", "write"])
+def test_what_comes_while_the_connections_are_closed_is_no_answer(way, make_transport, url):
+    transport, came = make_transport(RetryPolicy()), []
+    opened = transport._of_this_process()
+    opened._backends["http"] = ClosedMeanwhile(transport.close)
+    act = {
+        "read": lambda: transport.read(url, 0, len(DATA)),
+        "read_forward": lambda: came.extend(
+            transport.read_forward(url, Body(bytearray(), '"a"', len(DATA)))
+        ),
+        "write": lambda: transport.write(url, DATA),
+    }[way]
+    with pytest.raises(StorageError, match="the connections were closed"):
+        act()
+    assert b"".join(came) in (b"", DATA[:9])

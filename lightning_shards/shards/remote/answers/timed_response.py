@@ -25,13 +25,16 @@ class TimedResponse(HTTPResponse):
         now: A clock, in seconds.
         limit_s: Seconds for status and headers, of a proxy's, too.
         settings: As http.client gives them.
+
+    Attributes:
+        sock: The socket, which is the connection's or was.
     """
 
     def __init__(
         self, sock: Any, *, now: Callable[[], float], limit_s: float, **settings: Any
     ) -> None:
         super().__init__(sock, **settings)
-        self._socket, self._limit_s = sock, limit_s
+        self.sock, self._limit_s = sock, limit_s
         self._file = _TimedFile(cast("Any", self.fp).detach(), now)
         self._file.allow(limit_s)
         self.fp = io.BufferedReader(self._file)
@@ -73,7 +76,7 @@ class TimedResponse(HTTPResponse):
         If there is none, the connection's next request sets its timeout anew.
         """
         limit_s = min(_AT_ONCE_S, self._limit_s)
-        self._socket.settimeout(limit_s)
+        self.sock.settimeout(limit_s)
         with self.in_time(limit_s):
             yield
 

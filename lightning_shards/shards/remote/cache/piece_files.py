@@ -5,9 +5,10 @@ is not synced to the disk. After a power cut it may be torn, and whoever opens i
 out: length and crc32 are checked before a byte is used.
 
 One check is enough for a node until it starts anew. A file that was checked, or written, since the
-machine started gets a time of change that is made from the identity of this start (a seal): a write
-by anybody would set another one, and so would another start expect. It lies decades back, so that
-a program that removes files by this time alone removes pieces, which are then fetched again.
+machine started gets a time of change that is made from the identity of this start and the version
+of these files (a seal): a write by anybody would set another one, and another start or version
+would expect another one. It lies decades back, so that a program that removes files by this time
+alone removes pieces, which are then fetched again.
 """
 
 import errno
@@ -26,7 +27,9 @@ from lightning_shards.shards.checksums import crc32
 TRAILER_BYTES: Final = 64
 _TRAILER: Final = struct.Struct("<8sIQI40x")
 _MAGIC: Final = b"lsPIECE\n"
-_VERSION: Final = 1
+_VERSION: Final = 2
+"""Pieces of version 1 may hold what was still encrypted: they are fetched again."""
+
 _CHUNK: Final = 1 << 20
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -232,7 +235,7 @@ def _seal(file: int) -> None:
 def _seal_of_this_start() -> int | None:
     """A time between 1970 and 2004, in whole seconds as every file system keeps them, but in ns."""
     try:
-        digest = hashlib.sha256(_BOOT.read_bytes()).digest()
+        digest = hashlib.sha256(_BOOT.read_bytes() + bytes([_VERSION])).digest()
     except OSError:
         return None  # then each process checks each file
     return (int.from_bytes(digest[:4]) >> 2) * 10**9

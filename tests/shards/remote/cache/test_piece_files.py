@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.shards.remote.cache import piece_files
-from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged, open_piece
+from lightning_shards.shards.remote.cache.piece_files import (
+    TRAILER_BYTES,
+    is_damaged,
+    is_sealed,
+    open_piece,
+)
 
 DATA = bytes(range(256)) * 12
 SIZE = len(DATA)
@@ -106,6 +111,21 @@ def test_a_torn_piece_is_none_and_is_removed(path, spoil):
 def test_a_torn_piece_is_found_by_is_damaged(path, spoil):
     torn(path, spoil)
     assert is_damaged(str(path), len(DATA))
+
+
+def test_a_piece_of_an_earlier_version_of_these_files_is_neither_sealed_nor_opened(
+    tmp_path, monkeypatch
+):
+    seal, path = piece_files._seal_of_this_start, tmp_path / "earlier"
+    with monkeypatch.context() as earlier, path.open("wb", buffering=0) as file:
+        earlier.setattr(piece_files, "_VERSION", 1)
+        earlier.setattr(piece_files, "_seal_of_this_start", seal.__wrapped__)
+        piece_files.write_piece(file.fileno(), memoryview(DATA))
+        assert is_sealed(str(path), SIZE)
+    assert not is_sealed(str(path), SIZE)  # so that it is fetched ahead again
+    assert is_damaged(str(path), SIZE)
+    assert opened(path) is None
+    assert not path.exists()
 
 
 def test_a_piece_of_another_length_is_none(path):
