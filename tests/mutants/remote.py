@@ -46,6 +46,18 @@ MUTANTS = [
     ),
     Mutant("shards.storage.schemes:_unpickled", "take_over_run_number(number)", "number", UNDATED),
     Mutant(PROVIDERS + ".undated:warn_of_undated", '_warned["here"] = True', "...", UNDATED),
+    Mutant(
+        "shards.remote.backend:version_of",
+        'f"{_NO_DATE}, number {number}" if number',
+        'f"number {number}" if number',
+        UNDATED,
+    ),
+    Mutant(
+        "shards.remote.backend:version_of",
+        'f"{_NO_DATE}, number {number}" if number',
+        "_NO_DATE if number",
+        UNDATED,
+    ),
     Mutant("shards.remote.transport:_Opened.backend", "if self.closed.is_set():", "if 0:", CLOSING),
     Mutant(
         "shards.remote.answers.bounded_calls:BoundedCalls.call",

@@ -153,8 +153,18 @@ def failure_of_status(
     return RequestFailure(what, kind, retry_after_s=retry_after_s, remedy=remedy)
 
 
-def version_of(etag: str | None, changed: object, size: int) -> str:
+def version_of(etag: str | None, changed: object, size: int, number: str | None = None) -> str:
     """The version of an object by what its store says of it.
+
+    A number counts the versions of one object in one bucket. That of another bucket of this name
+    may be the same, so it shows what changes within a run, and no more.
+
+    Args:
+        etag: Its ETag.
+        changed: Its time of change.
+        size: Its bytes.
+        number: What the store counts up when it is written anew. That of another object under this
+            name may be the same, in a bucket that was made anew or in another cluster.
 
     >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
     ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
@@ -163,14 +173,17 @@ def version_of(etag: str | None, changed: object, size: int) -> str:
     """
     if etag is not None and is_exact(etag):
         return etag
-    return f"{f'{etag}, ' if etag else ''}{changed or _NO_DATE}, {size} bytes"
+    date = changed or (f"{_NO_DATE}, number {number}" if number else _NO_DATE)
+    return f"{f'{etag}, ' if etag else ''}{date}, {size} bytes"
 
 
 def is_undated(version: str) -> bool:
-    """Whether a version says nothing but a size.
+    """Whether a version has neither ETag nor date, so that it is one of this run alone.
 
     >>> is_undated(version_of(None, None, 3)), is_undated(version_of('W/"a1"', None, 3))
     (True, False)
+    >>> is_undated(version_of(None, None, 3, number="7"))
+    True
     """
     return version.startswith(f"{_NO_DATE}, ")
 

@@ -170,7 +170,9 @@ def put_object(client: HttpClient, target: HttpTarget, data: bytes) -> None:
 def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> RangeAnswer:
     response = reply.response
     headers = response.headers
-    changed = headers.get("Last-Modified") or headers.get("Ais-Version")
+    etag, changed = headers.get("ETag"), headers.get("Last-Modified")
+    # The checksum of an AIStore is no version: it is of the range where its bucket is set so
+    number = headers.get("Ais-Version")
     if response.status == _PARTIAL:
         match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
         kind = headers.get("Content-Type", "")
@@ -179,7 +181,7 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
         first, last, size = map(int, match.groups())
         if not first <= last < size:
             raise RequestFailure("the server answers with an impossible range")
-        version = version_of(headers.get("ETag"), changed, size)
+        version = version_of(etag, changed, size, number)
         into = body_reader(response, last + 1 - first)
         chunks = chunks_of(response)
         return RangeAnswer(first, last + 1, size, version, chunks, read_into=into)
@@ -189,7 +191,7 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     first = next(chunks, b"")
     _require_no_page(first, reply, target)
     size = _whole_size(response)
-    version = version_of(headers.get("ETag"), changed, size)
+    version = version_of(etag, changed, size, number)
     if begin >= size:
         return RangeAnswer(begin, begin, size, version, (), has_ranges=False)
     if begin and size > LARGEST_WHOLE:

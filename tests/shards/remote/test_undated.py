@@ -5,6 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from fault_server import Fault
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.filters import applying
@@ -53,9 +54,15 @@ def warnings_of(caplog):
     return [each for each in caplog.records if "neither ETag nor" in each.message]
 
 
+COUNTED = Fault("headers", headers=(("Ais-Version", "1"), ("Ais-Checksum-Value", "0f")))
+"""Headers of an AIStore; the checksum may be that of the range."""
+
+
+@pytest.mark.parametrize("always", [None, COUNTED], ids=["nothing", "a number"])
 def test_shards_that_were_replaced_by_some_of_their_size_are_read_anew_by_the_next_run(
-    undated, local, replace_all, tmp_path, caplog
+    always, undated, local, replace_all, server, tmp_path, caplog
 ):
+    server.always = always
     before = batches(module(undated, tmp_path))
     assert before == batches(module(local, tmp_path, cache="local"))
     assert len(warnings_of(caplog)) == 1
@@ -123,6 +130,18 @@ def test_a_replaced_one_of_another_size_is_noticed_within_a_run(undated, server)
     url = f"{server.url}/data/shard-000000.tar"
     stat = storage.stat(url)
     server.objects["data/shard-000000.tar"] += b"more"
+    with pytest.raises(IndexMismatchError):
+        storage.read(url, 0, 9, stat)
+    storage.close_all()
+
+
+def test_one_of_another_number_is_noticed_within_a_run(undated, server):
+    server.always = COUNTED
+    storage = MakeRemoteStorage(TransportSettings(options_of(server)))()
+    url = f"{server.url}/data/shard-000000.tar"
+    stat = storage.stat(url)
+    assert storage.read(url, 0, 9, stat)
+    server.always = Fault("headers", headers=(("Ais-Version", "2"),))
     with pytest.raises(IndexMismatchError):
         storage.read(url, 0, 9, stat)
     storage.close_all()
