@@ -64,6 +64,18 @@ MUTANTS = [
         AHEAD,
     ),
     Mutant(
+        "shards.storage.range_streams:_ForwardFile.__init__",
+        "(is_sized_alone or not first.has_ranges)",
+        "not first.has_ranges",
+        STREAMS,
+    ),
+    Mutant(
+        "shards.storage.range_streams:_ForwardFile.__init__",
+        "first.version == version_of(None, None, first.size)",
+        "not first.version.startswith('\"')",
+        STREAMS,
+    ),
+    Mutant(
         "shards.storage.range_streams:_ForwardFile._begin",
         "self._first.version",
         "None",

@@ -77,8 +77,8 @@ class Transport(Protocol):
     def read_forward(self, url: str, first: Body) -> Generator[bytes]:
         """All bytes of an object in order, by one request that is read as fast as they are taken.
 
-        It is for stores that know no ranges. After a break the object is sent anew. What was taken
-        before is passed over then, if its checksum shows that it is the same.
+        It is for stores that know no ranges, or tell no version. After a break the object is sent
+        anew. What was taken before is passed over then, if its checksum shows that it is the same.
 
         Args:
             url: The object.

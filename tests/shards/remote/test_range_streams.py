@@ -134,6 +134,22 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(server, storage, url):
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_two_objects_that_are_told_apart_by_nothing_are_not_mixed(server, storage, url):
+    server.has_etags = server.has_dates = False
+    with storage.open_stream(url) as stream:
+        assert stream.raw.read(500) == DATA[:500]
+        server.objects["data/0.tar"] = DATA[::-1]
+        assert stream.read() == DATA[500:]
+
+
+def test_objects_that_are_told_apart_by_a_number_are_read_by_ranges(server, storage, url):
+    server.has_etags = server.has_dates = False
+    server.always = Fault("headers", headers=(("Ais-Version", "1"),))
+    with storage.open_stream(url) as stream:
+        assert stream.read() == DATA
+    assert len(server.asked) > len(DATA) // 4_000
+
+
 def test_what_cannot_be_had_is_an_error_at_its_place(server, storage, url):
     server.faults = [None, None, *[Fault("status", 500)] * 60]
     with storage.open_stream(url) as stream:
