@@ -61,6 +61,7 @@ MUTANTS = [
         UPKEEP,
     ),
     Mutant("readers.ahead.filling:_loaded", "room < 0", "False", TOOL),
+    Mutant("readers.ahead.filling:_lasting_version", "if stamp[1] == run_number():", "if 0:", TOOL),
     Mutant("readers.ahead.filling:_is_kept", "if ended.is_set():", "if True:", TOOL),
     Mutant("tools.cache:_fill", "is_in_memory(cache.root)", "False", TOOL),
     Mutant(

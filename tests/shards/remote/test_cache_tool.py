@@ -105,6 +105,14 @@ def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, publ
     assert (status, "name one of ['train', 'val/web'] by --split" in told) == (2, True)
 
 
+def test_what_no_later_run_could_use_is_not_filled(config, run, server):
+    server.has_etags = server.has_dates = False
+    status, told = run("fill", "--config", config())
+    assert (status, "no run could use what is filled" in told) == (2, True)
+    assert "shard-00000" in told
+    assert "s3cr3t" not in told
+
+
 def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
     written = config()
     whole = run_document("fill", "--config", written)
