@@ -338,10 +338,10 @@ class ShardReader:
         """Say why fewer bytes than wanted were read, or that the shard changed."""
         (offset, size, num_read), now = read, self.storage.stat(self.url)
         there = max(0, min(now.size - offset, size))
-        if there == size and stat not in (None, now):
+        if there == size and stat is not None and (now != stat or num_read < size):
             raise self._changed(now)
         if num_read < size:
-            what = f"was cut short: {there} of {size} bytes are there"
+            what = f"was cut short: {num_read if there == size else there} of {size} bytes came"
             raise self._damaged(what, sample, suffix, offset)
 
     def require_same(self, now: ShardStat) -> None:
@@ -374,11 +374,13 @@ class ShardReader:
         """The error for a shard that has changed, and is this now."""
         if self._on_change is not None:
             self._on_change()
-        what = f"it has {now.size} bytes, {self.table.file_size} by its member table"
-        if self.storage.is_remote:
-            version = self.table.mtime_ns
-            what += f"; it is version {now.version:x}, and the table was of version {version:x}"
-        elif now.size == self.table.file_size:
+        stamp = self.table.stamp
+        what = f"it has {now.size} bytes, {stamp[0]} by its member table"
+        if self.storage.is_remote and now == stamp:
+            what = "the store tells two versions of it in turn; give it one ETag on all replicas"
+        elif self.storage.is_remote:
+            what += f"; it is version {now.version:x}, and the table was of version {stamp[1]:x}"
+        elif now.size == stamp[0]:
             what = "it was written to after its members were listed"
         return IndexMismatchError(
             f"{redact(self.url)} changed since it was indexed: {what}; start the run anew, or "

@@ -83,6 +83,18 @@ MUTANTS = [
     ),
     Mutant(
         "shards.members:ShardReader._require_there",
+        " or num_read < size)",
+        ")",
+        "shards/members/test_damaged_members.py",
+    ),
+    Mutant(
+        "shards.members:ShardReader._changed",
+        "if self.storage.is_remote and now == stamp:",
+        "if False:",
+        "shards/members/test_damaged_members.py",
+    ),
+    Mutant(
+        "shards.members:ShardReader._require_there",
         "if num_read < size:",
         "if False:",
         "shards/members/test_damaged_members.py",

@@ -9,6 +9,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards.members import ShardReader, scan_members
+from lightning_shards.shards.storage.local import LocalStorage
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -146,3 +147,29 @@ def test_reads_that_come_in_pieces_are_put_together(path, monkeypatch):
     with ShardReader(path, table) as shard:
         monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 99), at))
         assert shard.read(0, "jpg") == b"x" * 700
+
+
+class AnotherWhenRead(LocalStorage):
+    """A storage whose reads come short, while it tells of the shard what it was when indexed."""
+
+    def __init__(self, data, *, is_remote):
+        super().__init__()
+        self.data, self.is_remote = data, is_remote
+
+    def read(self, url, start, stop, stat=None):
+        return self.data
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_shard_that_was_another_one_for_a_moment_has_changed(path, is_remote):
+    with ShardReader(path, scan_members(path), AnotherWhenRead(b"", is_remote=is_remote)) as shard:
+        what = "it one ETag on all replicas" if is_remote else "after its members were listed"
+        with pytest.raises(IndexMismatchError, match=f"changed since it was indexed: .*{what}"):
+            shard.read(0, "jpg")
+
+
+def test_a_shard_that_was_short_for_a_moment_is_damaged(path):
+    table, storage = scan_members(path, with_crc32=True), AnotherWhenRead(b"xx", is_remote=False)
+    short = pytest.raises(DamagedShardError, match="cut short: 2 of 700 bytes came")
+    with ShardReader(path, table, storage) as shard, short:
+        shard.read(0, "jpg")
