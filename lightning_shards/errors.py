@@ -58,7 +58,13 @@ class FileAccessError(ShardError, OSError):
 
 
 class StorageError(ShardError, OSError):
-    """Bytes of a remote object could not be fetched or written, after all retries."""
+    """Bytes of a remote object could not be fetched or written, after all retries.
+
+    Attributes:
+        is_final: Whether the store has answered, and would answer the same again.
+    """
+
+    is_final: bool = False
 
 
 class IndexMismatchError(ShardError, ValueError):

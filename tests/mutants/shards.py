@@ -118,6 +118,18 @@ MUTANTS = [
         "shards/tables/test_tables.py",
     ),
     Mutant(
+        "shards.remote.retries:error_of",
+        'failure.kind not in ("again", "busy")',
+        "False",
+        "shards/counts/test_count_files.py",
+    ),
+    Mutant(
+        "shards.counts.count_files:remote_claims",
+        "if unread and",
+        "if False and",
+        "shards/counts/test_count_files.py",
+    ),
+    Mutant(
         "shards.counts.count_files:claims_of_file",
         "url_beside(shard, file_name)",
         "split_url(shard)[0] + chr(47) + file_name",

@@ -102,11 +102,14 @@ def _missing(folder: str, names: Sequence[str], source: str) -> list[Finding]:
 
 def _claims_beside_remote(shard: str, names: frozenset[str], storages: Storages) -> _Named:
     claims: _Named = []
+    unread: list[str] = []
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
-        found = claims_of_file(file_name, shard, names, storages)
+        found = claims_of_file(file_name, shard, names, storages, unread)
         if found is None:
             break
         claims += found
+    if unread and not claims:
+        _log.warning("no file lists the shards, and some were not read: %s", "; ".join(unread))
     return claims
 
 

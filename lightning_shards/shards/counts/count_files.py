@@ -1,7 +1,7 @@
 """Counts in files beside the shards: wids JSON and `sizes.json`, otherwise `count_formats`.
 
 Two files that disagree are an error, because one of them is wrong. A file that cannot be read is
-passed over, because the shards can be scanned.
+passed over: local shards can be scanned, and of remote ones another file may have the counts.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
-from lightning_shards.errors import IndexMismatchError
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards import beside
 from lightning_shards.shards.beside import (
     SIZES,
@@ -33,6 +33,7 @@ from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside
 
 _WEB: Final = ("http", "https")
+_GZIP: Final = b"\x1f\x8b"
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ def other_claims(
 def remote_claims(shard: str, names: Iterable[str], storages: Storages) -> dict[str, CountClaim]:
     """The counts that `sizes.json` and `wids.json`, or other tools' files, give beside a shard.
 
-    A file that cannot be read gives no counts; errors of the server show when shards are read.
+    A file that cannot be read gives no counts. If some are lacking in the end, a warning says why.
 
     Args:
         shard: URL of a remote shard, whose user, password and query go with the files, too.
@@ -92,37 +93,40 @@ def remote_claims(shard: str, names: Iterable[str], storages: Storages) -> dict[
     """
     asked = frozenset(names)
     claims: dict[str, CountClaim] = {}
+    unread: list[str] = []
     for file_name in (SIZES, WIDS, *REMOTE_NAMES):
         if file_name in REMOTE_NAMES and asked <= claims.keys():
             break
-        found = claims_of_file(file_name, shard, asked, storages)
+        found = claims_of_file(file_name, shard, asked, storages, unread)
         if found is None:
             break
         for name, claim in found:
             counted = _counted(name, claim)
             if counted is not None:
                 _merge(claims, name, counted)
+    if unread and not asked <= claims.keys():
+        _log.warning("counts are lacking, and files were not read: %s", "; ".join(unread))
     return claims
 
 
 def claims_of_file(
-    file_name: str, shard: str, asked: frozenset[str], storages: Storages
+    file_name: str, shard: str, asked: frozenset[str], storages: Storages, unread: list[str]
 ) -> list[tuple[str, ShardClaim]] | None:
-    """The claims of one file beside a remote shard, arguments as of `remote_claims`.
+    """The claims of one file beside a remote shard, further arguments as of `remote_claims`.
 
     None if the server does not answer, so that nobody waits for another file: once is enough.
+    `unread` gets the reason why the file cannot be read, unless it is absent.
     """
     named = {unquote(name): name for name in asked if "%" in name and scheme_of(shard) in _WEB}
     wanted = asked | named.keys()  # files have names as they are, or as URLs escape them
     parts = tuple(split_url(shard)[0].split("/"))
     url = url_beside(shard, file_name)
-    source = redact(url)
     try:
-        content = _read_json(url, storages)
+        content = _read_json(url, storages, unread)
     except OSError as error:
-        _log.info("no counts from %s: %s", source, error)
-        return None
-    found = claims_in(content, source, parts, wanted)
+        unread.append(str(error))
+        return [] if isinstance(error, StorageError) and error.is_final else None
+    found = claims_in(content, redact(url), parts, wanted)
     return [(name if name in asked else named[name], claim) for name, claim in found]
 
 
@@ -162,7 +166,7 @@ def bytes_beside(url: str, max_bytes: int, storages: Storages) -> bytes | None:
     return storages.of(url).read_whole([url], max_bytes + 1)[0]
 
 
-def _read_json(url: str, storages: Storages) -> object:
+def _read_json(url: str, storages: Storages, unread: list[str]) -> object:
     """The content of a remote JSON file; None if it is absent, too large or not JSON."""
     data = bytes_beside(url, beside.MAX_INDEX_BYTES, storages)
     if data is None:
@@ -177,7 +181,8 @@ def _read_json(url: str, storages: Storages) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        _log.info("no counts from %s: %s", redact(url), error)
+        kind = "compressed JSON" if data.startswith(_GZIP) else "no JSON"
+        unread.append(f"{redact(url)} is {kind}: {error}")
     return None
 
 

@@ -163,4 +163,6 @@ def error_of(failure: RequestFailure, what: str, tries: Tries) -> ShardError:
         return IndexMismatchError(f"{reason}; {failure.remedy or 'start the run anew'}")
     count = f"try {tries.failed} of {tries.limit}"
     remedy = failure.remedy or "check the network and the server, and start again"
-    return StorageError(f"{reason} ({count}); {remedy}")
+    error = StorageError(f"{reason} ({count}); {remedy}")
+    error.is_final = failure.kind not in ("again", "busy")
+    return error
