@@ -58,7 +58,7 @@ MUTANTS = [
         OTHER,
     ),
     Mutant(
-        "shards.remote.http:chunks_of",
+        "shards.remote.http:_received",
         "timed.in_time() if timed else nullcontext()",
         "nullcontext()",
         DRIPPING,
@@ -175,6 +175,10 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
+    Mutant(
+        "shards.remote.http:_rest_in_parts", "if len(rest) == LARGEST_IN_PARTS:", "if False:", HTTP
+    ),
+    Mutant("shards.remote.http:_answer_of", "first += _rest_in_parts(response)", "...", HTTP),
     Mutant(
         "shards.remote.hub:HubBackend._known",
         "not 0 < location.until - self._now() <= _KEPT_S",

@@ -20,12 +20,13 @@ from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PAGE = b"<!DOCTYPE html><html><body>Please log in to see this, sig=s3cr3t-query</body></html>"
+FIRST_PART = 1_000
 MODIFIED = "Sun, 22 Nov 2026 20:00:00 GMT"
 
 
 _INSTEAD = ("status", "redirect", "elsewhere", "page", "reset", "silent")
 """Kinds of faults without an object's bytes."""
-_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip")
+_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip", "parts")
 """Kinds of faults of the bytes themselves; all others are faults of headers."""
 
 
@@ -40,8 +41,9 @@ class Fault(NamedTuple):
         kind: Instead of the answer `status`, `redirect`, `elsewhere` (the same path of the other
             host), `page`, `reset` or `silent`. Before it, for some seconds, `late`. Of its bytes,
             after some of them, `cut`, `cut_reset` or `stall`, or `drip`. Of its range `whole`,
-            `short`, `shifted`; of what it says about that `mislabelled`, `longer` or `headers`. Or
-            `replace`: from now on the object has its bytes in reverse.
+            `parts` (all of it, in two parts and up to some byte), `short`, `shifted`; of what it
+            says about that `mislabelled`, `longer` or `headers`. Or `replace`: from now on the
+            object has its bytes in reverse.
         value: A status, a number of bytes or seconds, or a location, by the kind.
         headers: More headers of the answer.
     """
@@ -237,7 +239,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(412, b"")
             return
         asked = self.headers.get("Range")
-        if asked is None or (fault and fault.kind == "whole"):
+        if asked is None or (fault and fault.kind in ("whole", "parts")):
             self._send(200, data, headers, fault)
             return
         begin, end = _range_of(asked, len(data), fault)
@@ -330,6 +332,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: fault.value])
         self.wfile.flush()
         self.state.ended.wait(60)
+        self.close_connection = True
+
+    def _do_parts(self, fault: Fault, body: bytes) -> None:
+        """The object in two parts, without its length; it breaks off if not all of it is sent."""
+        for part in (body[:FIRST_PART], body[FIRST_PART : fault.value]):
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+        if len(body) <= fault.value:
+            self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 
     def _do_drip(self, fault: Fault, body: bytes) -> None:

@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Any, Final
@@ -37,6 +38,9 @@ from lightning_shards.shards.urls import has_broken_password, split_user
 
 LARGEST_WHOLE: Final = 64 << 20
 """Bytes of an object of which a server that knows no ranges sends more than its beginning."""
+
+LARGEST_IN_PARTS: Final = 4 << 20
+"""Bytes of an object that is sent in parts, without its length: a wids JSON of 40,000 shards."""
 
 RANGE_BEYOND: Final = 416
 """The status of a range that begins behind the object's end."""
@@ -191,6 +195,9 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     first = next(chunks, b"")
     _require_no_page(first, reply, target)
     size = _whole_size(response)
+    if size is None:
+        first += _rest_in_parts(response)
+        size = len(first)
     version = version_of(etag, changed, size, number)
     if begin >= size:
         return RangeAnswer(begin, begin, size, version, (), has_ranges=False)
@@ -206,7 +213,8 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     )
 
 
-def _whole_size(response: BaseHTTPResponse) -> int:
+def _whole_size(response: BaseHTTPResponse) -> int | None:
+    """The length of a whole object; None if it is sent in parts, of which the last says its end."""
     if response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
         raise RequestFailure(
             "the server compresses what it sends, and answers with no range",
@@ -214,13 +222,28 @@ def _whole_size(response: BaseHTTPResponse) -> int:
             remedy="switch its compression off for shards, or copy the shards here",
         )
     length = response.headers.get("Content-Length", "")
-    if not re.fullmatch(_NUMBER, length):
-        raise RequestFailure(
-            "the server answers with an object of unknown length and not with a range",
-            "final",
-            remedy="use a server that knows ranges, or copy the shards here",
-        )
-    return int(length)
+    if re.fullmatch(_NUMBER, length):
+        return int(length)
+    timed = timed_of(response)
+    if timed is not None and timed.chunked:
+        return None
+    raise _unknown_length()
+
+
+def _rest_in_parts(response: BaseHTTPResponse) -> bytes:
+    """What else comes of a small object that is sent in parts."""
+    rest = _received(response, partial(response.read, LARGEST_IN_PARTS))
+    if len(rest) == LARGEST_IN_PARTS:
+        raise _unknown_length()
+    return rest
+
+
+def _unknown_length() -> RequestFailure:
+    return RequestFailure(
+        "the server answers with an object of unknown length and not with a range",
+        "final",
+        remedy="use a server that knows ranges, or copy the shards here",
+    )
 
 
 def _refused(response: BaseHTTPResponse) -> RequestFailure:
@@ -247,19 +270,19 @@ def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
     Raises:
         RequestFailure: It broke off.
     """
-    failure: RequestFailure | None = None
+    while chunk := _received(response, partial(response.read1, _CHUNK)):
+        yield chunk
+
+
+def _received(response: BaseHTTPResponse, read: Callable[..., bytes]) -> bytes:
+    """What is read of the body, as it was sent, in the time that an answer may take."""
     timed = timed_of(response)
-    while failure is None:
-        try:  # an answer in parts says before each how long it is
-            with timed.in_time() if timed else nullcontext():
-                chunk = response.read1(_CHUNK, decode_content=False)
-        except (HTTPError, OSError, ValueError, AttributeError) as error:
-            # What a closing thread leaves behind may be None
-            failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())
-        else:
-            if not chunk:
-                return
-            yield chunk
+    try:  # an answer in parts says before each how long it is
+        with timed.in_time() if timed else nullcontext():
+            return read(decode_content=False)
+    except (HTTPError, OSError, ValueError, AttributeError) as error:
+        # What a closing thread leaves behind may be None
+        failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())
     raise failure
 
 

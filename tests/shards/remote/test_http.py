@@ -5,7 +5,7 @@ import threading
 from base64 import b64encode
 
 import pytest
-from fault_server import COMMIT, PAGE, Fault
+from fault_server import COMMIT, FIRST_PART, PAGE, Fault
 
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.remote import http, http_client
@@ -17,6 +17,9 @@ from tests.shards.remote.contract import DATA
 pytestmark = pytest.mark.network
 
 RANGES = [(0, 9), (5, 99), (99_000, 200_000), (0, 200_000), (100_003, 100_009), (7, 7)]
+
+
+IN_PARTS = Fault("parts", len(DATA), (("Content-Length", ""), ("Transfer-Encoding", "chunked")))
 
 
 @pytest.fixture
@@ -47,6 +50,31 @@ def test_a_whole_object_of_unknown_length_is_refused(length, transport, url, ser
     server.always = Fault("whole", None, (("Content-Length", length),))
     with pytest.raises(StorageError, match="unknown length"):
         transport.read(url, 5, 9)
+
+
+@pytest.mark.parametrize(("begin", "end"), RANGES)
+def test_a_range_is_cut_out_of_a_small_object_in_parts(begin, end, transport, url, server):
+    server.always = IN_PARTS
+    body = transport.read(url, begin, end)
+    assert (body.data, body.size) == (DATA[begin:end], len(DATA))
+    assert body.version == server.etag("data/a.tar")
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+def test_an_object_in_parts_is_read_up_to_a_limit(spare, transport, url, server, monkeypatch):
+    monkeypatch.setattr(http, "LARGEST_IN_PARTS", len(DATA) + spare - FIRST_PART)
+    server.always = IN_PARTS
+    if spare:
+        assert transport.read(url, 5, 9).data == DATA[5:9]
+        return
+    with pytest.raises(StorageError, match=r"unknown length.*try 1 of 10"):
+        transport.read(url, 5, 9)
+
+
+def test_an_object_in_parts_that_breaks_off_is_no_small_one(transport, url, server):
+    server.faults = [IN_PARTS._replace(value=5_000)]
+    assert transport.read(url, 0, 200_000).data == DATA
+    assert transport.counts.repeated == 1
 
 
 def test_a_whole_object_that_breaks_off_is_no_short_range(transport, url, server):
