@@ -175,6 +175,7 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
+    Mutant("shards.remote.http:_range_reader", "if into is None:", "if False:", HTTP),
     Mutant(
         "shards.remote.http:_rest_in_parts", "if len(rest) == LARGEST_IN_PARTS:", "if False:", HTTP
     ),
@@ -192,7 +193,7 @@ MUTANTS = [
         "shards/remote/test_transport.py",
     ),
     Mutant(
-        "shards.remote.http:_whole_size",
+        "shards.remote.http:_require_uncompressed",
         'response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS',
         "False",
         HTTP,

@@ -186,7 +186,7 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
         if not first <= last < size:
             raise RequestFailure("the server answers with an impossible range")
         version = version_of(etag, changed, size, number)
-        into = body_reader(response, last + 1 - first)
+        into = _range_reader(response, last + 1 - first)
         chunks = chunks_of(response)
         return RangeAnswer(first, last + 1, size, version, chunks, read_into=into)
     if response.status != _OK:
@@ -213,14 +213,17 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     )
 
 
+def _range_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview], int] | None:
+    """What `body_reader` gives; a range that is not as long as it says must not be compressed."""
+    into = body_reader(response, size)
+    if into is None:  # while one of a file that is stored compressed is right
+        _require_uncompressed(response)
+    return into
+
+
 def _whole_size(response: BaseHTTPResponse) -> int | None:
     """The length of a whole object; None if it is sent in parts, of which the last says its end."""
-    if response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
-        raise RequestFailure(
-            "the server compresses what it sends, and answers with no range",
-            "final",
-            remedy="switch its compression off for shards, or copy the shards here",
-        )
+    _require_uncompressed(response)
     length = response.headers.get("Content-Length", "")
     if re.fullmatch(_NUMBER, length):
         return int(length)
@@ -228,6 +231,15 @@ def _whole_size(response: BaseHTTPResponse) -> int | None:
     if timed is not None and timed.chunked:
         return None
     raise _unknown_length()
+
+
+def _require_uncompressed(response: BaseHTTPResponse) -> None:
+    if response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
+        raise RequestFailure(
+            "the server compresses what it sends, so that no range of it is one of the file",
+            "final",
+            remedy="switch its compression off for shards, or copy the shards here",
+        )
 
 
 def _rest_in_parts(response: BaseHTTPResponse) -> bytes:

@@ -159,16 +159,22 @@ def test_an_answer_in_several_parts_is_refused(transport, url, server):
     assert transport.counts.repeated == 1
 
 
+@pytest.mark.parametrize("kind", ["whole", "longer"])
 @pytest.mark.parametrize("encoding", ["gzip", "BR", "gzip, aws-chunked"])
-def test_a_whole_object_that_is_compressed_is_refused(encoding, transport, url, server):
-    server.always = Fault("whole", None, (("Content-Encoding", encoding),))
+def test_what_a_server_compresses_is_refused(kind, encoding, transport, url, server):
+    server.always = Fault(kind, None, (("Content-Encoding", encoding),))
     with pytest.raises(StorageError, match=r"compresses what it sends.*try 1 of 10.*switch its"):
         transport.read(url, 5, 9)
 
 
 @pytest.mark.parametrize("encoding", ["identity", "aws-chunked"])
-def test_one_that_is_not_is_read(encoding, transport, url, server):
+def test_what_it_does_not_compress_is_read(encoding, transport, url, server):
     server.always = Fault("whole", None, (("Content-Encoding", encoding),))
+    assert transport.read(url, 5, 9).data == DATA[5:9]
+
+
+def test_a_range_of_what_is_stored_compressed_is_read(transport, url, server):
+    server.always = Fault("headers", None, (("Content-Encoding", "gzip"),))
     assert transport.read(url, 5, 9).data == DATA[5:9]
 
 
