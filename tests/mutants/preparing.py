@@ -289,6 +289,30 @@ MUTANTS = [
         "dataprep/writing/test_changed_inputs.py",
     ),
     Mutant(
+        "dataprep.indexes.wanted_files:_parts_of",
+        "unescaped(name, url)",
+        "name",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.wanted_files:_paths_of",
+        "or is_strange",
+        "",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.remote_index:_url_of",
+        "escaped(path.relative_to(files.output).as_posix(), root)",
+        "path.relative_to(files.output).as_posix()",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.indexing:_write_sizes",
+        "if files.output is not None:",
+        "if False:",
+        "dataprep/indexes/test_remote_index.py",
+    ),
+    Mutant(
         "dataprep.indexes.wanted_files:IndexFiles.require_fit",
         'if "dali" in self.formats:',
         "if False:",

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 
 from lightning_shards.dataprep.indexes.cards import CARD, ListedSplit, listed_in_card
 from lightning_shards.dataprep.indexes.energon import FOLDER, INFO, INFO_FIELDS
@@ -185,6 +186,8 @@ def _is_other(
     parts = entry_parts(base, url)
     if url in names or "/".join(parts) in names:
         return False
+    if files.output is not None and unquote("/".join(parts)) in names:
+        return False  # as its URL escapes it
     path = Path(url)
     if not parts and (not is_local(url) or path.parent != folder.absolute()):
         return True  # a URL, or a path that leads out of the folder

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from lightning_shards.dataprep.indexes.cards import write_card
 from lightning_shards.dataprep.indexes.earlier_files import (
@@ -170,8 +171,11 @@ def _write_sizes(folder: Path, shards: Sequence[ShardSurvey], files: IndexFiles)
     path = folder / SIZES
     with open_folder(folder) as held:
         await_lock(held)
+        counts = {Path(shard.path).name: shard.samples for shard in shards}
         sizes = sizes_before(folder, files)
-        sizes |= {Path(shard.path).name: shard.samples for shard in shards}
+        if files.output is not None:  # where it may list them as their URLs escape them
+            sizes = {name: count for name, count in sizes.items() if unquote(name) not in counts}
+        sizes |= counts
         replace_file(path, json.dumps(dict(sorted(sizes.items())), indent=1) + "\n")
     return path
 

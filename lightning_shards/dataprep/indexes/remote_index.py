@@ -28,6 +28,7 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, SIZES
+from lightning_shards.shards.counts.escaped_names import escaped
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     Transport,
@@ -188,4 +189,4 @@ def _root_of(urls: Sequence[str], files: IndexFiles) -> str:
 
 def _url_of(path: Path, files: IndexFiles, root: str) -> str:
     assert files.output is not None
-    return url_beside(root, path.relative_to(files.output).as_posix())
+    return url_beside(root, escaped(path.relative_to(files.output).as_posix(), root))

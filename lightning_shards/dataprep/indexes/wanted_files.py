@@ -1,10 +1,12 @@
 """The index files that are wanted: their formats, names and folders.
 
 The files of remote shards go to a folder of this machine, from where they are uploaded beside them:
-it has the same folders as the shards have below the folder that holds them all.
+it has the same folders as the shards have below the folder that holds them all. Where URLs escape
+names, as on web servers, files and what they list have the names that the server's own files have.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from lightning_shards.dataprep.indexes.idx_files import require_own_dali_paths
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import make_folder
 from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.counts.escaped_names import unescaped
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
@@ -137,14 +140,15 @@ def made_paths(urls: Sequence[str], output: Path) -> list[Path]:
 
 
 def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
-    """The paths in the output folder that stand for these shards.
+    """The paths in the output folder that stand for these shards, by names without escapes.
 
     Raises:
         ConfigError: They have no such paths.
     """
-    parts = [(folder.split("/"), name) for folder, name in map(split_url, urls)]
+    parts = list(map(_parts_of, urls))
     for url, (folder, name) in zip(urls, parts, strict=True):
-        if folder == ["pipe:"] or ".." in folder or name in ("", ".", ".."):
+        is_strange = any(map(_NOT_IN_NAMES.search, (*folder[_LEAST_PARTS:], name)))
+        if folder == ["pipe:"] or ".." in folder or name in ("", ".", "..") or is_strange:
             raise ConfigError(
                 f"an index lists shards by file name in their folder, and {url} has none; name it "
                 "by a URL like https://HOST/FOLDER/NAME.tar"
@@ -163,6 +167,16 @@ def _paths_of(urls: Sequence[str], output: Path) -> list[Path]:
         )
     return paths
 
+
+def _parts_of(url: str) -> tuple[list[str], str]:
+    """The parts of a shard's folder, and its name."""
+    folder, name = split_url(url)
+    parts = folder.split("/")
+    below = [unescaped(part, url) for part in parts[_LEAST_PARTS:]]
+    return [*parts[:_LEAST_PARTS], *below], unescaped(name, url)
+
+
+_NOT_IN_NAMES = re.compile(r"[/\x00-\x1f\x7f]")
 
 _LEAST_PARTS = 3
 """All shards of one index have these three parts of their URL in common: `https:`, "", host."""

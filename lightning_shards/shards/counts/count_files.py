@@ -9,7 +9,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards import beside
@@ -28,11 +27,11 @@ from lightning_shards.shards.counts.count_formats import (
     length_in,
     other_counts,
 )
+from lightning_shards.shards.counts.escaped_names import unescaped
 from lightning_shards.shards.counts.wids import MARKER
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import redact, scheme_of, split_url, url_beside
+from lightning_shards.shards.urls import redact, split_url, url_beside
 
-_WEB: Final = ("http", "https")
 _GZIP: Final = b"\x1f\x8b"
 
 _log = logging.getLogger(__name__)
@@ -117,7 +116,7 @@ def claims_of_file(
     None if the server does not answer, so that nobody waits for another file: once is enough.
     `unread` gets the reason why the file cannot be read, unless it is absent.
     """
-    named = {unquote(name): name for name in asked if "%" in name and scheme_of(shard) in _WEB}
+    named = {unescaped(name, shard): name for name in asked}
     wanted = asked | named.keys()  # files have names as they are, or as URLs escape them
     parts = tuple(split_url(shard)[0].split("/"))
     url = url_beside(shard, file_name)

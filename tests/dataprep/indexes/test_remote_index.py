@@ -78,6 +78,49 @@ def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
     assert batches(remote) == batches(here)
 
 
+@pytest.fixture
+def escaped(folder, server):
+    """The URL of two shards in two folders, whose names it escapes."""
+    for number, path in enumerate(sorted(folder.glob("*.tar"))[:2]):
+        server.objects[f"data/é {number}/a+b %41.tar"] = path.read_bytes()
+    return f"{server.url}/data/%C3%A9%20{{0,1}}/a+b%20%2541.tar"
+
+
+ESCAPED = ["a+b %41.tar.members", "sizes.json", "wids.json"]
+
+
+def test_files_of_the_output_are_named_as_those_of_the_server(run, escaped, server, tmp_path):
+    out = tmp_path / "out"
+    run(escaped, "--format", "wids,members,sizes", "--output", out)
+    below = {str(path.relative_to(out)): path for path in out.rglob("*") if path.is_file()}
+    assert sorted(below) == sorted(f"é {number}/{name}" for number in range(2) for name in ESCAPED)
+    server.objects |= {f"data/{name}": path.read_bytes() for name, path in below.items()}
+    data = module(escaped, tmp_path, cache="fresh", reader="indexed", sampling="shuffled")
+    data.fields = {"image": "jpg", "label": "cls"}
+    assert batches(data)
+
+
+def test_what_is_uploaded_is_named_as_urls_escape_it(run, escaped, server, tmp_path):
+    formats = ["--format", "wids,members,sizes"]
+    _, document = run(escaped, *formats, "--upload")
+    folders = [f"data/é {number}" for number in range(2)]
+    objects = {f"{folder}/{name}" for folder in folders for name in ESCAPED}
+    assert objects <= server.objects.keys()
+    assert f"{server.url}/data/%C3%A9%200/wids.json" in document["written"]
+    wids, sizes = f"{folders[0]}/wids.json", f"{folders[0]}/sizes.json"
+    uploaded = {name: server.objects[name] for name in (wids, sizes)}
+    for name in (wids, sizes):  # of an earlier version
+        server.objects[name] = uploaded[name].replace(b"a+b %41.tar", b"a+b%20%2541.tar")
+    assert run(escaped, *formats, "--upload")[0] == 0
+    assert {name: server.objects[name] for name in (wids, sizes)} == uploaded
+
+
+@pytest.mark.parametrize("name", ["a%2Fb.tar", "%2E%2E/0.tar", "a%0A.tar", "%2e%2e"])
+def test_escapes_that_are_no_part_of_a_file_name_are_refused(refused, server, tmp_path, name):
+    said = refused(f"{server.url}/data/{name}", "--output", tmp_path / "out")
+    assert "an index lists shards by file name in their folder" in said
+
+
 def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path):
     run(urls, *TABLES, "--upload")
     shards = [f"train-{shard:06d}.tar" for shard in range(3)]
