@@ -265,13 +265,13 @@ MUTANTS = [
         "tools/test_index.py",
     ),
     Mutant(
-        "dataprep.writing.catalog:InputFiles.__exit__",
+        "dataprep.input_files:InputFiles.__exit__",
         "if kind is None or issubclass(kind, ShardError):",
         "if False:",
         "dataprep/writing/test_changed_inputs.py",
     ),
     Mutant(
-        "dataprep.writing.catalog:InputFiles._file",
+        "dataprep.input_files:InputFiles._file",
         "_require_listed(oldest, self._open[oldest])",
         "pass",
         "dataprep/writing/test_changed_inputs.py",

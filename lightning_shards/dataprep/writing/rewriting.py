@@ -16,8 +16,9 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.dataprep.input_files import InputExtent, InputFiles
 from lightning_shards.dataprep.processes import run_in_processes
-from lightning_shards.dataprep.writing.catalog import Catalog, InputExtent, InputFiles
+from lightning_shards.dataprep.writing.catalog import Catalog
 from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
 from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
 from lightning_shards.dataprep.writing.keys import check_new_field

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
+from lightning_shards.dataprep.input_files import InputFiles
 from lightning_shards.dataprep.writing import plain_copies
-from lightning_shards.dataprep.writing.catalog import CatalogBuilder, InputFiles
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder
 from lightning_shards.dataprep.writing.journal import JOURNAL_NAME
 from lightning_shards.dataprep.writing.packing import Packing
 from lightning_shards.dataprep.writing.rewriting import Edit, Output, rewrite

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from lightning_shards.dataprep.writing.catalog import InputExtent, InputFiles, input_file_at
+from lightning_shards.dataprep.input_files import InputExtent, InputFiles, input_file_at
 from lightning_shards.dataprep.writing.listing import list_folder
 from lightning_shards.dataprep.writing.rows import read_rows
 from lightning_shards.errors import FileAccessError, ShardNotFoundError

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.writing.catalog import CatalogBuilder, InputFiles, join_catalogs
+from lightning_shards.dataprep.input_files import InputFiles
+from lightning_shards.dataprep.writing.catalog import CatalogBuilder, join_catalogs
 from lightning_shards.dataprep.writing.packing import Packing, assign, with_unique_keys
 from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
 
