@@ -40,9 +40,21 @@ MUTANTS = [
         "dataprep/writing/test_reencode.py",
     ),
     Mutant(
-        "dataprep.writing.reencode:_require_values",
-        "channels > 1 and",
+        "dataprep.writing.reencode:_loses_bits",
+        "data[_DEPTH_AT] == _DEEP",
+        "False",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:_require_one_frame",
+        "frames > 1 and",
         "False and",
+        "dataprep/writing/test_reencode.py",
+    ),
+    Mutant(
+        "dataprep.writing.reencode:_require_one_frame",
+        ' and image.format != "MPO"',
+        "",
         "dataprep/writing/test_reencode.py",
     ),
     Mutant(

@@ -38,7 +38,8 @@ class Reencode:
 
     By default a JPEG is a photograph. A PNG or WebP is a map if its field has a dot, as mask.png
     has. One without a dot is a photograph, and refused if it stands beside another such image, or
-    has a palette, one bit or more than 8 bits a pixel.
+    has a palette, one bit a pixel, or in a PNG 16 bits a channel. Animations are refused, because
+    only their first frame would be stored.
 
     Attributes:
         resize: Most pixels of the shorter side; None keeps the size.
@@ -114,10 +115,11 @@ class Reencode:
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
         if factor == 1 and (self.quality is None or kind == "PNG" or is_map):
             return data
+        _require_one_frame(image, name, member)
         if is_map:
             _require_values(data, image, name, member)
-        elif image.mode not in _PHOTO_MODES and name not in self.resample:
-            raise _unclear(member, name, f"its pixels are of the mode {image.mode}")
+        elif name not in self.resample:
+            _require_photograph(data, image, name, member)
         image, options = _turned(image) if is_turned else (image, _oriented(image))
         if is_map:
             return _encoded(_resized(image, factor, "nearest"), kind, options | _EXACT)
@@ -184,18 +186,43 @@ def _averageable(image: Any, kind: str | None) -> Any:
     return image
 
 
-def _require_values(data: bytes, image: Any, name: str, member: str) -> None:
-    """Refuse a map of several channels of 16 bits, of which Pillow reads 8."""
-    channels = len(image.getbands())
-    if channels > 1 and format_of(name) == "PNG" and data[_DEPTH_AT] == _DEEP:
+def _require_one_frame(image: Any, name: str, member: str) -> None:
+    """Refuse an animation; further images of a JPEG (MPO) are previews or maps of gains."""
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1 and image.format != "MPO":
         raise SampleError(
-            f"{member} has {channels} channels of 16 bits, of which 8 would be lost; leave it as "
+            f"{member} has {frames} frames, of which only the first would be stored; leave it as "
             f"it is by --resample {name}=keep"
         )
 
 
-def _unclear(member: str, name: str, why: str) -> SampleError:
+def _require_photograph(data: bytes, image: Any, name: str, member: str) -> None:
+    """Refuse pixels that could be values."""
+    if image.mode not in _PHOTO_MODES:
+        raise _unclear(member, name, f"its pixels are of the mode {image.mode}")
+    if _loses_bits(data, image):
+        why = f"it has {_DEEP} bits a channel, of which a photograph keeps 8"
+        raise _unclear(member, name, why, as_map="keep")
+
+
+def _require_values(data: bytes, image: Any, name: str, member: str) -> None:
+    """Refuse a map of several channels of 16 bits."""
+    if _loses_bits(data, image):
+        raise SampleError(
+            f"{member} has {len(image.getbands())} channels of {_DEEP} bits, of which 8 would be "
+            f"lost; leave it as it is by --resample {name}=keep"
+        )
+
+
+def _loses_bits(data: bytes, image: Any) -> bool:
+    """Whether it has several channels of 16 bits, of which Pillow reads 8."""
+    return len(image.getbands()) > 1 and image.format == "PNG" and data[_DEPTH_AT] == _DEEP
+
+
+def _unclear(member: str, name: str, why: str, *, as_map: Resample = "nearest") -> SampleError:
+    if format_of(name) == "JPEG":
+        as_map = "keep"
     return SampleError(
         f"{member} could be a photograph, or a map whose values must stay: {why}; say which by "
-        f"--resample {name}=lanczos or --resample {name}=nearest"
+        f"--resample {name}=lanczos or --resample {name}={as_map}"
     )

@@ -48,6 +48,18 @@ def palette_image():
     return png_of(classes, 8, 3, (b"PLTE", bytes([0, 0, 0, 128, 0, 0, 0, 128, 0, 0, 0, 128])))
 
 
+def deep_image(channels):
+    """A PNG of 16 bits a channel."""
+    kind = {2: 4, 3: 2, 4: 6}[channels]
+    return png_of(noise(channels, high=60_000, dtype=np.uint16), 16, kind)
+
+
+def frames(kind):
+    """Two images in one file."""
+    first, second = Image.fromarray(noise(3)), Image.fromarray(noise(3) // 2)
+    return encoded(first, kind, save_all=True, append_images=[second])
+
+
 PHOTO = encoded(Image.fromarray(noise(3)), "JPEG")
 MAPS = {
     "P": (decoded(palette_image()), "PNG"),
@@ -123,11 +135,42 @@ def test_one_of_two_images_has_to_be_named():
 
 
 def test_maps_that_pillow_cannot_hold_are_refused_or_kept():
-    sample = {"__key__": "0", "flow.png": png_of(noise(3, high=60_000, dtype=np.uint16), 16, 2)}
+    sample = {"__key__": "0", "flow.png": deep_image(3)}
     with pytest.raises(SampleError, match=r"3 channels of 16 bits.*--resample flow\.png=keep"):
         Reencode(resize=16)(sample)
     deep = Reencode(resize=16, resample={"flow.png": "keep"})
     assert deep(sample) == sample
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4])
+def test_colours_of_16_bits_lose_none_without_a_word(channels):
+    sample = {"__key__": "0", "png": deep_image(channels)}
+    message = r"has 16 bits a channel, .* keeps 8; say which by .*png=lanczos or .*png=keep$"
+    with pytest.raises(SampleError, match=message):
+        Reencode(resize=16)(sample)
+    assert Reencode(resize=16, resample={"png": "keep"})(sample) == sample
+    as_photo = Reencode(resize=16, resample={"png": "lanczos"})(sample)["png"]
+    assert decoded(as_photo).size == SMALL
+
+
+@pytest.mark.parametrize("field", ["png", "webp", "mask.png", "mask.webp"])
+def test_animations_lose_no_frame_without_a_word(field):
+    sample = {"__key__": "0", field: frames(field.rpartition(".")[2])}
+    with pytest.raises(SampleError, match=rf"0\.{field} has 2 frames, .*--resample {field}=keep$"):
+        Reencode(resize=16)(sample)
+    assert Reencode(resize=16, resample={field: "keep"})(sample) == sample
+
+
+def test_a_jpeg_with_a_preview_is_a_photograph():
+    sample = {"__key__": "0", "jpg": frames("MPO")}
+    assert decoded(sample["jpg"]).n_frames == 2
+    image = decoded(Reencode(resize=16)(sample)["jpg"])
+    assert (image.format, image.size) == ("JPEG", SMALL)
+
+
+def test_of_a_jpeg_only_what_can_be_given_is_named():
+    with pytest.raises(SampleError, match=r"say which by .*jpg=lanczos or .*jpg=keep$"):
+        Reencode(resize=16)({"__key__": "0", "jpg": palette_image()})
 
 
 @pytest.mark.parametrize(
