@@ -105,7 +105,8 @@ def input_file_at(path: str) -> InputFile:
 
     Raises:
         ShardNotFoundError: There is no such file.
-        FileAccessError: It is not a regular file, or this user has no access to it.
+        FileAccessError: It is not a regular file, this user has no access to it, or the text can be
+            no path.
     """
     try:
         status = Path(path).stat()
@@ -115,6 +116,8 @@ def input_file_at(path: str) -> InputFile:
         raise FileAccessError(
             f"{path} cannot be looked at: {error.strerror}; look at the rights of its folder"
         ) from error
+    except ValueError as error:  # a NUL, or half of a pair of UTF-16
+        raise FileAccessError(f"{path!r} cannot be the path of a file: {error}") from error
     if not stat.S_ISREG(status.st_mode):
         raise irregular(path, status.st_mode)
     return InputFile(os.path.abspath(path), status.st_size, status.st_mtime_ns)  # noqa: PTH100 - "..", links stay

@@ -269,8 +269,20 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.writing.parquet:parquet_rows",
-        "require_different(file.schema_arrow.names)",
+        "require_different(present)",
         "pass",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.parquet:parquet_rows",
+        "num_rows += len(batch)",
+        "pass",
+        "dataprep/writing/test_rows.py",
+    ),
+    Mutant(
+        "dataprep.writing.parquet:_plain_values",
+        "(ValueError, OverflowError)",
+        "UnicodeDecodeError",
         "dataprep/writing/test_rows.py",
     ),
     Mutant(

@@ -74,7 +74,7 @@ def list_table(path: str, columns: Columns, given: ClassNames | None = None) -> 
         SampleError: A row does not give a sample.
     """
     try:
-        return list_rows(read_rows(path), columns, given)
+        return list_rows(read_rows(path, columns.names), columns, given)
     except (ConfigError, SampleError) as error:
         raise type(error)(f"{path}, {error}") from error
 
@@ -101,8 +101,8 @@ def list_rows(rows: Iterable[Row], columns: Columns, given: ClassNames | None = 
     return Listing(catalog.with_field(CLASS_SUFFIX, values), classes=classes)
 
 
-def read_rows(path: str) -> Iterator[Row]:
-    """The rows of a table, by the suffix of its name.
+def read_rows(path: str, names: Iterable[str]) -> Iterator[Row]:
+    """The rows of a table, by the suffix of its name; of Parquet the columns of these names.
 
     Raises:
         ConfigError: The file is not a table, or cannot be read as one.
@@ -111,7 +111,7 @@ def read_rows(path: str) -> Iterator[Row]:
     suffix = Path(path).suffix.lower()
     if suffix == ".parquet":
         os.close(open_regular(path))
-        yield from parquet_rows(path)
+        yield from parquet_rows(path, names)
         return
     if suffix not in TABLE_SUFFIXES:
         raise ConfigError(f"it is no table: their names end in {', '.join(TABLE_SUFFIXES)}")

@@ -15,12 +15,12 @@ from lightning_shards.errors import FileAccessError, ShardNotFoundError
 def test_table_that_is_no_regular_file_is_refused(tmp_path, make, name):
     make(tmp_path / name)
     with pytest.raises(FileAccessError, match=rf"{name} is a (fifo|folder)"):
-        list(read_rows(str(tmp_path / name)))
+        list(read_rows(str(tmp_path / name), ["id"]))
 
 
 def test_table_that_is_not_there_is_said_to_be_absent(tmp_path):
     with pytest.raises(ShardNotFoundError, match=r"rows\.csv does not exist"):
-        list(read_rows(str(tmp_path / "rows.csv")))
+        list(read_rows(str(tmp_path / "rows.csv"), ["id"]))
 
 
 def test_fifo_among_the_files_of_a_folder_is_refused(tmp_path):
@@ -38,6 +38,13 @@ def test_file_that_became_a_fifo_is_not_waited_for(tmp_path):
     os.mkfifo(path)
     with InputFiles() as files, pytest.raises(FileAccessError, match=r"0\.txt is a fifo"):
         files.read(InputExtent("txt", source, 0, 1, b""))
+
+
+@pytest.mark.parametrize("path", ["f/1\0.jpg", "f/\ud800.jpg"])
+def test_text_that_can_be_no_path_is_told_in_ascii(path):
+    with pytest.raises(FileAccessError) as error:
+        input_file_at(path)
+    assert str(error.value).startswith(f"{path!r} cannot be the path of a file: ")
 
 
 def test_ring_of_links_among_the_files_is_told(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from lightning_shards.dataprep.writing.rows import Columns, list_rows, list_table, read_rows
@@ -18,7 +19,7 @@ def refused(tmp_path):
         path = tmp_path / f"rows.{suffix}"
         path.write_text(text)
         with pytest.raises(ConfigError) as error:
-            list(read_rows(str(path)))
+            list(read_rows(str(path), ["id"]))
         return str(error.value)
 
     return call
@@ -38,19 +39,59 @@ def test_two_columns_of_one_name_are_refused(refused, text, suffix):
 
 
 def test_two_columns_of_one_name_of_a_parquet_file_are_refused(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra `table`")
-    from pyarrow import parquet
-
+    pyarrow, parquet = arrow()
     path = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.Table.from_arrays([[1], [2]], names=["id", "id"]), path)
     with pytest.raises(ConfigError, match="two columns are named 'id'"):
-        list(read_rows(str(path)))
+        list(read_rows(str(path), ["id"]))
+
+
+def arrow():
+    return tuple(
+        pytest.importorskip(name, reason="Parquet needs the extra `table`")
+        for name in ("pyarrow", "pyarrow.parquet")
+    )
+
+
+def no_utf8(pyarrow):
+    """A column of text whose last one is no UTF-8."""
+    offsets = np.array([*range(NUM_ROWS), NUM_ROWS + 1], np.int32).tobytes()
+    text = b"x" * NUM_ROWS + b"\xff"
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(text)]
+    return pyarrow.Array.from_buffers(pyarrow.string(), NUM_ROWS, buffers)
+
+
+NUM_ROWS = 5000  # more than are read at once
+HARD_COLUMNS = {
+    "nanoseconds": lambda pyarrow: pyarrow.array(
+        [0] * (NUM_ROWS - 1) + [1], pyarrow.duration("ns")
+    ),
+    "far date": lambda pyarrow: pyarrow.array([0] * (NUM_ROWS - 1) + [10**8], pyarrow.date32()),
+    "no UTF-8": no_utf8,
+}
+
+
+@pytest.mark.parametrize("kind", HARD_COLUMNS)
+def test_values_of_parquet_that_python_does_not_have_are_told_if_they_are_wanted(tmp_path, kind):
+    pyarrow, parquet = arrow()
+    columns = {"id": list(map(str, range(NUM_ROWS))), "x.y": HARD_COLUMNS[kind](pyarrow)}
+    parquet.write_table(pyarrow.table(columns), path := tmp_path / "rows.parquet")
+    assert [row["id"] for row in read_rows(str(path), ["id"])] == columns["id"]
+    with pytest.raises(ConfigError, match=r"^row 5000, column 'x\.y' cannot be read; store it"):
+        list(read_rows(str(path), ["x.y", "id"]))
+
+
+def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path):
+    pyarrow, parquet = arrow()
+    parquet.write_table(pyarrow.table({"id": ["a"], "x": ["b"]}), path := tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match="it has no column 'y', but id, x"):
+        list(read_rows(str(path), ["id", "y"]))
 
 
 def test_columns_without_a_name_may_repeat(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("id,,\n1,,\n")
-    assert [row["id"] for row in read_rows(str(path))] == ["1"]
+    assert [row["id"] for row in read_rows(str(path), ["id"])] == ["1"]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"lightning-shards\[table\]"):
-        list(parquet_rows("rows.parquet"))
+        list(parquet_rows("rows.parquet", ["id"]))
 
 
 # --- tars
