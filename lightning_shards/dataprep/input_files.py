@@ -49,12 +49,17 @@ class InputFiles:
 
         Raises:
             ShardNotFoundError: Its file does not exist any more.
-            DamagedShardError: The file was changed after it was listed, or cannot be read.
+            FileAccessError: The bytes cannot be read, or do not fit in the memory.
+            DamagedShardError: The file was changed after it was listed.
         """
         if extent.source is None:
             return extent.inline
         self._is_checked = False
-        data = read_at(self._file(extent.source), extent.offset, extent.size)
+        file = self._file(extent.source)
+        try:
+            data = read_at(file, extent.offset, extent.size)
+        except (OSError, MemoryError) as error:
+            raise _unread(extent, error) from error
         if len(data) < extent.size:
             raise _changed(extent.source)
         return data
@@ -144,4 +149,15 @@ def _require_listed(source: InputFile, file: int) -> None:
 def _changed(source: InputFile) -> DamagedShardError:
     return DamagedShardError(
         f"{source.path} was changed since it was listed; run the command again into a new folder"
+    )
+
+
+def _unread(extent: InputExtent, error: OSError | MemoryError) -> FileAccessError:
+    path = extent.source.path if extent.source else ""
+    why = "they do not fit in the memory; take fewer --processes, or a machine with more of it"
+    if isinstance(error, OSError):
+        why = f"{error.strerror}; look at the disk that it is on"
+    return FileAccessError(
+        f"{path}: the {extent.size:,} bytes of a member {extent.field!r} at byte {extent.offset} "
+        f"cannot be read: {why}"
     )

@@ -271,6 +271,18 @@ MUTANTS = [
         "dataprep/writing/test_changed_inputs.py",
     ),
     Mutant(
+        "dataprep.input_files:InputFiles.read",
+        "(OSError, MemoryError)",
+        "OSError",
+        "dataprep/writing/test_inputs.py",
+    ),
+    Mutant(
+        "dataprep.inspection.contents:contents_of",
+        "min(size, _MAX_BYTES)",
+        "size",
+        "tools/test_info.py",
+    ),
+    Mutant(
         "dataprep.input_files:InputFiles._file",
         "_require_listed(oldest, self._open[oldest])",
         "pass",

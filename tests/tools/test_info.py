@@ -55,6 +55,22 @@ def test_what_is_compressed_is_told(run, folder, tmp_path):
     assert fields["bin"]["kind"] == "bytes"
 
 
+@pytest.mark.parametrize("tool", ["info", "page"])
+def test_only_the_beginning_of_a_large_member_is_read(run, run_json, tmp_path, tool):
+    header = tarfile.TarInfo("0.bin")
+    header.size = 1 << 40
+    with (tmp_path / "0.tar").open("wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + header.size + 1024)  # the rest is a hole
+    if tool == "info":
+        field = run(tmp_path / "0.tar")[1]["fields"]["bin"]
+        assert field["most"] == 1 << 40
+        assert field["ratio"] < 0.01
+    else:
+        options = ["--html", tmp_path / "page.html", "--cache-dir", tmp_path / "cache"]
+        assert run_json(show.main, [tmp_path / "0.tar", *options])[0] == 0
+
+
 def test_classes_are_counted_when_asked_for(run, folder):
     assert run(folder / "*.tar")[1]["classes"] == {}
     assert run(folder / "*.tar", "--classes")[1]["classes"] == {"0": 4, "1": 4, "2": 4}

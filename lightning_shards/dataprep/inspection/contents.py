@@ -1,8 +1,7 @@
 """Contents of members: their class, their kind of file, and whether they are compressed."""
 
 from collections import Counter
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -10,6 +9,7 @@ from zlib import compress
 
 import numpy as np
 
+from lightning_shards.dataprep.input_files import InputExtent, InputFiles, input_file_at
 from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.samples.decoding.file_kinds import file_kind
@@ -46,15 +46,21 @@ def contents_of(
     cache: CacheFolder,
     settings: TransportSettings | None = None,
 ) -> dict[str, Content]:
-    """The contents of the first members of each of these fields in one shard."""
+    """The contents of the first members of each of these fields in one shard, by their first bytes.
+
+    Raises:
+        ShardError: They cannot be read.
+    """
     contents: dict[str, Content] = {}
-    with _open_shard(url, cache, settings) as reader:
-        table = reader.table
+    with local_copy(url, cache, settings) as shard, InputFiles() as files:
+        table = TableStore(shard.cache).table_of(shard.path)
+        file = input_file_at(shard.path)
+        samples = range(min(table.num_samples, _MAX_SAMPLES))
         for suffix in suffixes:
+            extents = filter(None, (table.find(sample, suffix) for sample in samples))
             data = [
-                reader.read(sample, suffix)[:_MAX_BYTES]
-                for sample in range(min(table.num_samples, _MAX_SAMPLES))
-                if table.find(sample, suffix) is not None
+                files.read(InputExtent(suffix, file, offset, min(size, _MAX_BYTES), b""))
+                for offset, size, _ in extents
             ]
             if data:
                 contents[suffix] = content_of(data)
@@ -93,16 +99,17 @@ def class_counts(
 def _classes_of(
     url: str, suffix: str, cache: CacheFolder, settings: TransportSettings | None
 ) -> Counter[str]:
-    with _open_shard(url, cache, settings) as reader:
-        table = reader.table
+    with local_copy(url, cache, settings) as shard:
+        table = TableStore(shard.cache).table_of(shard.path)
         if suffix not in table.suffixes:
             return Counter()
         number = table.suffixes.index(suffix)
         owners = np.repeat(np.arange(table.num_samples), np.diff(table.sample_starts))
-        return Counter(
-            reader.read(sample, suffix).strip().decode("utf-8", "replace")
-            for sample in owners[table.suffix_ids == number].tolist()
-        )
+        with ShardReader(shard.path, table) as reader:
+            return Counter(
+                reader.read(sample, suffix).strip().decode("utf-8", "replace")
+                for sample in owners[table.suffix_ids == number].tolist()
+            )
 
 
 def preview(sample: ChosenSample, suffix: str) -> str | None:
@@ -117,16 +124,6 @@ def preview(sample: ChosenSample, suffix: str) -> str | None:
         return None
     text = data[: 4 * _MAX_LETTERS + 4].decode("utf-8", "ignore")
     return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}…"
-
-
-@contextmanager
-def _open_shard(
-    url: str, cache: CacheFolder, settings: TransportSettings | None
-) -> Generator[ShardReader, None, None]:
-    with local_copy(url, cache, settings) as shard:
-        table = TableStore(shard.cache).table_of(shard.path)
-        with ShardReader(shard.path, table) as reader:
-            yield reader
 
 
 def _layout_of(npy: bytes) -> str | None:

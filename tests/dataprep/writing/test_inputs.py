@@ -47,6 +47,22 @@ def test_text_that_can_be_no_path_is_told_in_ascii(path):
     assert str(error.value).startswith(f"{path!r} cannot be the path of a file: ")
 
 
+@pytest.mark.parametrize(
+    ("offset", "size", "why"),
+    [
+        (512, 1 << 62, "do not fit in the memory; take fewer --processes"),
+        (-1, 1, "Invalid argument; look at the disk"),
+    ],
+)
+def test_member_that_cannot_be_read_is_named_with_its_size(tmp_path, offset, size, why):
+    (tmp_path / "0.bin").touch()
+    extent = InputExtent("bin", input_file_at(str(tmp_path / "0.bin")), offset, size, b"")
+    with InputFiles() as files, pytest.raises(FileAccessError) as error:
+        files.read(extent)
+    assert f"0.bin: the {size:,} bytes of a member 'bin' at byte {offset} " in str(error.value)
+    assert why in str(error.value)
+
+
 def test_ring_of_links_among_the_files_is_told(tmp_path):
     (tmp_path / "0.txt").symlink_to("1.txt")
     (tmp_path / "1.txt").symlink_to("0.txt")
