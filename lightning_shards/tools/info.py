@@ -11,7 +11,7 @@ import numpy as np
 
 from lightning_shards.dataprep.inspection.contents import Content, class_counts, contents_of
 from lightning_shards.dataprep.inspection.survey import FieldSizes, Survey, survey
-from lightning_shards.errors import count_of
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.tools.console import (
     human,
     print_findings,
@@ -70,6 +70,7 @@ def _info(options: Namespace) -> int:
     urls, settings = shards_of(options), settings_of(options)
     run: dict[str, Any] = {"cache": options.cache, "settings": settings}
     surveyed = survey(urls, processes=options.processes, **run)
+    _require_field(options.classes, surveyed)
     sound: list[str] = []
     contents: dict[str, Content] = {}
     for url, shard in zip(urls, surveyed.shards, strict=True):
@@ -92,6 +93,15 @@ def _info(options: Namespace) -> int:
     else:
         _print(surveyed, document, contents)
     return status_of(surveyed.failures)
+
+
+def _require_field(name: str | None, surveyed: Survey) -> None:
+    """Refuse a field of classes that no sample has, such as the first shard behind --classes."""
+    if name and surveyed.fields and name not in surveyed.fields:
+        raise ConfigError(
+            f"no sample has the field {name!r} that follows --classes; it is one of "
+            f"{', '.join(list(surveyed.fields)[:_MAX_FIELDS])}, and shards are named before it"
+        )
 
 
 def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:

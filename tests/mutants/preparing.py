@@ -277,6 +277,12 @@ MUTANTS = [
         "dataprep/writing/test_inputs.py",
     ),
     Mutant(
+        "tools.info:_require_field",
+        "name not in surveyed.fields",
+        "False",
+        "tools/test_info.py",
+    ),
+    Mutant(
         "dataprep.inspection.contents:contents_of",
         "min(size, _MAX_BYTES)",
         "size",

@@ -77,6 +77,18 @@ def test_classes_are_counted_when_asked_for(run, folder):
     assert run(folder / "*.tar", "--classes", "txt")[1]["classes"] == {("a cat " * 9).strip(): 12}
 
 
+@pytest.mark.parametrize("order", ["misspelt", "a shard"])
+def test_classes_of_a_field_that_no_sample_has_are_refused(folder, tmp_path, capsys, order):
+    shards = sorted(map(str, folder.glob("*.tar")))
+    arguments = [*shards, "--classes", "lable"] if order == "misspelt" else ["--classes", *shards]
+    with pytest.raises(SystemExit) as ended:
+        info.main([*arguments, "--cache-dir", str(tmp_path / "cache"), "--processes", "1"])
+    assert ended.value.code == 2
+    named = arguments[arguments.index("--classes") + 1]
+    message = f"no sample has the field {named!r} that follows --classes; it is one of jpg, cls, tx"
+    assert message in capsys.readouterr().err
+
+
 def test_classes_have_names_where_a_file_beside_the_shards_has_them(run, folder, tmp_path, capsys):
     assert run(folder / "*.tar", "--classes")[1]["class_names"] == {}
     (folder / "classes.json").write_text('["cat", "dog"]')
