@@ -49,7 +49,12 @@ def add_output_options(parser: ArgumentParser, *, order: str) -> None:
     )
     add("--prefix", default="shard", metavar="NAME", help="of shards: NAME-000000.tar")
     add("--max-samples", type=int, metavar="N", help="samples of a shard at most")
-    add("--max-bytes", type=size_bytes, metavar="SIZE", help="like 500MB or 1GiB; default: 1GB")
+    add(
+        "--max-bytes",
+        type=size_bytes,
+        metavar="SIZE",
+        help="like 500MB or 1GiB; default without --max-samples: 1GB",
+    )
     add("--num-shards", type=int, metavar="N", help="in place of both: equal shards")
     add("--order", default=order, choices=("source", "shuffled", "sorted"), help="of samples")
     add("--seed", type=int, default=0, help="of the shuffle, of splits and shares")

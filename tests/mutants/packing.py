@@ -149,6 +149,12 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.writing.packing:_cut",
+        " if packing.max_samples is None else 0",
+        "",
+        "dataprep/writing/test_packing.py",
+    ),
+    Mutant(
+        "dataprep.writing.packing:_cut",
         "cuts.append(max(stop, start + 1))",
         "cuts.append(stop + 1)",
         "dataprep/writing/test_packing.py",

@@ -45,6 +45,7 @@ class Packing:
         seed: 0 <= seed < 2**64.
         max_samples: Most samples of a shard.
         max_bytes: Most bytes of a shard, before any edit; a larger sample gets a shard of its own.
+            Default: 1 GB if `max_samples` is not given.
         num_shards: Number of shards of all splits together, in proportion to their samples; it
             replaces the two limits. The shards of a split differ by at most one sample.
         keep: Share of the samples that is kept, each by its own draw.

@@ -53,6 +53,12 @@ def test_shards_are_filled_up():
     assert [shard.tolist() for shard in plan[""]] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize(("packing", "num_shards"), [(Packing(), 2), (Packing(max_samples=2), 1)])
+def test_bytes_have_a_limit_of_their_own_only_if_samples_have_none(packing, num_shards):
+    plan = assign(catalog_of(["a", "b"], [600_000_000, 600_000_000]), packing)
+    assert len(plan[""]) == num_shards
+
+
 @pytest.mark.parametrize("num_shards", [1, 3, 7, 1000])
 def test_a_number_of_shards_is_met_by_equal_ones(num_shards):
     shards = assign(CATALOG, Packing(num_shards=num_shards))[""]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools import pack
 
 # --- running it again
 
@@ -92,6 +93,12 @@ def test_the_command_prints_what_a_configuration_needs(photos, tmp_path):
     assert done.stdout.splitlines()[0].startswith("61 samples in 3 shards, ")
     assert done.stdout.splitlines()[0].endswith(pattern)
     assert [Path(url).exists() for url in expand_urls(pattern)] == [True] * 3
+
+
+def test_the_help_tells_when_bytes_have_a_limit(capsys):
+    with pytest.raises(SystemExit):
+        pack.main(["--help"])
+    assert "default without --max-samples: 1GB" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_tool_starts_without_torch():
