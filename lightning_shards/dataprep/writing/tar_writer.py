@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
 from lightning_shards.errors import IndexMismatchError, SampleError
-from lightning_shards.shards.atomic import make_folder, new_file
-from lightning_shards.shards.beside import WIDS
-from lightning_shards.shards.counts.wids import wids_entry, write_wids
+from lightning_shards.shards.atomic import await_lock, make_folder, new_file, open_folder
+from lightning_shards.shards.beside import WIDS, json_object, read_json
+from lightning_shards.shards.counts.wids import shard_entries, wids_entry, write_wids
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 
@@ -141,11 +141,28 @@ def read_back(path: Path, shard: WrittenShard, tables: TableStore) -> None:
 
 
 def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
-    """Write the wids JSON of these shards of the folder in one step."""
-    write_wids(
-        folder / WIDS,
-        [wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5) for shard in shards],
-    )
+    """Write the wids JSON of these shards of the folder in one step.
+
+    What `index` has put into it since an earlier run stays: other shards and names of tables.
+    """
+    with open_folder(folder) as held:
+        await_lock(held)
+        earlier = _entries_before(folder / WIDS)
+        entries = dict(earlier)
+        for shard in shards:
+            entry = wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5)
+            if not entry.items() <= entries.get(shard.name, {}).items():
+                entries[shard.name] = entry
+        if entries != earlier:
+            write_wids(folder / WIDS, list(entries.values()))
+
+
+def _entries_before(path: Path) -> dict[str, dict[str, Any]]:
+    """The entries of the wids JSON that is there, by URL; none if it is no such file."""
+    content = read_json(path)
+    if json_object(content).get("wids_version") != 1:
+        return {}
+    return {str(entry.get("url")): entry for entry in shard_entries(content) or ()}
 
 
 def tar_size(size: int) -> int:

@@ -1,5 +1,6 @@
 """`pack` run again: what is whole is kept, what changed is refused; and the command itself."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.shards.urls import expand_urls
-from lightning_shards.tools import pack
+from lightning_shards.tools import index, pack
 
 # --- running it again
 
@@ -29,6 +30,44 @@ def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path, 
     with (tmp_path / "out" / "shard-000004.tar").open("r+b") as file:
         file.truncate(1024)
     assert run(photos, "--max-samples", 9)["kept_shards"] == 5
+    assert contents(tmp_path / "out") == before
+
+
+@pytest.fixture
+def extended(run, photos, tmp_path, capsys):
+    """A folder of shards and one more, all with member tables, in an index of all."""
+    run(photos, "--max-samples", 9)
+    folder = tmp_path / "out"
+    shutil.copy(folder / "shard-000000.tar", folder / "extra.tar")
+    index.main([f"{folder}/*.tar", "--format", "wids,members", "--cache-dir", str(tmp_path / "c")])
+    capsys.readouterr()
+    return folder
+
+
+def test_an_index_that_was_extended_stays_as_it_is(run, photos, extended):
+    before = (extended / "wids.json").read_bytes()
+    assert b"extra.tar.members" in before
+    run(photos, "--max-samples", 9)
+    assert (extended / "wids.json").read_bytes() == before
+
+
+def test_only_the_entry_of_a_changed_shard_is_written_anew(run, photos, extended):
+    before = json.loads((extended / "wids.json").read_text())["shardlist"]
+    changed = before[3]["url"]
+    text = (extended / "wids.json").read_text().replace(before[3]["md5sum"], "0" * 32)
+    (extended / "wids.json").write_text(text)
+    run(photos, "--max-samples", 9)
+    after = json.loads((extended / "wids.json").read_text())["shardlist"]
+    del before[3]["members"]
+    assert after == before
+    assert changed == after[3]["url"]
+
+
+def test_an_index_that_was_damaged_is_written_anew(run, photos, tmp_path, contents):
+    run(photos, "--max-samples", 9)
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / "wids.json").write_text('{"shardlist": [{"url": "a.tar"}]}')
+    run(photos, "--max-samples", 9)
     assert contents(tmp_path / "out") == before
 
 
