@@ -238,6 +238,18 @@ MUTANTS = [
         "tools/remote/test_remote_verify.py",
     ),
     Mutant(
+        "dataprep.inspection.listed_shards:_is_unusable",
+        "or shard_entries(content) is None",
+        "or False",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
+        "dataprep.inspection.listed_shards:_is_unusable",
+        "content is None and",
+        "False and",
+        "tools/test_verify_beside.py",
+    ),
+    Mutant(
         "dataprep.inspection.repairs:repair_shard",
         "known_tables(url, cache, settings).tables",
         "[]",

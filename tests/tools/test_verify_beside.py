@@ -236,6 +236,33 @@ def test_a_table_that_cannot_be_used_is_told(run, with_tables, make):
     assert (document["samples"], document["checksummed"]) == (5, 1)
 
 
+HALF = object()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("wids.json", HALF),
+        ("wids.json", ""),
+        ("wids.json", "[1]"),
+        ("wids.json", '{"wids_version": 1}'),
+        ("sizes.json", HALF),
+        ("sizes.json", ""),
+        ("train.json", HALF),
+    ],
+)
+def test_an_index_that_cannot_be_used_is_told(run_here, run, folder, name, text):
+    wids = ["--wids", name] if name == "train.json" else []
+    options = ["--checksums", "--format", "wids,sizes", *wids]
+    assert run_here(index.main)(folder / "*.tar", *options)[0] == 0
+    assert run(folder / "*.tar")[0] == 0
+    before = (folder / name).read_text()
+    (folder / name).write_text(before[: len(before) // 2] if text is HALF else text)
+    status, document = run(folder / "*.tar")
+    assert (status, found(document)) == (1, [("unusable index", "data")])
+    assert f"{folder / name} is no index that can be read" in document["findings"][0]["message"]
+
+
 # --- what is said at the end
 
 

@@ -35,6 +35,7 @@ Rule = Literal[
     "empty shard",
     "stale count",
     "unusable table",
+    "unusable index",
 ]
 
 NOTES: frozenset[Rule] = frozenset(

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from lightning_shards.dataprep.inspection.findings import Finding, reported_name
 from lightning_shards.errors import DamagedShardError, FileAccessError
-from lightning_shards.shards.beside import SIZES, WIDS
+from lightning_shards.shards.beside import SIZES, WIDS, json_object, read_start
 from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
 from lightning_shards.shards.counts.count_files import (
     claims_of_file,
@@ -26,6 +26,7 @@ from lightning_shards.shards.counts.count_files import (
     other_claims,
 )
 from lightning_shards.shards.counts.count_formats import REMOTE_NAMES
+from lightning_shards.shards.counts.wids import MARKER, shard_entries
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published.remote_tables import opened_table, published_bytes
@@ -42,6 +43,8 @@ _MOST_PACKED: Final = 64
 here, because it may have been cut short; tables have about eight times their packed bytes."""
 
 _MD5_CHUNK: Final = 1 << 22
+
+_BEGINNING: Final = 256  # bytes of a wids JSON that have its marker, as this package writes it
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +83,23 @@ def _claims_beside_local(folder: str, names: frozenset[str]) -> tuple[_Named, li
     claims: _Named = []
     findings: list[Finding] = []
     for source, content in json_contents(Path(folder)):
+        if _is_unusable(Path(source), content):
+            message = f"{source} is no index that can be read; move it away, and index again"
+            findings.append(Finding("unusable index", message, folder))
         claims += claims_in(content, source, folder_parts(folder), names)
         listed = entries_listed(content, folder_parts(folder)).keys()
         if not listed.isdisjoint(names):
             findings += _missing(folder, sorted(listed - names), source)
     return [*claims, *other_claims(Path(folder), names, take_all=True)], findings
+
+
+def _is_unusable(path: Path, content: object) -> bool:
+    """Whether a file that is an index by its name or its beginning has no contents of one."""
+    if path.name == SIZES:
+        return not isinstance(content, dict)
+    if path.name == WIDS:
+        return json_object(content).get("wids_version") != 1 or shard_entries(content) is None
+    return content is None and MARKER in (read_start(path, _BEGINNING) or b"")
 
 
 def _missing(folder: str, names: Sequence[str], source: str) -> list[Finding]:
