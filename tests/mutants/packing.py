@@ -316,6 +316,12 @@ MUTANTS = [
         "dataprep/writing/test_rows.py",
     ),
     Mutant(
+        "dataprep.writing.journal:Journal.close",
+        "suppress(OSError)",
+        "suppress()",
+        "dataprep/writing/test_journal.py",
+    ),
+    Mutant(
         "dataprep.writing.journal:Journal.__init__",
         "_CONTROL.search(str(folder))",
         "False",

@@ -17,6 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, cast
@@ -95,7 +96,7 @@ class Journal:
             lock_output(self._file.fileno(), self._folder)
             self._begin({"version": _VERSION, "splits": self._prefixes} | dict(settings))
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
     def written(self, below: str, name: str) -> WrittenShard | None:
@@ -142,7 +143,8 @@ class Journal:
 
     def close(self) -> None:
         """Release the folder for other runs."""
-        self._file.close()
+        with suppress(OSError):  # of a line that could not be written, which was said
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

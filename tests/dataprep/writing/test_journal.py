@@ -4,7 +4,9 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
@@ -249,14 +251,37 @@ def test_line_without_an_end_is_as_if_it_were_not_there(out, begun):
         assert journal.fact("kept 0") is None
 
 
-def test_full_disk_names_the_journal(out, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+@contextmanager
+def files_of_at_most(size):
+    """Files take so many bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
-    with begin(out) as journal:
-        monkeypatch.setattr(os, "fsync", full)
-        with pytest.raises(FileAccessError, match="journal cannot be written: No space left"):
+
+@pytest.mark.parametrize("size", [0, 50])
+def test_full_disk_names_the_journal_that_cannot_be_begun(out, size):
+    with (
+        files_of_at_most(size),
+        pytest.raises(FileAccessError, match="journal cannot be written: File too large"),
+    ):
+        begin(out)
+    begin(out).close()  # the lock was given back
+
+
+def test_full_disk_names_the_journal_that_grows(out):
+    def note():
+        with files_of_at_most((out / JOURNAL_NAME).stat().st_size + 9), begin(out) as journal:
             journal.note_fact("a", "b")
+
+    begin(out).close()
+    with pytest.raises(FileAccessError, match="journal cannot be written: File too large"):
+        note()
+    with begin(out) as journal:
+        assert journal.fact("a") is None
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
