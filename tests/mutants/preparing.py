@@ -433,6 +433,18 @@ MUTANTS = [
         "dataprep/indexes/test_earlier_files.py",
     ),
     Mutant(
+        "dataprep.indexes.cards:_quoted",
+        "letter.isprintable() or",
+        "True or",
+        "tools/test_index.py",
+    ),
+    Mutant(
+        "dataprep.indexes.cards:listed_in_card",
+        "map(json.loads, ",
+        "map(str, ",
+        "dataprep/indexes/test_earlier_files.py",
+    ),
+    Mutant(
         "dataprep.indexes.cards:listed_in_card",
         "_CARD.fullmatch(",
         "_CARD.search(",

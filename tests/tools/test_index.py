@@ -201,6 +201,16 @@ def test_the_card_names_each_split_by_a_pattern_of_its_own(run, tmp_path):
     assert "| validation | 2 | 3 |" in card
 
 
+@pytest.mark.parametrize("name", ['a"b', "a\\b", "a\nb", "é犬😀", "a\u2028b", "a\x7f", "a\x85"])
+def test_a_card_has_any_name_and_is_renewed(run, tmp_path, name):
+    write_samples(tmp_path / "data", [1], name)
+    for _ in range(2):
+        assert run(tmp_path / "data" / "*.tar", "--format", "card")[0] == 0
+    card = (tmp_path / "data" / "README.md").read_text(encoding="utf-8")
+    [config] = yaml.safe_load(card.split("---\n")[1])["configs"]
+    assert config["data_files"] == [{"split": "train", "path": [f"{name}-000000.tar"]}]
+
+
 def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):
     folder = write_samples(tmp_path, [1], "train")
     write_samples(folder, [2], "val")

@@ -1,6 +1,7 @@
 """The dataset card for the Hugging Face Hub, which lists the tars of each split and the counts."""
 
 import fnmatch
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ _CARD = re.compile(
     + r"(?P<rows>(?:\| \w+ \| \d[\d,]{0,20} \| [\d,]+ \|\n)+)"
 )
 _SIZES = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B")
+_FOUR_DIGITS: Final = 0xFFFF  # of a letter after \u
 _LARGER = ("1B<n<10B", "10B<n<100B", "100B<n<1T", "n>1T")
 
 
@@ -65,14 +67,19 @@ def listed_in_card(data: bytes, source: str) -> list[ListedSplit]:
     Raises:
         ConfigError: It was written or edited by hand.
     """
+    edited = ConfigError(
+        f"{source} is not overwritten: it was written or edited by hand; move it away first"
+    )
     card = _CARD.fullmatch(data.decode("utf-8", "replace"))
     if card is None:
-        raise ConfigError(
-            f"{source} is not overwritten: it was written or edited by hand; move it away first"
-        )
-    patterns = [
-        re.findall(r'- "(.*)"\n', split) for split in card["splits"].split("  - split:")[1:]
-    ]
+        raise edited
+    try:
+        patterns = [
+            list(map(json.loads, re.findall(r'- (".*")\n', split)))
+            for split in card["splits"].split("  - split:")[1:]
+        ]
+    except ValueError as error:
+        raise edited from error
     counts = [int(row.split(" | ")[1].replace(",", "")) for row in card["rows"].splitlines()]
     return [ListedSplit(*listed) for listed in zip(patterns, counts, strict=False)]
 
@@ -83,12 +90,20 @@ def card_text(root: Path, splits: Mapping[str, Sequence[str]], counts: Mapping[s
     lines += ["- config_name: default", "  data_files:"]
     for split, shards in splits.items():
         lines += [f"  - split: {split}", "    path:"]
-        lines += [f'    - "{pattern}"' for pattern in _patterns(root, shards)]
+        lines += [f"    - {_quoted(pattern)}" for pattern in _patterns(root, shards)]
     lines += ["---", "", MARK, "", "| split | shards | samples |", "|---|---|---|"]
     for split, shards in splits.items():
         samples = sum(counts[shard] for shard in shards)
         lines.append(f"| {split} | {len(shards):,} | {samples:,} |")
     return "\n".join([*lines, ""])
+
+
+def _quoted(name: str) -> str:
+    """A name as a JSON string that is one of YAML, too, which lacks some letters as they are."""
+    return "".join(
+        letter if letter.isprintable() or ord(letter) > _FOUR_DIGITS else f"\\u{ord(letter):04x}"
+        for letter in json.dumps(name, ensure_ascii=False)
+    )
 
 
 def _size_category(samples: int) -> str:
