@@ -3,7 +3,7 @@
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from lightning_shards.errors import (
     DamagedShardError,
@@ -11,8 +11,18 @@ from lightning_shards.errors import (
     ShardError,
     ShardNotFoundError,
 )
+from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
+
+UNKNOWN: Final = -1
+"""The crc32 of a member that no earlier index knows."""
+
+INDEXED_ANEW: Final = (
+    "fetch it again, or, if it was written anew, `touch` it and run `lightning-shards index "
+    "--checksums --format wids,members` on it"
+)
+"""The remedy where a tar differs from what was indexed, by a table in the cache or beside it."""
 
 
 class InputFile(NamedTuple):
@@ -24,13 +34,17 @@ class InputFile(NamedTuple):
 
 
 class InputExtent(NamedTuple):
-    """The bytes of one member: a stretch of a file, or `inline` if it is in no file."""
+    """The bytes of one member: a stretch of a file, or `inline` if it is in no file.
+
+    `crc32` is what an earlier index says of them, or `UNKNOWN`.
+    """
 
     field: str
     source: InputFile | None
     offset: int
     size: int
     inline: bytes
+    crc32: int = UNKNOWN
 
 
 class InputFiles:
@@ -50,7 +64,8 @@ class InputFiles:
         Raises:
             ShardNotFoundError: Its file does not exist any more.
             FileAccessError: The bytes cannot be read, or do not fit in the memory.
-            DamagedShardError: The file was changed after it was listed.
+            DamagedShardError: The file was changed after it was listed, or these bytes are not
+                those that were indexed.
         """
         if extent.source is None:
             return extent.inline
@@ -62,6 +77,11 @@ class InputFiles:
             raise _unread(extent, error) from error
         if len(data) < extent.size:
             raise _changed(extent.source)
+        if extent.crc32 != UNKNOWN and crc32(data) != extent.crc32:
+            raise DamagedShardError(
+                f"{extent.source.path} has other bytes than when it was indexed in a member "
+                f"{extent.field!r}, at byte {extent.offset}; {INDEXED_ANEW}"
+            )
         return data
 
     def require_unchanged(self) -> None:

@@ -161,8 +161,8 @@ def _list(options: Namespace, stack: ExitStack) -> Listing:
     _refuse(options, ("classes",), "a folder or a table")
     paths = require_local(expand_urls(options.input), "pack")
     require_apart(paths, output_folders(options))
-    copies = plain_copies(paths, options.out, processes=options.processes)
-    return list_tars(paths, copies=stack.enter_context(copies), processes=options.processes)
+    copies = stack.enter_context(plain_copies(paths, options.out, processes=options.processes))
+    return list_tars(paths, cache=options.cache, copies=copies, processes=options.processes)
 
 
 def _given_classes(options: Namespace, *, has_classes: bool) -> ClassNames | None:

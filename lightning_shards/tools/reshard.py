@@ -35,8 +35,10 @@ whether the sample is kept; that of --map gives the sample to write, with the sa
 always give the same for the same sample. Samples are read one at a time from where they are, so
 only the list of them is in memory (100 bytes each). Members of a sample that are apart in a tar
 are joined, a link in the place of one is refused, and hidden files such as ._x of macOS are left
-out. A classes.json beside the shards is written beside the new ones, too. Compressed tars
-(gzip, bzip2, xz; zstandard from Python 3.14 on) are unpacked to DIR until the shards are written.
+out. Tars are held against the indexes beside them and in the cache folder, and one that differs is
+refused: index it again if that was meant. A classes.json beside the shards is written beside the
+new ones, too. Compressed tars (gzip, bzip2, xz; zstandard from Python 3.14 on) are unpacked to DIR
+until the shards are written.
 """
 
 
@@ -68,7 +70,7 @@ def _reshard(options: Namespace) -> int:
     paths = require_local(expand_urls(options.urls), "reshard")
     require_apart(paths, output_folders(options))
     with plain_copies(paths, output.folder, processes=options.processes) as copies:
-        listing = list_tars(paths, copies=copies, processes=options.processes)
+        listing = list_tars(paths, cache=options.cache, copies=copies, processes=options.processes)
         if len(listing.catalog):
             _require_fields(edit, listing.catalog.fields)
         written = rewrite(

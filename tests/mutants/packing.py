@@ -345,4 +345,28 @@ MUTANTS = [
         "old == name",
         "tools/test_reshard.py",
     ),
+    Mutant(
+        "dataprep.input_files:InputFiles.read",
+        "extent.crc32 != UNKNOWN and crc32(data) != extent.crc32",
+        "False",
+        "dataprep/writing/test_indexed_tars.py",
+    ),
+    Mutant(
+        "dataprep.indexed_tars:indexed_crc32s",
+        "claim.samples != table.num_samples",
+        "False",
+        "dataprep/writing/test_indexed_tars.py",
+    ),
+    Mutant(
+        "dataprep.indexed_tars:indexed_crc32s",
+        "for earlier in known:",
+        "for earlier in known[:0]:",
+        "dataprep/writing/test_indexed_tars.py",
+    ),
+    Mutant(
+        "dataprep.indexed_tars:indexed_crc32s",
+        "known[0].crc32 if known else None",
+        "None",
+        "dataprep/writing/test_indexed_tars.py",
+    ),
 ]

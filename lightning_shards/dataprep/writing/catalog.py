@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.dataprep.input_files import InputExtent, InputFile, input_file_at
+from lightning_shards.dataprep.input_files import UNKNOWN, InputExtent, InputFile, input_file_at
 from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
 
 INLINE: Final = 0
@@ -38,6 +38,7 @@ class Catalog:
         member_sources: Number of the source of each member, int64, shape (num_members,).
         offsets: Offset of each member's bytes in the source, int64, shape (num_members,).
         sizes: Size of each member in bytes, int64, shape (num_members,).
+        crc32s: Crc32 of each member by an earlier index, or `UNKNOWN`, int64, shape (num_members,).
         field_ids: Position of each member's field in `fields`, int64, shape (num_members,).
         fields: The different fields.
         split_ids: Position of each sample's split in `splits`, int64; -1 if it has none.
@@ -52,6 +53,7 @@ class Catalog:
     member_sources: NDArray[np.int64]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    crc32s: NDArray[np.int64]
     field_ids: NDArray[np.int64]
     fields: tuple[str, ...]
     split_ids: NDArray[np.int64]
@@ -68,7 +70,7 @@ class Catalog:
     def extents(self, sample: int) -> list[InputExtent]:
         """The members of a sample, in file order."""
         start, stop = self.sample_starts[sample : sample + 2].tolist()
-        columns = (self.field_ids, self.member_sources, self.offsets, self.sizes)
+        columns = (self.field_ids, self.member_sources, self.offsets, self.sizes, self.crc32s)
         rows = zip(*(column[start:stop].tolist() for column in columns), strict=True)
         return [self._extent(*row) for row in rows]
 
@@ -108,6 +110,7 @@ class Catalog:
             "member_sources": np.full(len(self), INLINE, np.int64),
             "offsets": np.cumsum(lengths) - lengths + len(self.blob),
             "sizes": lengths,
+            "crc32s": np.full(len(self), UNKNOWN, np.int64),
             "field_ids": np.full(len(self), fields.index(name), np.int64),
         }
         return replace(
@@ -133,11 +136,13 @@ class Catalog:
             digest.update(column.tobytes())
         return digest.hexdigest()[:16]
 
-    def _extent(self, field_id: int, source: int, offset: int, size: int) -> InputExtent:
+    def _extent(
+        self, field_id: int, source: int, offset: int, size: int, crc32: int
+    ) -> InputExtent:
         name = self.fields[field_id]
         if source == INLINE:
             return InputExtent(name, None, 0, size, self.blob[offset : offset + size])
-        return InputExtent(name, self.sources[source - 1], offset, size, b"")
+        return InputExtent(name, self.sources[source - 1], offset, size, b"", crc32)
 
 
 @dataclass(slots=True)
@@ -150,7 +155,7 @@ class CatalogBuilder:
     _keys: bytearray = field(default_factory=bytearray)
     _key_starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
     _sample_starts: "array[int]" = field(default_factory=lambda: array("q", [0]))
-    _members: "array[int]" = field(default_factory=lambda: array("q"))  # four numbers each
+    _members: "array[int]" = field(default_factory=lambda: array("q"))  # five numbers each
     _fields: dict[str, int] = field(default_factory=dict[str, int])
     _split_ids: "array[int]" = field(default_factory=lambda: array("q"))
     _splits: dict[str, int] = field(default_factory=dict[str, int])
@@ -178,7 +183,9 @@ class CatalogBuilder:
         number = -1 if split is None else self._splits.setdefault(split, len(self._splits))
         self._split_ids.append(number)
 
-    def add_extent(self, name: str, source: int, offset: int, size: int) -> None:
+    def add_extent(
+        self, name: str, source: int, offset: int, size: int, crc32: int = UNKNOWN
+    ) -> None:
         """Add a member that is in a file.
 
         Raises:
@@ -187,7 +194,7 @@ class CatalogBuilder:
         check_field(name)
         check_member_name(self._key, name)
         number = self._fields.setdefault(name, len(self._fields))
-        self._members.extend((number, source, offset, size))
+        self._members.extend((number, source, offset, size, crc32))
         self._sample_starts[-1] += 1
 
     def add_file(self, name: str, path: str) -> None:
@@ -202,7 +209,7 @@ class CatalogBuilder:
 
     def build(self) -> Catalog:
         """The catalog of all samples that were added."""
-        members = np.frombuffer(self._members, np.int64).reshape(-1, 4)
+        members = np.frombuffer(self._members, np.int64).reshape(-1, 5)
         return Catalog(
             sources=self._sources,
             blob=bytes(self._blob),
@@ -212,6 +219,7 @@ class CatalogBuilder:
             member_sources=members[:, 1].copy(),
             offsets=members[:, 2].copy(),
             sizes=members[:, 3].copy(),
+            crc32s=members[:, 4].copy(),
             field_ids=members[:, 0].copy(),
             fields=tuple(self._fields),
             split_ids=np.frombuffer(self._split_ids, np.int64),
@@ -233,6 +241,7 @@ def join_catalogs(catalogs: Sequence[Catalog]) -> Catalog:
             "member_sources": np.where(is_inline, INLINE, catalog.member_sources + num_sources),
             "offsets": np.where(is_inline, catalog.offsets + blob_bytes, catalog.offsets),
             "sizes": catalog.sizes,
+            "crc32s": catalog.crc32s,
             "field_ids": _renumbered(catalog.field_ids, catalog.fields, fields),
             "split_ids": _renumbered(catalog.split_ids, catalog.splits, splits),
         }

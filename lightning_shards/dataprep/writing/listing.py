@@ -4,10 +4,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
+from lightning_shards.dataprep.indexed_tars import counts_beside, indexed_crc32s
+from lightning_shards.dataprep.input_files import UNKNOWN
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.apart import error_of_inside, identities_of, require_outside
 from lightning_shards.dataprep.writing.catalog import Catalog, CatalogBuilder, join_catalogs
@@ -21,6 +24,8 @@ from lightning_shards.errors import (
     count_of,
 )
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
+from lightning_shards.shards.counts.claims import CountClaim
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import (
@@ -103,19 +108,22 @@ def list_folder(
 def list_tars(
     paths: Sequence[str],
     *,
+    cache: CacheFolder,
     copies: Mapping[str, str] = MappingProxyType({}),
     processes: int = 1,
     show_progress: bool | None = None,
 ) -> Listing:
     """The samples of local tars in file order; members that are apart in a tar are joined.
 
-    The classes are those of `classes.json` beside the tars. `copies` are the paths of plain copies
-    by those of compressed tars.
+    The classes are those of `classes.json` beside the tars. Each tar is held against the counts
+    beside it and the member tables of earlier indexes, beside it or in `cache`. `copies` are the
+    paths of plain copies by those of compressed tars.
 
     Raises:
         ShardNotFoundError: A tar does not exist.
         ConfigError: Tars of two folders have different classes.
-        DamagedShardError: A tar is damaged.
+        IndexMismatchError: A tar has another size or number of samples than a file beside it says.
+        DamagedShardError: A tar is damaged, or has other members than when it was indexed.
         SampleError: A key or a field could not be written so that it reads back, or a member of a
             sample is a link.
     """
@@ -123,9 +131,12 @@ def list_tars(
     folders = {os.path.dirname(path) for path in paths}  # noqa: PTH120 - a leading ./ stays
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
     plain = [copies.get(path, path) for path in paths]
+    counts = counts_beside(paths)
+    tasks = [(copies.get(path, path), counts.get(path)) for path in dict.fromkeys(paths)]
     listing_by_path: dict[str, Listing] = {}
     with progress_line("listed", len(paths), where, show=show_progress) as step:
-        for path, listing in run_in_processes(_list_tar, plain, processes):
+        list_one = partial(_list_tar, cache=cache)
+        for (path, _), listing in run_in_processes(list_one, tasks, processes):
             listing_by_path[path] = listing
             step()
     listings = [listing_by_path[path] for path in plain]
@@ -207,8 +218,10 @@ def _class_folders(stems: Iterable[str], folder: str) -> set[str]:
     return names
 
 
-def _list_tar(path: str) -> Listing:
+def _list_tar(task: tuple[str, CountClaim | None], *, cache: CacheFolder) -> Listing:
     """The samples of one tar; `salvage` joins members that are apart by the same rule."""
+    path, claim = task
+    crc32s = indexed_crc32s(path, claim, cache)
     ignored: Counter[str] = Counter()
     others: list[OtherEntry] = []
     samples: dict[str, dict[str, Member]] = {}
@@ -236,7 +249,8 @@ def _list_tar(path: str) -> Listing:
         for key, fields in [*samples.items(), *repeated]:
             builder.begin(key)
             for suffix, member in fields.items():
-                builder.add_extent(suffix, source, member.offset, member.size)
+                crc32 = crc32s.get(member.offset, UNKNOWN)
+                builder.add_extent(suffix, source, member.offset, member.size, crc32)
     except SampleError as error:
         raise SampleError(
             f"{path}: {error}; or unpack the tar and pack the folder, whose names may be any"
