@@ -393,4 +393,10 @@ MUTANTS = [
         "folder",
         "tools/test_index.py",
     ),
+    Mutant(
+        "dataprep.inspection.layout:_walk_gap",
+        "start = up_to_block(entry.stop)",
+        "pass",
+        "dataprep/inspection/test_layout.py",
+    ),
 ]

@@ -3,23 +3,21 @@
 A member table has the offsets of data and not of headers, and leaves out members that are in no
 sample. The gaps between the data of members hold headers and such members. Nearly all gaps are one
 header of 512 bytes, or an extended header and a header, which is seen from their size and first
-bytes; all others are read by `tarfile`. The tar was walked before, so its headers are sound.
+bytes; all others are walked. The tar was walked before, so its headers are sound.
 """
 
-import os
-import tarfile
 from dataclasses import dataclass
-from os import PathLike
-from typing import BinaryIO, Final
+from itertools import chain
+from os import PathLike, fspath
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
-from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import split_name
+from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
+from lightning_shards.shards.tar.walk import OtherEntry, split_name, walk_members
 
 _FLAG: Final = 156
 _SIZE: Final = slice(124, 135)  # eleven octal digits
@@ -66,40 +64,38 @@ class TarLayout:
 
 
 def lay_out(table: MemberTable, path: str | PathLike[str]) -> TarLayout:
-    """Find the headers of a tar by its current table."""
+    """Find the headers of a tar by its current table.
+
+    Raises:
+        DamagedShardError: The tar was changed since the table was made.
+    """
     # Gap i lies before the data of member i: bytes starts[i] to stops[i], shape (num_members,).
     stops = table.offsets
     ends = up_to_block(table.offsets + table.sizes)
     starts = np.concatenate(([0], ends[:-1])) if len(ends) else ends
     headers = starts.copy()
     passed_over: list[PassedOver] = []
-    with os.fdopen(open_regular(path), "rb") as file:
-        for gap in np.flatnonzero(~_is_plain(path, starts, stops)):
-            members = _read_gap(file, int(starts[gap]), int(stops[gap]))
-            headers[gap] = members[-1].offset
-            passed_over += map(_as_passed_over, members[:-1])
+    with open_tar(path) as data:
+        for gap in np.flatnonzero(~_is_plain(data, starts, stops)).tolist():
+            in_gap, headers[gap] = _walk_gap(data, fspath(path), int(starts[gap]), int(stops[gap]))
+            passed_over += in_gap
         last = int(ends[-1]) if len(ends) else 0
-        members = _read_gap(file, last, None)
-        passed_over += map(_as_passed_over, members)
-    end = _end_of(members[-1]) if members else last
-    return TarLayout(headers, end, tuple(passed_over))
+        in_gap, end = _walk_gap(data, fspath(path), last, None)
+    return TarLayout(headers, end, (*passed_over, *in_gap))
 
 
 def _is_plain(
-    path: str | PathLike[str], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    data: TarBytes, starts: NDArray[np.int64], stops: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
     """For each gap, whether it is one header, or one extended header and one header."""
     # candidates: numbers of the gaps that may hold an extended header, by their length.
     lengths = stops - starts
     plain = lengths == BLOCK
     candidates = np.flatnonzero(lengths == _ONE_EXTENDED)
-    if not len(candidates):
-        return plain
-    with open_tar(path) as data:
-        for begin in range(0, len(candidates), _GAPS_AT_ONCE):
-            gaps = candidates[begin : begin + _GAPS_AT_ONCE]
-            parts = [data[start : start + _ONE_EXTENDED] for start in starts[gaps].tolist()]
-            plain[gaps] = _have_one_extended(b"".join(parts))
+    for begin in range(0, len(candidates), _GAPS_AT_ONCE):
+        gaps = candidates[begin : begin + _GAPS_AT_ONCE]
+        parts = [data[start : start + _ONE_EXTENDED] for start in starts[gaps].tolist()]
+        plain[gaps] = _have_one_extended(b"".join(parts))
     return plain
 
 
@@ -119,31 +115,26 @@ def _have_one_extended(gaps: bytes) -> NDArray[np.bool_]:
     )
 
 
-def _read_gap(file: BinaryIO, start: int, stop: int | None) -> list[tarfile.TarInfo]:
-    """The members whose headers begin in a gap, up to the one whose data begins at `stop`."""
-    members: list[tarfile.TarInfo] = []
-    file.seek(start)
-    archive = tarfile.TarFile(fileobj=file, errorlevel=0)
-    while (member := archive.next()) is not None:
-        members.append(member)
-        if member.offset_data == stop:
+def _walk_gap(
+    data: TarBytes, url: str, start: int, stop: int | None
+) -> tuple[list[PassedOver], int]:
+    """What is in a gap and in no sample, and the offset of the first header behind that.
+
+    That is the header of the member whose data begins at `stop`; if that is None, it is the end
+    marker.
+    """
+    passed_over: list[PassedOver] = []
+    others: list[OtherEntry] = []
+    for member in chain(walk_members(data, url, start, others), [None]):
+        for entry in others:
+            passed_over.append(PassedOver(entry.name, start, entry.kind))
+            start = up_to_block(entry.stop)
+        others.clear()
+        if member is None or member.offset == stop:
             break
-    return members
-
-
-def _as_passed_over(member: tarfile.TarInfo) -> PassedOver:
-    return PassedOver(member.name, member.offset, _kind(member))
-
-
-def _kind(member: tarfile.TarInfo) -> str:
-    """Why a member is in no sample."""
-    if member.isdir():
-        return "folder"
-    if member.issym() or member.islnk():
-        return "link"
-    if not member.isreg():
-        return "special file"
-    return kind_of_name(member.name)
+        passed_over.append(PassedOver(member.name, start, kind_of_name(member.name)))
+        start = up_to_block(member.offset + member.size)
+    return passed_over, start
 
 
 def kind_of_name(name: str) -> str:
@@ -151,9 +142,3 @@ def kind_of_name(name: str) -> str:
     if split_name(name) is not None:
         return "left out by __bad__"
     return "reserved name" if "__" in name else "name without a field"
-
-
-def _end_of(member: tarfile.TarInfo) -> int:
-    """The offset at which the next header would begin."""
-    size = member.size if member.isreg() else 0
-    return up_to_block(member.offset_data + size)

@@ -27,7 +27,8 @@ def by_tarfile(path):
         members = archive.getmembers()
         inside = [each for each in members if each.isreg() and split_name(each.name)]
         outside = [each for each in members if each not in inside]
-        return [each.offset for each in inside], [each.name for each in outside], archive.offset
+        names = [each.name + "/" * each.isdir() for each in outside]  # as they are in the tar
+        return [each.offset for each in inside], names, archive.offset
 
 
 def check(path):
@@ -79,6 +80,31 @@ def test_a_sample_that_is_marked_bad_is_named(write_tar, tmp_path):
 def test_a_tar_of_no_sample_has_an_end(write_tar, tmp_path):
     check(write_tar(tmp_path / "none.tar", []))
     check(write_tar(tmp_path / "readme.tar", [("README", b"hello")]))
+
+
+@pytest.mark.parametrize("odd", [b"1700000000.5", b"-1\0", b"\xff" * 12, b"9" * 12])
+@pytest.mark.parametrize("number", [slice(100, 108), slice(136, 148)], ids=["mode", "mtime"])
+def test_numbers_that_tarfile_refuses_change_no_layout(write_tar, tmp_path, number, odd):
+    """They are in the headers of what is in no sample, in the first, a middle and the last gap."""
+    folders = [tarfile.TarInfo(name) for name in ("first", "middle", "last")]
+    for folder in folders:
+        folder.type = tarfile.DIRTYPE
+    first, middle, last = ((folder, b"") for folder in folders)
+    members = [first, ("a.cls", b"1"), middle, ("README", b"2"), ("b.cls", b"3"), last]
+    path = write_tar(tmp_path / "a.tar", members)
+    sound = check(path)
+    data = bytearray(path.read_bytes())
+    for entry in sound.passed_over:
+        header = data[entry.offset : entry.offset + 512]
+        header[number] = odd[: number.stop - number.start].ljust(number.stop - number.start, b"\0")
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        data[entry.offset : entry.offset + 512] = header
+    path.write_bytes(data)
+    layout = lay_out(scan_members(path), path)
+    assert layout.headers.tolist() == sound.headers.tolist()
+    assert (layout.end, layout.passed_over) == (sound.end, sound.passed_over)
+    assert [each.name for each in layout.passed_over] == ["first/", "middle/", "README", "last/"]
 
 
 @pytest.mark.parametrize("options", [["--format=gnu"], ["--format=posix"], ["--format=ustar"]])
