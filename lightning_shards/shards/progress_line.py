@@ -134,4 +134,6 @@ def _amounts_bar(
 
 
 def _is_shown(show: bool | None) -> bool:
-    return sys.stderr.isatty() if show is None else show
+    if show is None:
+        return sys.stderr is not None and sys.stderr.isatty()  # None: it is closed
+    return show

@@ -26,7 +26,12 @@ from lightning_shards.tools.bench_report import (
     hopeful,
     save_bench_plot,
 )
-from lightning_shards.tools.console import require_large_enough, require_seconds, run_tool
+from lightning_shards.tools.console import (
+    require_large_enough,
+    require_seconds,
+    run_tool,
+    whole_numbers,
+)
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -141,12 +146,7 @@ def _check(options: Namespace) -> None:
 
 
 def _numbers(text: str | None, option: str, least: int) -> list[int]:
-    words = [] if text is None else text.split(",")
-    if not all(word.strip().isdecimal() and int(word) >= least for word in words):
-        raise ConfigError(
-            f"{option} must be numbers of at least {least}, as in 1,2,4, got {text!r}"
-        )
-    return [int(word) for word in words]
+    return [] if text is None else whole_numbers(option, text, least)
 
 
 def _subject(options: Namespace, folder: str) -> _Subject:

@@ -1,14 +1,16 @@
 """The console output of the tools: errors in one line, findings, sizes, tables, exit codes.
 
 Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done, or not for
-all shards, because the bytes of some could not be had.
+all shards, because the bytes of some could not be had. 141: whoever read stdout went away before
+the result was known.
 """
 
-import os
+import re
 import sys
 from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from typing import Final
 
@@ -16,32 +18,40 @@ from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.cpus import num_cpus
+from lightning_shards.system.standard_streams import PIPE_CLOSED
 
 FAILED: Final = 1
 REFUSED: Final = 2
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20
+_MAX_SHOWN = 40  # letters of an option that is refused
+_WHOLE_NUMBER = re.compile(r"\d{1,18}")  # fits into 64 bits
 _JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words in many scripts
 
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
     """Run a tool and exit with what it returns; an error is one line on stderr."""
     _accept_any_names()
+    status: int | None = None
     try:
         status = run(options)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        status = PIPE_CLOSED if status is None else status
     except (ShardError, OSError) as error:
-        print(f"lightning-shards {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        _complain(name, " ".join(str(error).split()))
         status = REFUSED
     except KeyboardInterrupt:
-        print(f"lightning-shards {name}: interrupted", file=sys.stderr)
+        _complain(name, "interrupted")
         status = REFUSED
     if status:
         sys.exit(status)
+
+
+def _complain(name: str, what: str) -> None:
+    with suppress(OSError):  # nobody reads stderr, either
+        print(f"lightning-shards {name}: {what}", file=sys.stderr)
 
 
 def _accept_any_names() -> None:
@@ -62,6 +72,21 @@ def require_large_enough(options: Namespace, **least: int) -> None:
         if given is not None and given < number:
             name = option.replace("_", "-")
             raise ConfigError(f"--{name} must be at least {number}, got {given}")
+
+
+def whole_numbers(option: str, text: str, least: int) -> list[int]:
+    """The numbers that an option lists with commas between.
+
+    Raises:
+        ConfigError: One is no whole number, or too small, or has more than 18 digits.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(_WHOLE_NUMBER.fullmatch(word) and int(word) >= least for word in words):
+        raise ConfigError(
+            f"{option} must be whole numbers from {least} to 10**18, as in 1,2,4, got "
+            f"{text[:_MAX_SHOWN]!r}"
+        )
+    return [int(word) for word in words]
 
 
 def require_seconds(seconds: float) -> None:

@@ -101,7 +101,10 @@ def size_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(text)  # argparse reports it
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** _POWERS.index(match[2].upper()))
+    number = float(match[1]) * (1024 if match[3] else 1000) ** _POWERS.index(match[2].upper())
+    if number == float("inf"):
+        raise ValueError(text)
+    return int(number)
 
 
 def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str, str]]:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.footprint import DataShape, Footprint, Workers, footprint
-from lightning_shards.tools.console import human, require_large_enough, run_tool, table
+from lightning_shards.tools.console import (
+    human,
+    require_large_enough,
+    run_tool,
+    table,
+    whole_numbers,
+)
 from lightning_shards.tools.plan_mixture import footprint_of_mixture, mixture_document
 from lightning_shards.tools.plan_mixture_text import mixture_text
 from lightning_shards.tools.plan_network import RATE, RemotePlan, remote_notes, remote_plan
@@ -141,10 +147,7 @@ def _document(
 
 
 def _world_sizes(text: str | None, default: int) -> list[int]:
-    words = str(default) if text is None else text
-    if not all(word.strip().isdecimal() and int(word) for word in words.split(",")):
-        raise ConfigError(f"--world-size must be numbers of ranks, as in 1,8,64, got {text!r}")
-    return [int(word) for word in words.split(",")]
+    return [default] if text is None else whole_numbers("--world-size", text, 1)
 
 
 def _find(configured: "ConfiguredData", options: Namespace) -> Found:

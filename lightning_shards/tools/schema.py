@@ -1,9 +1,11 @@
 """`lightning-shards schema`: prints the JSON schema by which editors check the section `data`."""
 
 import json
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from typing import Any
+
+from lightning_shards.tools.console import run_tool
 
 _EPILOG = """\
 Editors with a YAML language server take it by a comment in the first lines of a configuration:
@@ -15,14 +17,18 @@ Editors with a YAML language server take it by a comment in the first lines of a
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the JSON schema of a configuration."""
-    ArgumentParser(
+    parser = ArgumentParser(
         prog="lightning-shards schema",
         description="Print a JSON schema of a configuration: its section `data`, with the "
         "sentence and the choices of each setting. Other sections are left open.",
         epilog=_EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
-    ).parse_args(arguments)
+    )
+    run_tool("schema", _schema, parser.parse_args(arguments))
+
+
+def _schema(_: Namespace) -> int:
     from lightning_shards.config.parsing import json_schema
     from lightning_shards.config.sets import SET_SETTINGS
     from lightning_shards.config.splits import SPLITS
@@ -43,3 +49,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
         [sets] = [kind for kind in settings[name]["anyOf"] if "additionalProperties" in kind]
         sets["additionalProperties"] = {"anyOf": [sets["additionalProperties"], *urls]}
     print(json.dumps(schema, indent=1))
+    return 0

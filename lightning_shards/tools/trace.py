@@ -131,9 +131,11 @@ def _is_readable(description: "SourceDescription") -> bool:
 
 
 def _parse_steps(text: str) -> range:
-    match = re.fullmatch(r"(\d+):(\d+)", text)
+    match = re.fullmatch(r"(\d{1,18}):(\d{1,18})", text)
     if match is None or int(match[1]) >= int(match[2]):
-        raise ConfigError(f"--steps must be A:B with 0 <= A < B, as in 1234:1236, got {text!r}")
+        raise ConfigError(
+            f"--steps must be A:B with 0 <= A < B < 10**18, as in 1234:1236, got {text[:40]!r}"
+        )
     return range(int(match[1]), int(match[2]))
 
 

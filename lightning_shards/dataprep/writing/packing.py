@@ -68,8 +68,8 @@ class Packing:
             raise ConfigError(f"seed must be at least 0 and below 2**64, got {self.seed}")
         for name in ("max_samples", "max_bytes", "num_shards"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+            if value is not None and not 1 <= value < 2**63:
+                raise ConfigError(f"{name} must be at least 1 and below 2**63, got {value}")
         if self.num_shards is not None and (self.max_samples or self.max_bytes):
             raise ConfigError("num_shards goes with neither max_samples nor max_bytes; choose")
         if not 0 < self.keep <= 1:
