@@ -269,7 +269,7 @@ class ShardDataModule(ModuleSettings):
         Raises:
             ShardError: The split is not configured, or its settings do not go with its shards.
         """
-        shards = self._index(split) if index is None else index
+        shards = self._index(self._named(split)) if index is None else index
         there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (1, 1)
         return make_source(self._data_config(), split, shards, *there)
 

@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 
 from lightning_shards.combined import change_parts
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.sets import SplitName, as_settings
+from lightning_shards.config.sets import SplitName, as_settings, missing_split
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.setting_checks import require_at_least
@@ -95,7 +95,17 @@ class ModuleSettings(pl.LightningDataModule):
 
     def _config(self, split: SplitName) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
-        return self._data_config().split(split)
+        return self._data_config().split(self._named(split))
+
+    def _named(self, split: object) -> SplitName:
+        """The name of a split, which is a text: what a user gives may not be.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not isinstance(split, str):
+            raise ConfigError(missing_split(split, self.splits))
+        return split
 
     def _index_settings(self, split: SplitName) -> tuple[object, ...]:
         """What the index of a split is found by, but for the contents of lists.

@@ -69,13 +69,13 @@ def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]
     return settings
 
 
-def missing_split(name: SplitName, named: Mapping[SplitName, object]) -> str:
-    """What to say of a split that there is not."""
+def missing_split(name: object, named: Mapping[SplitName, object]) -> str:
+    """What to say of a split that there is not; the user may have given anything as its name."""
     given = [split for split, config in named.items() if config]
     sets = [split for split in given if kind_of(split) == name]
     if sets:
         return f"{name!r} stands for several evaluation sets; name one of {sets}"
-    if kind_of(str(name)) not in SPLITS:  # it may be None
+    if not isinstance(name, str) or kind_of(name) not in SPLITS:
         meant = get_close_matches(str(name), SPLITS, 1)
         question = f"; did you mean {meant[0]!r}?" if meant else ""
         return f"there is no {name!r} split; a split is one of {', '.join(SPLITS)}{question}"

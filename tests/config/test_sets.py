@@ -1,5 +1,6 @@
 """Several evaluation sets are given by their names, in code and in a configuration of any form."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,10 +153,11 @@ def test_two_sets_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
         ShardDataModule.from_config(path)
 
 
-@pytest.mark.parametrize("name", [None, 3])
+@pytest.mark.parametrize("name", [None, 3, [], {}], ids=str)
 def test_what_names_no_split_is_told_which_there_are(name: Any) -> None:
     data = ShardDataModule("a.tar", **FIELDS)
-    wanted = f"^there is no {name} split; a split is one of train, val, test, predict$"
+    splits = "train, val, test, predict"
+    wanted = f"^there is no {re.escape(str(name))} split; a split is one of {splits}$"
     for asked in (data.loader, data.source, data.peek):
         with pytest.raises(ConfigError, match=wanted):
             asked(name)

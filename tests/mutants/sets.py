@@ -50,8 +50,8 @@ MUTANTS = [
     ),
     Mutant(
         "config.sets:missing_split",
-        "kind_of(str(name)) not",
-        "kind_of(name) not",
+        "not isinstance(name, str) or ",
+        "",
         "config/test_sets.py",
     ),
     Mutant(
@@ -131,6 +131,12 @@ MUTANTS = [
         "trainer is None or split == first",
         "True",
         _FITS,
+    ),
+    Mutant(
+        "module_settings:ModuleSettings._named",
+        "if not isinstance(split, str):",
+        "if False:",
+        _SETTINGS,
     ),
     Mutant(
         "loader:ShardLoader.__iter__",
