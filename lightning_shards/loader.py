@@ -35,6 +35,7 @@ from lightning_shards.saved_state import (
     require_same,
     require_state,
 )
+from lightning_shards.setting_checks import plain_number
 from lightning_shards.workers.pool import BatchStream, Pool
 
 STATE_VERSION = 1
@@ -144,10 +145,10 @@ class ShardLoader:
         """A new loader whose epochs have `steps` steps on every rank.
 
         Raises:
-            ConfigError: `steps` is below 1, or more than the plan has.
+            ConfigError: `steps` is not a whole number of at least 1, or more than the plan has.
         """
-        planned = self.plan.steps
-        if not 1 <= steps <= planned:
+        planned, steps = self.plan.steps, plain_number("steps", steps, 1)
+        if steps > planned:
             raise ConfigError(
                 f"an epoch of {steps} steps cannot be cut from a plan of {planned}; give 1 to "
                 f"{planned}, or a larger dataset_size under sampling='resampled'"
@@ -170,9 +171,15 @@ class ShardLoader:
         return self._copy(self._source)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch, except in evaluation or under a Trainer."""
-        is_known = epoch in (self.epoch, self._trained.epoch)
-        if not is_known and not self.epochs.pinned:
+        """Begin the next iteration with this epoch, except in evaluation or under a Trainer.
+
+        Raises:
+            ConfigError: It is not a whole number from 0 to 2**63 - 1.
+        """
+        if self.epochs.pinned:
+            return
+        epoch = plain_number("epoch", epoch, 0)
+        if epoch not in (self.epoch, self._trained.epoch):
             self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
 
     @property
@@ -219,7 +226,7 @@ class ShardLoader:
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
             if step == last and not self.keeps_workers:
                 self.close()
-            _count(served, loaded, after.samples)
+            served.add(loaded, after.samples)
             if loaded.bad:
                 self._check_budget(served)
             if not self._is_led:
@@ -390,9 +397,3 @@ class ShardLoader:
             times.wait_s += seconds
         self._open = _OpenStream(self._open.stream, following, self._open.limit)
         return loaded
-
-
-def _count(served: Served, loaded: LoadedBatch, samples: int) -> None:
-    served.samples, served.steps = samples, served.steps + 1
-    served.digest += loaded.digest
-    served.bad.extend(loaded.bad)

@@ -1,7 +1,9 @@
 """Checks of single settings: their values, and the containers that they are given in."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
+from operator import index
 from pathlib import PurePath
 from typing import Any, cast
 
@@ -9,6 +11,9 @@ from lightning_shards.errors import ConfigError
 
 _MOST = 2**63 - 1
 """The greatest int64."""
+
+MOST_SEED = 2**64 - 1
+"""The greatest seed of a random stream (`plan.draws`)."""
 
 
 def require_at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
@@ -21,6 +26,19 @@ def require_at_least(name: str, value: int, least: int, most: int = _MOST) -> No
         raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
     if value > most:
         raise ConfigError(f"{name} must be at most {most}, got {value}")
+
+
+def plain_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
+    """A whole number as a plain int; one of numpy or torch is a whole number, and a bool is none.
+
+    Raises:
+        ConfigError: It is smaller or greater, or not a whole number.
+    """
+    if not isinstance(value, bool):
+        with suppress(TypeError):
+            value = index(value)
+    require_at_least(name, value, least, most)
+    return value
 
 
 def require_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

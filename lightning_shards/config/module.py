@@ -34,6 +34,7 @@ from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field
 from lightning_shards.setting_checks import (
+    MOST_SEED,
     require_at_least,
     require_choice,
     require_fields,
@@ -41,9 +42,6 @@ from lightning_shards.setting_checks import (
     require_mappings,
 )
 from lightning_shards.shards.joins.settings import join_settings
-
-_MOST_SEED = 2**64 - 1
-"""The greatest seed of a random stream (`plan.draws`)."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class DataConfig:
             object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
         require_at_least("batch_size", self.batch_size, 1)
         require_at_least("num_workers", self.num_workers, 0)
-        require_at_least("seed", self.seed, 0, _MOST_SEED)
+        require_at_least("seed", self.seed, 0, MOST_SEED)
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe or ():
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))

@@ -1,14 +1,18 @@
 """The place of a stream of batches: its rank, and the worker of that rank that makes it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.setting_checks import plain_number
 
 WAYS_TO_A_PLACE = (
     "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "
     "the loader with the numbers of its process: data.loader(split, rank=rank, "
     "world_size=world_size), as in trainer.distributed_sampler_kwargs"
 )
+
+_MOST = 2**20
+"""More ranks than any job has; to plan an epoch takes time for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +37,21 @@ class Place:
     num_nodes: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse a place outside its own world.
+        """Refuse a place outside its own world, and keep numbers of numpy as plain ones.
 
         Raises:
-            ConfigError: `rank` or `worker` is negative or not below its total.
+            ConfigError: A number is not a whole one or too large, or `rank` or `worker` is not
+                below its total.
         """
+        for number in fields(self):
+            least = 0 if number.name in ("rank", "worker") else 1
+            value = plain_number(number.name, getattr(self, number.name), least, _MOST)
+            object.__setattr__(self, number.name, value)
         for name, value, total in (
             ("rank", self.rank, self.world_size),
             ("worker", self.worker, self.num_workers),
         ):
-            if not 0 <= value < total:
+            if value >= total:
                 raise ConfigError(f"{name} must be from 0 to {total - 1}, got {value} of {total}")
 
     @property

@@ -32,6 +32,8 @@ from lightning_shards.samples.sample_transforms import SampleTransform, batch_fi
 from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.setting_checks import (
+    MOST_SEED,
+    plain_number,
     require_fields,
     require_list,
     require_mapping,
@@ -100,7 +102,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
         _require_types(locals())
         self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
         self._urls, self._cache = urls_as_texts(urls), CacheFolder(cache_dir)
-        self._transforms, self._seed, self._epoch = dict(transforms or {}), seed, 0
+        self._seed, self._epoch = plain_number("seed", seed, 0, MOST_SEED), 0
+        self._transforms = dict(transforms or {})
         unsafe = frozenset(allow_unsafe or ())
         self._join, self._decode = join_settings(join or {}), dict(decode or {})
         made = make_all_fields(
@@ -113,10 +116,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
                 raise ConfigError(f"{name} must be callable, got {transform!r}")
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that keys the transforms; workers that are running keep the old one."""
-        if epoch < 0:
-            raise ConfigError(f"epoch must be a whole number of at least 0, got {epoch}")
-        self._epoch = epoch
+        """Set the epoch that keys the transforms; workers that are running keep the old one.
+
+        Raises:
+            ConfigError: It is not a whole number from 0 to 2**63 - 1.
+        """
+        self._epoch = plain_number("epoch", epoch, 0)
 
     def __len__(self) -> int:
         return int(self._stops[-1])
@@ -218,6 +223,3 @@ def _require_types(given: Mapping[str, Any]) -> None:
     for name in _LISTS:
         if given[name] is not None and not isinstance(given[name], set | frozenset):
             require_list(name, given[name])
-    seed = given["seed"]
-    if not isinstance(seed, int | np.integer) or seed < 0:
-        raise ConfigError(f"seed must be a whole number of at least 0, got {seed!r}")

@@ -76,6 +76,14 @@ def test_evaluation_is_epoch_0_whatever_epoch_is_set():
     assert list(loader) == [(0, 0), (0, 2), (0, 4)]
 
 
+@pytest.mark.parametrize("epoch", [-1, 2.5, "3", None, True, 2**63])
+def test_what_is_no_epoch_is_refused(epoch):
+    loader = make_loader()
+    with pytest.raises(ConfigError, match=r"^epoch must be"):
+        loader.set_epoch(epoch)
+    assert list(loader) == [(0, 0), (0, 2), (0, 4)]
+
+
 def test_two_iterations_at_a_time_are_an_error():
     loader = make_loader()
     first, second = iter(loader), iter(loader)
@@ -202,9 +210,14 @@ def test_an_epoch_is_not_multiplied_by_the_workers(num_workers):
     assert [list(loader) for _ in range(2)] == [[(0, 0), (0, 2)], [(1, 0), (1, 2)]]
 
 
-@pytest.mark.parametrize("steps", [0, -1, 4])
-def test_an_epoch_that_the_plan_does_not_have_is_refused(steps):
-    with pytest.raises(ConfigError, match=rf"epoch of {steps} steps.*plan of 3; give 1 to 3"):
+def test_an_epoch_that_the_plan_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match=r"epoch of 4 steps.*plan of 3; give 1 to 3"):
+        make_loader().with_epoch(4)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.0, "2", None, True])
+def test_what_is_no_number_of_steps_is_refused(steps):
+    with pytest.raises(ConfigError, match=r"^steps must be a whole number of at least 1, got"):
         make_loader().with_epoch(steps)
 
 

@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import torch
 from numbered_batches import NumberedSource, RoundRobinPool, make_loader
@@ -35,6 +36,16 @@ def test_the_state_is_plain_enough_for_json_and_weights_only():
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == json.loads(json.dumps(state)) == state
+
+
+def test_the_state_is_plain_where_numpy_counted_the_epochs_and_steps():
+    loader = make_loader().with_epoch(np.int64(2))
+    loader.set_epoch(np.int64(3))
+    for _batch in zip(range(1), loader, strict=False):
+        pass
+    state = loader.state_dict()
+    assert {type(value) for value in state.values()} == {int}
+    make_loader().load_state_dict(state)
 
 
 def test_a_restored_loader_begins_after_the_last_batch():

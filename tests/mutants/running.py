@@ -146,9 +146,27 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader.set_epoch",
-        "epoch in (self.epoch, self._trained.epoch)",
-        "epoch == self.epoch",
+        "epoch not in (self.epoch, self._trained.epoch)",
+        "epoch != self.epoch",
         "loader/test_state.py",
+    ),
+    Mutant(
+        "loader:ShardLoader.set_epoch",
+        'epoch = plain_number("epoch", epoch, 0)',
+        "pass",
+        "loader/test_state.py",
+    ),
+    Mutant(
+        "plan.place:Place.__post_init__",
+        "object.__setattr__(self, number.name, value)",
+        "pass",
+        "plan/test_place.py",
+    ),
+    Mutant(
+        "setting_checks:plain_number",
+        "if not isinstance(value, bool):",
+        "if True:",
+        "plan/test_place.py loader/test_epochs.py",
     ),
     Mutant(
         "loader:ShardLoader.load_state_dict",

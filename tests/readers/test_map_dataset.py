@@ -195,6 +195,8 @@ def test_making_one_touches_no_file(make_dataset):
         ({"decode": {"image": "webp"}}, "does not exist"),
         ({"transforms": {"image": 3}}, "must be callable"),
         ({"seed": -1}, "seed must be"),
+        ({"seed": 2**64}, f"^seed must be at most {2**64 - 1}, got {2**64}$"),
+        ({"seed": True}, "seed must be a whole number of at least 0, got True$"),
         ({"seed": "1"}, "seed must be a whole number of at least 0, got '1'$"),
         ({"fields": None}, r"^fields must be a mapping, as in \{image: .*, got a NoneType$"),
         ({"fields": None, "join": {"x": "a.parquet"}}, "^fields must be a mapping, .* a NoneType$"),
@@ -226,9 +228,10 @@ def test_remote_shards_of_a_server_that_does_not_answer_are_an_error(make_datase
         len(make_dataset("https://127.0.0.1:9/a.tar"))
 
 
-def test_an_epoch_below_zero_is_refused(make_dataset):
-    with pytest.raises(ConfigError, match="epoch must be"):
-        make_dataset().set_epoch(-1)
+@pytest.mark.parametrize("epoch", [-1, 2.5, "3", None, True, 2**63])
+def test_what_is_no_epoch_is_refused(epoch, make_dataset):
+    with pytest.raises(ConfigError, match=r"^epoch must be"):
+        make_dataset().set_epoch(epoch)
 
 
 def test_a_missing_field_is_an_error_of_the_sample(make_dataset):

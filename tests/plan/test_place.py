@@ -1,0 +1,31 @@
+"""Places: the numbers of a process, which users and launchers give in many types."""
+
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_shards import Place
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import place_if_given
+
+
+def test_numbers_of_numpy_are_kept_as_plain_ones() -> None:
+    place = Place(*map(np.int64, (1, 4, 2, 3, 2)))
+    assert set(map(type, astuple(place))) == {int}
+    assert place == Place(1, 4, 2, 3, 2)
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, None, True, -1, 2**20 + 1], ids=repr)
+@pytest.mark.parametrize("name", ["rank", "world_size", "worker", "num_workers", "num_nodes"])
+def test_what_is_no_number_of_a_process_is_named(name: str, value: Any) -> None:
+    given = {"world_size": 8, "num_workers": 8} | {name: value}
+    with pytest.raises(ConfigError, match=f"^{name} must be (a whole number|at most 1048576)"):
+        Place(**given)
+
+
+@pytest.mark.parametrize("given", [(2, 2), (0, 0)])
+def test_a_rank_outside_of_its_world_is_refused(given: tuple[int, int]) -> None:
+    with pytest.raises(ConfigError, match=r"(from 0 to 1, got 2 of 2|^world_size .*1, got 0)$"):
+        place_if_given(*given)
