@@ -35,11 +35,10 @@ from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
     place_of,
-    translates_batches,
     unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
-from lightning_shards.restored import left_by_earlier_fit, require_no_finder
+from lightning_shards.restored import left_by_earlier_fit, require_no_finder, translates_batches
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice

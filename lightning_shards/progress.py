@@ -5,7 +5,7 @@ reset them; hooks run too early or, on a resume, not at all.
 """
 
 import signal
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
@@ -26,11 +26,7 @@ from lightning_shards.restored import (
     restored_counters,
     warn_of_losses,
 )
-from lightning_shards.saved_state import (
-    TRANSLATE,
-    State,
-    require_same,
-)
+from lightning_shards.saved_state import TRANSLATE, State, require_same
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.signals import DeferredSignal
 
@@ -163,7 +159,7 @@ class TrainProgress:
         if not (self._is_known or self.anchor):
             # A trainer that was given a loader by hand never called the data module's check.
             self.require_known(loader, {})
-        limit = _as_limit(self._trainer.fit_loop.max_batches)
+        limit = _as_limit(_batches_given(self._trainer))
         epoch, batches = self._position(limit)
         count_one_open_epoch(self._trainer.fit_loop)
         if batches:  # else Lightning's scheduler has set it at the start of this epoch
@@ -284,7 +280,7 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
 
 def _require_own_end(trainer: Any, loader: Loader) -> None:
     """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
-    batches, steps = trainer.fit_loop.max_batches, len(loader)
+    batches, steps = _batches_given(trainer), len(loader)
     if batches > steps and any(each is loader for each in train_loaders(trainer)):
         length = "no known end" if batches == float("inf") else f"{batches} batches"
         raise ConfigError(
@@ -294,6 +290,12 @@ def _require_own_end(trainer: Any, loader: Loader) -> None:
             'train_dataloader return CombinedLoader({"shards": ..., ...}, "min_size") of '
             "lightning.pytorch.utilities, and not the dict or list alone"
         )
+
+
+def _batches_given(trainer: Any) -> float:
+    """Batches of an epoch, without the one that StochasticWeightAveraging adds to its last pass."""
+    fit_loop = trainer.fit_loop
+    return fit_loop.max_batches - fit_loop._skip_backward  # noqa: SLF001 it has set this, too
 
 
 class EvaluationProgress:
@@ -353,11 +355,6 @@ def batches_seen(trainer: Any) -> tuple[int, int]:
     fit_loop = trainer.fit_loop
     batches = fit_loop.epoch_loop.batch_progress.current.processed
     return int(fit_loop.epoch_progress.current.processed), int(batches)
-
-
-def translates_batches(callbacks: Iterable[Any]) -> bool:
-    """Whether a callback can resume with another batch size, as `ExactResume` does."""
-    return any(getattr(callback, "translates_batches", False) for callback in callbacks)
 
 
 def place_of(trainer: Any) -> Place:

@@ -1,5 +1,6 @@
 """Lightning's progress counters where a fit goes on: what they say, lose, and have to be told."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lightning.pytorch.callbacks import (
@@ -187,6 +188,11 @@ def accumulation_of(trainer: Any, epoch: int) -> int:
         if isinstance(callback, GradientAccumulationScheduler):
             return int(callback.get_accumulate_grad_batches(epoch))
     return int(trainer.accumulate_grad_batches)
+
+
+def translates_batches(callbacks: Iterable[Any]) -> bool:
+    """Whether a callback can resume with another batch size, as `ExactResume` does."""
+    return any(getattr(callback, "translates_batches", False) for callback in callbacks)
 
 
 def _first(states: list[State] | None) -> State:

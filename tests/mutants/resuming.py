@@ -142,6 +142,12 @@ MUTANTS = [
         "resume/test_same_ranks.py",
     ),
     Mutant(
+        "progress:_batches_given",
+        " - fit_loop._skip_backward",
+        "",
+        "trainer/test_fits.py resume/test_combined.py",
+    ),
+    Mutant(
         "progress:_require_own_end",
         "if batches > steps and",
         "if False and",

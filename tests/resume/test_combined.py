@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities import CombinedLoader
+from torch import nn
 from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 
 from lightning_shards.errors import ConfigError
@@ -71,6 +72,19 @@ def test_an_epoch_that_ends_with_our_loader_is_resumed_within(
     path = tmp_path / "step=4.ckpt"
     bare_trainer(tmp_path).fit(model, CombinedData(other, mode), ckpt_path=path)
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
+
+
+@pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
+def test_an_epoch_ends_with_our_loader_where_weight_averaging_counts_one_batch_more(
+    mode: Any, tmp_path: Path
+) -> None:
+    model = Pairs()
+    model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(1))
+    averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)
+    trainer = bare_trainer(tmp_path, callbacks=[averaging], enable_checkpointing=False)
+    trainer.fit(model, CombinedData(range(6), mode))
+    assert trainer.current_epoch == 4
+    assert model.epoch_ends == [0, 1, 2, 3]
 
 
 def contained(kind: str, loader: Any) -> Any:

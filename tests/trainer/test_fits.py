@@ -7,6 +7,8 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, Run, all_ids
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch import nn
 
 from lightning_shards import Cursor
 
@@ -110,3 +112,19 @@ def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(
     trainer.fit_loop.max_epochs = 4
     trainer.fit(parts, data)
     assert parts.steps == whole.steps
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(1.0, 10), (4, 4)])
+def test_the_last_pass_of_weight_averaging_is_one_more_epoch_of_the_same_stream(
+    limit: float,
+    batches: int,
+    make_data: Callable[..., Any],
+    make_trainer: Callable[..., pl.Trainer],
+) -> None:
+    model, data = Recorder(), make_data()
+    model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(10))  # its statistics are taken last
+    averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)
+    options: dict[str, Any] = {"callbacks": [averaging], "enable_checkpointing": False}
+    make_trainer(**options, max_epochs=2, limit_train_batches=limit).fit(model, data)
+    assert [len(epoch) for epoch in model.epochs().values()] == [batches] * 3
+    assert data.starts["train"] == [Cursor(0, 0)]
