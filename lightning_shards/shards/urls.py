@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
+from lightning_shards.shards.beside import require_shards_alone
 from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
 from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
@@ -61,7 +62,8 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
 
     Raises:
         UrlError: A pattern is empty, has an unbalanced brace or an unknown scheme, or is a folder;
-            or the braces stand for more than `MAX_EXPANDED` shards.
+            it matches a file that lies beside shards, such as `wids.json`; or the braces stand for
+            more than `MAX_EXPANDED` shards.
         UnsafeError: A `pipe:` URL without `allow_pipe`.
         ShardNotFoundError: A wildcard matches no file.
     """
@@ -70,11 +72,8 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
         raise UrlError("no shards: the list of urls is empty; name at least one shard")
     parts = [part for pattern in patterns for part in split_joined(pattern)]
     _require_countable(parts)
-    expanded: list[str] = []
-    for part in parts:
-        for url in _braces(part):
-            expanded += _resolve(url.strip(), allow_pipe=allow_pipe)
-    return expanded
+    expanded = (url.strip() for part in parts for url in _braces(part))
+    return [shard for url in expanded for shard in _resolve(url, allow_pipe=allow_pipe)]
 
 
 def scheme_of(url: str) -> str:
@@ -383,14 +382,15 @@ def _resolve_local(path: str) -> list[str]:
     """The path itself, or the files that it matches as a pattern."""
     if os.path.isdir(path):
         raise UrlError(f"{path} is a folder; name its shards: {os.path.join(path, '*.tar')}")
-    if not _WILDCARDS.search(path) or os.path.exists(path):
-        return [plain_path(path)]
-    matches = sorted(match for match in glob.glob(path) if not os.path.isdir(match))
+    matches = [path]
+    if _WILDCARDS.search(path) and not os.path.exists(path):
+        matches = sorted(match for match in glob.glob(path) if not os.path.isdir(match))
     if not matches:
         raise ShardNotFoundError(
             f"no file matches {path}; check the folder and the pattern, and that this machine "
             "sees the folder"
         )
+    require_shards_alone(path, matches)
     return [plain_path(match) for match in matches]
 
 

@@ -226,6 +226,12 @@ MUTANTS = [
         "shards/test_urls.py",
     ),
     Mutant(
+        "shards.beside:require_shards_alone",
+        "_NAMES.fullmatch(name)",
+        "False",
+        "shards/test_urls.py",
+    ),
+    Mutant(
         "shards.urls:split_joined",
         'if match[0] == "::"',
         "if True",
