@@ -2,8 +2,9 @@
 
 import inspect
 import re
-from collections.abc import Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from os import PathLike, fspath
 from pathlib import Path
 from pkgutil import resolve_name
@@ -11,7 +12,7 @@ from typing import Any, Final, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MappingNode, Node, SafeLoader, YAMLError, load
+from yaml import MappingNode, Node, SafeLoader, SequenceNode, YAMLError
 
 from lightning_shards.config.mixtures import require_numbers
 from lightning_shards.config.module import DataConfig
@@ -104,7 +105,8 @@ def require_keys_once(content: str) -> None:
         ConfigError: It has one of the two; the message says where.
     """
     with suppress(YAMLError):  # which the parser tells
-        load(content, Loader=_KeysOnce)  # noqa: S506 a safe loader
+        for mapping in _mappings_in(SafeLoader(content).get_single_node()):
+            _require_each_once(cast("list[tuple[Node, Node]]", mapping.value))
 
 
 def require_plain_weight(name: str, value: str) -> None:
@@ -120,19 +122,31 @@ def require_plain_weight(name: str, value: str) -> None:
         raise ConfigError(re.sub(r",? in lines? \d+( and \d+)?,", ",", str(error))) from None
 
 
-class _KeysOnce(SafeLoader):
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        lines: dict[str, int] = {}
-        for key, value in cast("list[tuple[Node, Node]]", node.value):
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise ConfigError(
-                    f"the key {name!r} is there twice, in lines {lines[name]} and {line}, and one "
-                    "would be lost; give it another name, or leave it out"
-                )
-            lines[name] = line
-            _require_no_base_60(name, value)
-        return super().construct_mapping(node, deep)
+def _mappings_in(tree: Node | None) -> Iterator[MappingNode]:
+    """Each mapping as it is written, before ``<<`` puts the keys of another one into it."""
+    waiting, seen = [tree], set[int]()
+    for node in waiting:  # it grows
+        if id(node) in seen:  # an alias, which may lead back to what it is in
+            continue
+        seen.add(id(node))
+        if isinstance(node, MappingNode):
+            yield node
+            waiting += chain.from_iterable(node.value)
+        elif isinstance(node, SequenceNode):
+            waiting += node.value
+
+
+def _require_each_once(items: Sequence[tuple[Node, Node]]) -> None:
+    lines: dict[str, int] = {}
+    for key, value in items:
+        name, line = str(key.value), key.start_mark.line + 1
+        if name in lines:
+            raise ConfigError(
+                f"the key {name!r} is there twice, in lines {lines[name]} and {line}, and one "
+                "would be lost; give it another name, or leave it out"
+            )
+        lines[name] = line
+        _require_no_base_60(name, value)
 
 
 def _require_no_base_60(name: str, value: Node) -> None:

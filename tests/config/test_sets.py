@@ -146,11 +146,41 @@ def test_a_configuration_is_left_as_it_was() -> None:
     assert config["val_sets"] == {"web": {"urls": "a.tar"}, "hand": "b.tar"}
 
 
-def test_two_sets_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("val_sets:\n  web: a.tar\n  web: b.tar\n", "'web' is there twice, in lines 3 and 4"),
+        (
+            "sample_transforms:\n- class_path: a\n  class_path: b\n",
+            "'class_path' is there twice, in lines 3 and 4",
+        ),
+        (
+            "val: &val {urls: a.tar}\ntest: {<<: *val, seed: 1, seed: 2}\n",
+            "'seed' is there twice, in lines 3 and 3",
+        ),
+    ],
+)
+def test_a_key_that_is_twice_in_one_place_of_a_file_is_refused(
+    text: str, told: str, tmp_path: Path
+) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text("fields: {label: cls}\nval_sets:\n  web: a.tar\n  web: b.tar\n")
-    with pytest.raises(ConfigError, match="the key 'web' is there twice, in lines 3 and 4"):
+    path.write_text("fields: {label: cls}\n" + text)
+    with pytest.raises(ConfigError, match=f"the key {told}"):
         ShardDataModule.from_config(path)
+
+
+def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "fields: {label: cls}\n"
+        "val_sets:\n"
+        "  web: &web {urls: a.tar, batch_size: 4}\n"
+        "  hand: &hand {<<: *web, urls: b.tar}\n"
+        "test: {<<: *hand, urls: c.tar}\n"  # a shallower one, which is read first
+    )
+    splits = ShardDataModule.from_config(path).splits
+    hand, test = SplitConfig("b.tar", batch_size=4), SplitConfig("c.tar", batch_size=4)
+    assert (splits["val/hand"], splits["test"]) == (hand, test)
 
 
 @pytest.mark.parametrize("name", [None, 3, [], {}], ids=str)

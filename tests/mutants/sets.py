@@ -43,10 +43,16 @@ MUTANTS = [
         _SETTINGS,
     ),
     Mutant(
-        "config.files:_KeysOnce.construct_mapping",
+        "config.files:_require_each_once",
         "if name in lines:",
         "if False:",
         "cli/test_sets.py",
+    ),
+    Mutant(
+        "config.files:_mappings_in",
+        "waiting += node.value",
+        "pass",
+        "config/test_sets.py",
     ),
     Mutant(
         "config.sets:missing_split",
