@@ -9,7 +9,6 @@ reads a URL).
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
 
@@ -44,7 +43,7 @@ from lightning_shards.saved_state import TRANSLATE, require_same, require_state
 from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
-from lightning_shards.trainer_stages import STAGE_SPLITS, splits_of, trainer_stage
+from lightning_shards.trainer_stages import STAGE_SPLITS, only_with_val, splits_of, trainer_stage
 from lightning_shards.workers.private_sources import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
 
@@ -141,9 +140,6 @@ class ShardDataModule(ModuleSettings):
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
         self._left = ""
-        if not (self.eval_names("val") or is_overridden("val_dataloader", self, ShardDataModule)):
-            # if the method were overridden, Lightning would require a validation_step
-            self.val_dataloader = partial(pl.LightningDataModule.val_dataloader, self)
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:
@@ -190,6 +186,7 @@ class ShardDataModule(ModuleSettings):
         """The loader of `train`; all ranks ask together, first and after a change."""
         return self._agreed_loaders(["train"])[0]
 
+    @only_with_val
     def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
         """The loader of `val`, or those of `val_sets`; all ranks ask together, as for `train`."""
         return self._evaluation_loaders("val")

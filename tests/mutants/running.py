@@ -325,8 +325,14 @@ MUTANTS = [
         MONITOR,
     ),
     Mutant(
-        "datamodule:ShardDataModule.__init__",
-        'or is_overridden("val_dataloader", self, ShardDataModule)',
+        "trainer_stages:_MethodOfVal.__get__",
+        'or splits_of(module.splits, ["val"])',
+        "",
+        "trainer/test_missing_splits.py",
+    ),
+    Mutant(
+        "trainer_stages:_MethodOfVal.__get__",
+        "or is_found_by_super",
         "",
         "trainer/test_missing_splits.py",
     ),

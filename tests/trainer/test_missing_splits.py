@@ -1,11 +1,12 @@
 """What a Trainer says of a split that is not there."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from fit_recorder import STEPS, CountedModule, Recorder, TrainsOnly
+from fit_recorder import STEPS, VAL, CountedModule, Recorder, TrainsOnly
 
 from lightning_shards.errors import ConfigError
 
@@ -45,6 +46,45 @@ def test_a_missing_val_split_is_an_error_for_validate(
 ) -> None:
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
         make_trainer().validate(Recorder(), make_data(val=None))
+
+
+def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is_not(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    added, removed = make_data(val=None), make_data()
+    added.splits["val"], removed.splits["val"] = removed.splits["val"], None
+    model = Recorder()
+    make_trainer().fit(model, added)
+    assert [len(ids) for ids in model.validations] == [sum(VAL)] * 3
+    make_trainer().validate(model, added, verbose=False)
+    make_trainer().fit(TrainsOnly(), removed)  # a warning is an error here
+    with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
+        make_trainer().validate(Recorder(), removed)
+
+
+def test_a_trainer_heeds_a_val_split_that_is_added_and_removed_between_its_fits(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    data, model, trainer = make_data(), Recorder(), make_trainer(max_epochs=1)
+    val = data.splits["val"]
+    for epochs, split in enumerate((None, val, None), 1):
+        data.splits["val"] = split
+        trainer.fit_loop.max_epochs = epochs
+        with warnings.catch_warnings(action="ignore"):  # of the missing val_dataloader
+            trainer.fit(model, data)
+    assert [len(ids) for ids in model.validations] == [sum(VAL)]
+    assert len(model.steps) == 3 * STEPS
+
+
+def test_a_method_that_asks_for_the_hidden_one_is_told_how_to_add_the_split(
+    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
+) -> None:
+    class Asking(CountedModule):
+        def val_dataloader(self) -> Any:
+            return super().val_dataloader()
+
+    with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
+        make_trainer().fit(Recorder(), make_data(Asking, val=None))
 
 
 class OwnLoaders(CountedModule):
