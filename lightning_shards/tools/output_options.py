@@ -111,7 +111,8 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
     """A function by its import path, and its identity: the path and the digest of its file.
 
     Raises:
-        ConfigError: There is no such function, or another process could not import it.
+        ConfigError: There is no such function, another process could not import it, or its module
+            raises an error or exits.
     """
     sys.path.insert(0, str(Path.cwd()))  # finds functions of this folder
     try:
@@ -120,6 +121,10 @@ def load_function(path: str) -> tuple[Callable[[dict[str, Any]], Any], dict[str,
     except (ImportError, AttributeError, ValueError, pickle.PicklingError, TypeError) as error:
         raise ConfigError(
             f"{path!r} names no function: {error}; write my_module:my_function"
+        ) from error
+    except (Exception, SystemExit) as error:  # whatever its module does as it is imported
+        raise ConfigError(
+            f"{path!r} cannot be imported: {type(error).__name__}: {error}; correct its module"
         ) from error
     if not callable(function):
         raise ConfigError(f"{path!r} is no function but {type(function).__name__}")

@@ -393,4 +393,16 @@ MUTANTS = [
         "word.isdecimal()",
         "tools/test_large_numbers.py",
     ),
+    Mutant(
+        "dataprep.writing.rewriting:call",
+        "except (Exception, SystemExit) as error",
+        "except Exception as error",
+        "tools/test_reshard.py",
+    ),
+    Mutant(
+        "tools.output_options:load_function",
+        "except (Exception, SystemExit) as error",
+        "except Exception as error",
+        "tools/test_reshard.py",
+    ),
 ]

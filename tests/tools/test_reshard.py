@@ -27,6 +27,9 @@ def fail(sample):
 def forget(sample):
     return {"cls": b"1"}
 
+def leave(sample):
+    raise SystemExit
+
 nothing = 3
 curried = lambda sample: sample
 """
@@ -337,3 +340,25 @@ def test_a_function_that_was_changed_is_refused(run, refused, shards, functions,
     path.write_text(path.read_text().replace("upper", "lower"))
     line = refused(*shards, "--map", f"{functions}:shout")
     assert "map was {'function'" in line
+
+
+@pytest.mark.parametrize("option", ["--filter", "--map"])
+def test_a_function_that_exits_names_its_sample(shards, refused, functions, tmp_path, option):
+    message = refused(shards[0], option, f"{functions}:leave")
+    assert "sample '0000': SystemExit" in message
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("boom", "NameError: name 'boom' is not defined"),
+        ("def f(x:", "SyntaxError: "),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused(shards, refused, tmp_path, code, problem):
+    name = f"broken_{abs(hash((tmp_path, code)))}"
+    (tmp_path / "code" / f"{name}.py").write_text(code)
+    message = refused(shards[0], "--filter", f"{name}:f")
+    assert f"'{name}:f' cannot be imported: {problem}" in message

@@ -216,13 +216,13 @@ def call(function: Callable[[RawSample], Any], sample: RawSample, key: str) -> A
     """The result of a user's function for a sample.
 
     Raises:
-        SampleError: The function raised an error; the message names the sample.
+        SampleError: The function raised an error, or exits; the message names the sample.
     """
     try:
         return function(sample)
     except ShardError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SampleError(f"sample {key!r}: {type(error).__name__}: {error}") from error
 
 
