@@ -26,7 +26,7 @@ _WITHOUT_DATA = b"123456"
 _SEARCHED: Final = 1 << 20
 """Bytes that are read at once to search the next header."""
 
-_MOST_END: Final = 10_240 + 2 * BLOCK
+MOST_END: Final = 10_240 + 2 * BLOCK
 """Zeros at the end of an archive: two blocks, and what fills the last record of tar."""
 
 _PAGE: Final = 4096
@@ -87,7 +87,7 @@ def _is_end(data: TarBytes, start: int, found: int) -> bool:
     They may also be pages that were lost, with an extended header in them. Those would reach up to
     the header that was found, and begin at a multiple of their size, or in the member before.
     """
-    if found - start > _MOST_END or any(data[start:found]):
+    if found - start > MOST_END or any(data[start:found]):
         return False
     return bool(found % _PAGE or (start % _PAGE and any(data[start - BLOCK : start])))
 

@@ -405,4 +405,16 @@ MUTANTS = [
         "except Exception as error",
         "tools/test_reshard.py",
     ),
+    Mutant(
+        "dataprep.inspection.findings:find_long_end",
+        "zeros <= MOST_END",
+        "True",
+        "tools/test_long_ends.py",
+    ),
+    Mutant(
+        "dataprep.inspection.findings:find_long_end",
+        "zeros > _MANY_ZEROS or zeros >= _LARGE_SHARE * size_bytes",
+        "zeros > _MANY_ZEROS",
+        "tools/test_long_ends.py",
+    ),
 ]

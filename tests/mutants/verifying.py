@@ -77,7 +77,7 @@ MUTANTS = [
     ),
     Mutant(
         "dataprep.damaged_tar:_is_end",
-        "found - start > _MOST_END or any(data[start:found])",
+        "found - start > MOST_END or any(data[start:found])",
         "True",
         "tools/test_verify_unread.py",
     ),

@@ -17,6 +17,7 @@ from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_dama
 from lightning_shards.dataprep.inspection.findings import (
     NOT_SURVEYED,
     Finding,
+    find_long_end,
     find_passed_over,
     finding_of,
     reported_name,
@@ -156,8 +157,9 @@ def _check_file(
         survey.findings = _damage(path, error, next(iter(known), None))
         return survey
     survey.samples, survey.size_bytes = table.num_samples, table.file_size
-    passed_over = lay_out(table, path).passed_over
-    describe_shard(survey, table, find_passed_over(passed_over, path))
+    layout = lay_out(table, path)
+    describe_shard(survey, table, find_passed_over(layout.passed_over, path))
+    survey.findings += find_long_end(layout.end, table.file_size, path)
     changed = [finding for old in known for finding in _changed_members(path, table, old)]
     survey.findings += dict.fromkeys(changed)  # two tables say the same as a rule
     _add_differences(survey, table, claims)

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from lightning_shards.dataprep.damaged_tar import MOST_END
 from lightning_shards.dataprep.inspection.layout import PassedOver
 from lightning_shards.errors import (
     DamagedShardError,
@@ -33,6 +34,8 @@ Rule = Literal[
     "unsafe name",
     "unprotected name",
     "empty shard",
+    "long end",
+    "unwritten end",
     "stale count",
     "unusable table",
     "unusable index",
@@ -45,6 +48,7 @@ NOTES: frozenset[Rule] = frozenset(
         "dotted key",
         "passed over",
         "empty shard",
+        "long end",
         "unprotected name",
     }
 )
@@ -61,6 +65,12 @@ NOT_SURVEYED = (
     DamagedShardError,
 )
 """Errors about one shard, in spite of which others can be read."""
+
+_MANY_ZEROS: Final = 16 << 20
+"""More than fills the last record of a tar: `tar -b` takes records of 10 MiB at most."""
+
+_LARGE_SHARE: Final = 1 / 3
+"""The share of a file that its end does not take, unless the rest was never written."""
 
 MAX_DOTTED = 4
 """If more suffixes than this end alike, they come from dots in keys and not from fields."""
@@ -152,6 +162,23 @@ _PASSED_OVER = {
     "reserved name": "names like __this__ are for tools: rename it if it belongs to a sample",
     "left out by __bad__": "the sample has a member KEY.__bad__ with contents: remove that member",
 }
+
+
+def find_long_end(end: int, size_bytes: int, shard: str) -> list[Finding]:
+    """A finding about more zeros after the end of the archive than tar writes.
+
+    A file that was preallocated and never filled, or half fetched, ends so, and reads as whole.
+    """
+    zeros = size_bytes - end
+    if zeros <= MOST_END:
+        return []
+    is_large = zeros > _MANY_ZEROS or zeros >= _LARGE_SHARE * size_bytes
+    message = (
+        f"{zeros:,} of its {size_bytes:,} bytes are zeros behind the end of the archive, at byte "
+        f"{end}; look whether the file is whole, and fetch it again if not: if it is, `reshard` "
+        "writes it without them"
+    )
+    return [Finding("unwritten end" if is_large else "long end", message, shard, byte=end)]
 
 
 def find_unsafe_names(table: MemberTable, shard: str) -> list[Finding]:

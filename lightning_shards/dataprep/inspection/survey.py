@@ -19,6 +19,7 @@ from lightning_shards.dataprep.inspection.findings import (
     WITHOUT_SAMPLES,
     Finding,
     find_dotted_keys,
+    find_long_end,
     find_missing_fields,
     find_passed_over,
     find_unsafe_names,
@@ -291,8 +292,9 @@ def _survey_file(
         md5 = md5_of(path, listed, is_wanted=with_checksums)
         table = TableStore(shard.cache, with_crc32=with_checksums).table_of(path)
         found = ShardSurvey(path, table.num_samples, table.file_size, md5)
-        passed_over = lay_out(table, path).passed_over
-        describe_shard(found, table, find_passed_over(passed_over, path))
+        layout = lay_out(table, path)
+        describe_shard(found, table, find_passed_over(layout.passed_over, path))
+        found.findings += find_long_end(layout.end, table.file_size, path)
     except DamagedShardError as error:
         size = Path(path).stat().st_size if Path(path).is_file() else 0
         return without_samples(path, error, size), None
