@@ -21,7 +21,7 @@ _KINDS: Final = {
     stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a link",
 }
-_REMEDIES: Final = {
+REMEDIES: Final = {
     errno.EACCES: "give this user the right to read it",
     errno.EPERM: "give this user the right to read it",
     errno.ELOOP: "mend the link",
@@ -101,7 +101,7 @@ def _not_opened(path: str | PathLike[str], flags: int, error: OSError) -> FileAc
     # A socket cannot be opened at all, and a folder cannot be opened for writing.
     if stat.S_IFMT(mode) in _KINDS and not is_followed:
         return irregular(path, mode)
-    remedy = _REMEDIES.get(error.errno or 0, "look at the path and at the file system")
+    remedy = REMEDIES.get(error.errno or 0, "look at the path and at the file system")
     return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
 
 

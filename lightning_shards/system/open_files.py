@@ -23,6 +23,12 @@ def allow_open_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def share_of_files(num_parts: int) -> int:
+    """Files that each of so many parts may have open, which have half of the limit together."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 2 // num_parts
+
+
 def files_allowed() -> int:
     """More files that this process may open, as far as its limit goes, but for a few to spare."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "shards.remote.cache.piece_cache:_Entered._warn",
+        '_REMEDIES.get(error.errno or 0, "make room there, or name another cache_dir")',
+        '"make room there, or name another cache_dir"',
+        "shards/remote/cache/test_piece_cache.py",
+    ),
+    Mutant(
         "shards.remote.cache.upkeep:_is_wrong",
         "return error",
         "return True",

@@ -145,9 +145,21 @@ MUTANTS = [
     ),
     Mutant(
         "shards.remote.fetching.open_pieces:OpenPieces._opened",
-        "len(self._open) > _MOST_OPEN",
+        "len(self._open) > max(1, most)",
         "False",
         FETCHER,
+    ),
+    Mutant(
+        "shards.remote.fetching.open_pieces:OpenPieces._opened",
+        "share_of_files(len(_IN_USE))",
+        "share_of_files(1)",
+        "shards/remote/fetching/test_fetcher_ends.py",
+    ),
+    Mutant(
+        "shards.remote.fetching.open_pieces:OpenPieces.close",
+        "_IN_USE.discard(self)",
+        "pass",
+        "shards/remote/fetching/test_fetcher_ends.py",
     ),
     Mutant(
         "shards.remote.fetching.fetch_threads:FetchThreads._may_fetch_ahead",

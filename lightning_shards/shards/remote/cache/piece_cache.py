@@ -20,6 +20,7 @@ from typing import Final
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.regular_files import REMEDIES
 from lightning_shards.shards.remote.cache.file_systems import is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
@@ -35,6 +36,7 @@ from lightning_shards.shards.remote.cache.piece_room import CacheCounts, NewPiec
 from lightning_shards.shards.urls import redact
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_REMEDIES: Final = {number: REMEDIES[number] for number in (errno.EMFILE, errno.ENFILE)}
 _POLL_S: Final = 0.005  # while another process fetches what is wanted
 
 _log = logging.getLogger(__name__)
@@ -285,7 +287,8 @@ class _Entered:
             return
         _log.warning(
             "the cache of pieces in %s cannot be used: %s; what is not kept there is fetched "
-            "again when it is wanted again: make room there, or name another cache_dir",
+            "again when it is wanted again: %s",
             path,
             what,
+            _REMEDIES.get(error.errno or 0, "make room there, or name another cache_dir"),
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Final
+from weakref import WeakSet
 
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import OpenPiece
@@ -15,10 +16,14 @@ from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces, PiecesOfObject
 from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
 from lightning_shards.shards.urls import redact
+from lightning_shards.system.open_files import share_of_files
 
 _MOST_OPEN: Final = 400
 """A block has pieces in some 256 runs. Each takes a file descriptor, of which a process has 1,024
 by default."""
+
+_IN_USE: Final = WeakSet["OpenPieces"]()
+"""Those of this process, which share its descriptors: each worker that is a thread has its own."""
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +91,7 @@ class OpenPieces:
         """Close all; those that are being read are closed when that is done."""
         with self._lock:
             self._open.clear()
+            _IN_USE.discard(self)
 
     def _left_of(self, ranges: ObjectReads, known: Sequence[PiecesOfObject]) -> Iterator[Segment]:
         """The ranges that are not read, as there is no piece for them."""
@@ -144,6 +150,8 @@ class OpenPieces:
         if opened is not None:
             with self._lock:
                 self._open[piece] = opened
-                if len(self._open) > _MOST_OPEN:
+                _IN_USE.add(self)
+                most = min(_MOST_OPEN, share_of_files(len(_IN_USE)))
+                while len(self._open) > max(1, most):
                     self._open.popitem(last=False)  # its file is closed with its last reader
         return opened

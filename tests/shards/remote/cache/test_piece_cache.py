@@ -1,5 +1,6 @@
 """The cache of pieces, as one process or two see it: what is kept, dropped, refused and counted."""
 
+import errno
 import os
 import pickle
 import threading
@@ -251,6 +252,17 @@ def test_a_file_in_place_of_the_folder_is_one_warning(folder, caplog):
     assert load(cache, PIECE) == bytes_of(PIECE)
     assert cache.open(PIECE) is None
     assert len(caplog.records) == 1
+
+
+def test_too_many_open_files_are_told_with_their_own_remedy(cache, monkeypatch, caplog):
+    def no_more(*arguments):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    load(cache, PIECE)
+    monkeypatch.setattr(piece_cache, "open_piece", no_more)
+    assert cache.open(PIECE) is None
+    (record,) = caplog.records
+    assert "again: raise the limit of open files (ulimit -n), or use fewer" in record.getMessage()
 
 
 def test_another_number_of_bytes_is_refused(cache, folder):

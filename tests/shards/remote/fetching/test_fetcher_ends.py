@@ -158,6 +158,24 @@ def test_few_pieces_are_open_at_a_time(make_fetcher, monkeypatch, open_files):
     assert before < len(open_files()) <= before + 2
 
 
+def test_the_workers_of_a_process_share_its_limit_of_open_files(
+    make_fetcher, monkeypatch, open_files
+):
+    monkeypatch.setattr(open_pieces, "share_of_files", lambda num_parts: 6 // num_parts)
+    fetchers = [make_fetcher() for _ in range(3)]
+    for fetcher in fetchers:
+        fetcher.fetch_ahead(PIECES)
+        assert is_fetched(fetchers[0], 8)  # which the others find
+    before = len(open_files())
+    for fetcher in fetchers * 2:
+        assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(open_files()) <= before + 6
+    for fetcher in fetchers[1:]:
+        fetcher.close()
+    assert bytes_read(fetchers[0], reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(open_files()) == before // 3 + 6
+
+
 def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     make_fetcher, transport, tmp_path
 ):
