@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
-from typing import Any, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import torch.distributed
 
@@ -25,18 +25,19 @@ from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
+from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import (
     BY_HAND,
     State,
     read_count,
+    require_not_before,
     require_rest,
     require_resumable,
     require_same,
     require_state,
 )
 from lightning_shards.setting_checks import plain_number
-from lightning_shards.workers.pool import BatchStream, Pool
+from lightning_shards.workers.pool import OpenStream, Pool
 
 STATE_VERSION = 1
 
@@ -55,14 +56,6 @@ class Progress(Protocol):
     def waiting(self) -> AbstractContextManager[None]:
         """A context for the wait for a batch, which ends it if the trainer was told to end."""
         ...
-
-
-class _OpenStream(NamedTuple):
-    """An open stream, the cursor of its next batch, and the limit that it was started with."""
-
-    stream: BatchStream
-    cursor: Cursor
-    limit: int | None
 
 
 class ShardLoader:
@@ -110,8 +103,9 @@ class ShardLoader:
         self._loaded: State = {}
         self._resumed: Cursor | None = None
         self._trained = Cursor()
-        self._open: _OpenStream | None = None
+        self._open: OpenStream | None = None
         self._is_first, self._is_led, self._iteration = True, False, 0
+        self._is_of_trainer = False  # one that it was given to by hand
 
     @property
     def source(self) -> Source:
@@ -173,14 +167,18 @@ class ShardLoader:
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch, except in evaluation or under a Trainer.
 
+        Right after `load_state_dict` an iteration of an epoch before that of the state is refused.
+
         Raises:
             ConfigError: It is not a whole number from 0 to 2**63 - 1.
         """
         if self.epochs.pinned:
             return
         epoch = plain_number("epoch", epoch, 0)
-        if epoch not in (self.epoch, self._trained.epoch):
-            self.epoch, self._resumed, self._trained = epoch, None, Cursor(epoch)
+        is_kept = self._resumed is not None and epoch <= self._resumed.epoch
+        if epoch != self.epoch and not is_kept:
+            self._resumed, self._trained = None, Cursor(epoch)
+        self.epoch = epoch
 
     @property
     def batch_sampler(self) -> SimpleNamespace:
@@ -195,6 +193,7 @@ class ShardLoader:
         """Set the epoch, unless the trainer would count on from batches of another size."""
         if self._resumed and self._trained != Cursor() and self.progress is None:
             require_same(self.shape, self._loaded, BY_HAND)  # where it has a progress, that does
+        self._is_of_trainer = True
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -202,6 +201,7 @@ class ShardLoader:
 
         Raises:
             ConfigError: The loader was made without a place, and there are several ranks.
+            StateError: The epoch that was set is before that of the state that was loaded.
         """
         self._require_place()
         cursor, limit = self._begin()
@@ -312,6 +312,7 @@ class ShardLoader:
     @_iterator.setter
     def _iterator(self, value: object) -> None:
         self.close()
+        self._is_of_trainer = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open stream, because a copy in another process starts its own."""
@@ -334,8 +335,10 @@ class ShardLoader:
             )
 
     def _begin(self) -> tuple[Cursor, int | None]:
-        resumed, self._resumed = self._resumed, None
         wanted = self.progress.begin(self) if self.progress else None
+        if self._resumed and not (self.progress or self.epochs.pinned):
+            require_not_before(self.epoch, self._resumed, of_trainer=self._is_of_trainer)
+        resumed, self._resumed = self._resumed, None
         self._is_led = wanted is not None
         if wanted is not None:
             cursor, limit = wanted
@@ -357,7 +360,7 @@ class ShardLoader:
         begin = time.perf_counter()
         stream = self.pool.start(self._source.with_epochs(epochs), self.place, cursor)
         self.times.start_s += time.perf_counter() - begin
-        self._open, self._is_first = _OpenStream(stream, cursor, epochs.limit), True
+        self._open, self._is_first = OpenStream(stream, cursor, epochs.limit), True
 
     def _check_budget(self, served: Served) -> None:
         try:
@@ -382,18 +385,11 @@ class ShardLoader:
             name_set(error, self.name)
             raise
         seconds = time.perf_counter() - begin
-        times = self.times
-        times.batches, times.samples = times.batches + 1, times.samples + samples
-        times.produce_s += loaded.seconds
-        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most stages take no time
-                times.stages[stage] += spent_s
-        if loaded.fetched is not None:
-            times.fetched = times.fetched.plus(loaded.fetched)
+        self.times.add(loaded, samples)
         if self._is_first:
-            times.start_s += seconds
+            self.times.start_s += seconds
             self._is_first = False
         else:
-            times.wait_s += seconds
-        self._open = _OpenStream(self._open.stream, following, self._open.limit)
+            self.times.wait_s += seconds
+        self._open = OpenStream(self._open.stream, following, self._open.limit)
         return loaded

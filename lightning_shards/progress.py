@@ -26,7 +26,7 @@ from lightning_shards.restored import (
     restored_counters,
     warn_of_losses,
 )
-from lightning_shards.saved_state import TRANSLATE, State, require_same
+from lightning_shards.saved_state import SHORTEST_ENDS, TRANSLATE, State, require_same
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.signals import DeferredSignal
 
@@ -286,9 +286,7 @@ def _require_own_end(trainer: Any, loader: Loader) -> None:
         raise ConfigError(
             f"a loader has {steps} steps, and the trainer's epoch, in which it is combined with "
             f"others, has {length}: its samples would be repeated, and no checkpoint within an "
-            "epoch could be resumed; let epochs end with the shortest loader: have "
-            'train_dataloader return CombinedLoader({"shards": ..., ...}, "min_size") of '
-            "lightning.pytorch.utilities, and not the dict or list alone"
+            f"epoch could be resumed; {SHORTEST_ENDS}"
         )
 
 

@@ -7,6 +7,7 @@ from math import gcd
 from typing import Any, cast
 
 from lightning_shards.errors import StateError, count_of
+from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
@@ -29,6 +30,12 @@ BY_HAND = (
     "resume, resume from a checkpoint of an epoch's end, or train with a ShardDataModule and "
     "ExactResume() among the trainer's callbacks, whose checkpoints resume with another batch size "
     "and another number of ranks"
+)
+
+SHORTEST_ENDS = (
+    "let epochs end with the shortest loader: have train_dataloader return "
+    'CombinedLoader({"shards": ..., ...}, "min_size") of lightning.pytorch.utilities, and not the '
+    "dict or list alone"
 )
 
 _ANOTHER = "resume from another checkpoint, or start anew without this one's state"
@@ -147,6 +154,35 @@ def require_resumable(
     }
     require_same(others, state)
     description.mixture.require_resumable(state, trained)
+
+
+def require_not_before(epoch: int, restored: Cursor, *, of_trainer: bool) -> None:
+    """Check that the epoch to begin is not one that was trained before the state was saved.
+
+    Args:
+        epoch: The epoch to begin.
+        restored: The cursor at which the loader goes on by its state.
+        of_trainer: Whether a trainer, which was given the loader by hand, counts the epochs.
+
+    Raises:
+        StateError: It is such an epoch.
+    """
+    if epoch >= restored.epoch:
+        return
+    remedy = (
+        "count epochs from loader.epoch, as load_state_dict has set it: for epoch in "
+        "range(loader.epoch, epochs); to begin an earlier one again, make the loader anew"
+    )
+    if of_trainer:
+        remedy = (
+            f"its own epoch had ended before that of the trainer, as where loaders are combined; "
+            f"{SHORTEST_ENDS}, or give the shards to the trainer as datamodule=, and resume from a "
+            "checkpoint of an epoch's end; to begin anew, make the loader without its state"
+        )
+    raise StateError(
+        f"by its state the loader goes on in epoch {restored.epoch}, and it was told to begin "
+        f"epoch {epoch}, whose samples were trained before the state was saved: {remedy}"
+    )
 
 
 def require_rest(

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from lightning_shards import ShardLoader
-from lightning_shards.errors import SampleError
+from lightning_shards.errors import SampleError, StateError
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
@@ -118,6 +118,14 @@ class ListModel:
 
     def after(self, epoch):
         return 0 if self.pinned else epoch + 1
+
+    @property
+    def restored(self):
+        """The epoch in which what was loaded goes on; None without it, and in an evaluation."""
+        if self.pinned or not self.is_loaded:
+            return None
+        passed = len(self.steps_after(0)) - len(self.steps_after(self.done))
+        return self.epoch + (passed >= self.length)
 
     def go_to(self, epoch, done, *, is_loaded):
         self.epoch, self.done, self.is_loaded, self.left = epoch, done, is_loaded, None
@@ -272,7 +280,13 @@ class LoaderMachine(RuleBasedStateMachine):
     def set_the_epoch(self, epoch):
         for loader in self.loaders:
             loader.set_epoch(epoch)
-        if epoch != self.model.epoch and not self.model.pinned:
+        restored = self.model.restored
+        if restored is not None and epoch < restored:
+            for loader in self.loaders:
+                with pytest.raises(StateError, match=f"goes on in epoch {restored}, .* {epoch},"):
+                    next(iter(loader))
+                loader.set_epoch(restored)
+        elif epoch not in (self.model.epoch, restored) and not self.model.pinned:
             self.model.go_to(epoch, 0, is_loaded=False)
         self.model.left = None
 

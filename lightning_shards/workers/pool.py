@@ -5,7 +5,7 @@ any cursor, because a source holds no progress.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from lightning_shards.errors import count_of
 from lightning_shards.plan.cursor import Cursor
@@ -67,6 +67,14 @@ class BatchStream(Protocol):
     def close(self) -> None:
         """End all workers; they are gone when this returns. Closing twice does nothing."""
         ...
+
+
+class OpenStream(NamedTuple):
+    """An open stream, the cursor of its next batch, and the limit that it was started with."""
+
+    stream: BatchStream
+    cursor: Cursor
+    limit: int | None
 
 
 class Pool(Protocol):

@@ -90,18 +90,40 @@ def test_a_state_behind_the_end_of_a_shorter_epoch_goes_on_with_the_next_epoch()
     assert [list(restored) for _ in range(2)] == [[(1, 0)], [(2, 0)]]
 
 
-@pytest.mark.parametrize("begins_at", ["epoch", "the state's epoch"])
-def test_a_loop_trains_no_epoch_twice_after_a_state_behind_the_end_of_its_epoch(begins_at):
+def test_a_loop_trains_no_epoch_twice_after_a_state_behind_the_end_of_its_epoch():
     restored = make_loader().with_epoch(1)
     restored.load_state_dict({**restored.state_dict(), "epoch": 5, "samples": 4})
     assert restored.state_dict()["samples"] == 4  # for a run in which steps are left
     served = []
-    for epoch in range(restored.epoch if begins_at == "epoch" else 5, 8):
+    for epoch in range(restored.epoch, 8):
         restored.set_epoch(epoch)
         served += list(restored)
-        if epoch == 5:
-            break
-    assert served == ([(6, 0), (7, 0)] if begins_at == "epoch" else [(6, 0)])
+    assert served == [(6, 0), (7, 0)]
+
+
+@pytest.mark.parametrize("samples", [0, 4], ids=["a whole epoch", "behind its end"])
+def test_an_epoch_before_that_of_the_state_is_refused_until_another_is_set(samples):
+    restored = make_loader().with_epoch(1)
+    state = {**restored.state_dict(), "epoch": 6 if samples == 0 else 5, "samples": samples}
+    restored.load_state_dict(state)
+    restored.set_epoch(5)
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"in epoch 6, .* epoch 5, .* from loader.epoch, "):
+            next(iter(restored))
+    assert restored.state_dict() == state
+    restored.set_epoch(6)
+    assert list(restored) == [(6, 0)]
+    restored.set_epoch(2)  # whoever has begun may go back
+    assert list(restored) == [(2, 0)]
+
+
+def test_a_trainer_may_name_an_epoch_that_it_does_not_begin():
+    """Lightning ends an epoch that was saved after its last batch, and then begins the next."""
+    restored = make_loader()
+    restored.load_state_dict({**restored.state_dict(), "epoch": 6, "samples": 2})
+    for epoch in (5, 6):
+        restored.batch_sampler.sampler.set_epoch(epoch)
+    assert next(iter(restored)) == (6, 2)
 
 
 @pytest.mark.parametrize(

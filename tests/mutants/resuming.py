@@ -214,6 +214,12 @@ MUTANTS = [
         "loader/test_state.py",
     ),
     Mutant(
+        "loader:ShardLoader._begin",
+        "if self._resumed and not (self.progress or self.epochs.pinned):",
+        "if False:",
+        "loader/test_state.py resume/test_combined_by_hand.py",
+    ),
+    Mutant(
         "loader:ShardLoader._set_epoch_of_trainer",
         "if self._resumed and self._trained != Cursor() and self.progress is None:",
         "if False:",

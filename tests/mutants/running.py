@@ -55,7 +55,7 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader._next_batch",
-        "_OpenStream(self._open.stream, following, self._open.limit)",
+        "OpenStream(self._open.stream, following, self._open.limit)",
         "self._open",
         "loader/test_epochs.py",
     ),
@@ -146,8 +146,8 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader.set_epoch",
-        "epoch not in (self.epoch, self._trained.epoch)",
-        "epoch != self.epoch",
+        "if epoch != self.epoch and not is_kept:",
+        "if epoch != self.epoch:",
         "loader/test_state.py",
     ),
     Mutant(

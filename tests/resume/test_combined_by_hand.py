@@ -1,0 +1,114 @@
+"""A loader of ours that a trainer was given by hand, beside others: it ends with the epoch."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import DataLoader
+
+from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
+from lightning_shards.errors import StateError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`"),
+]
+
+STEPS = 3
+
+
+class Keys(pl.LightningModule):
+    """Keeps the keys of our batches, by epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.epochs: dict[int, list[Any]] = {}
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        keys = batch["shards"] and batch["shards"]["__key__"]
+        self.epochs.setdefault(self.current_epoch, []).append(keys)
+        return self.layer.weight.sum()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["epochs"] = {epoch: list(keys) for epoch, keys in self.epochs.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.epochs = checkpoint["epochs"]
+
+
+@pytest.fixture
+def make_loader(pack_shards, tmp_path):
+    urls = pack_shards([4, 2])
+
+    def make() -> ShardLoader:
+        config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
+        train = SplitConfig(urls, sampling="shuffled")
+        data = ShardDataModule(
+            train, fields={"label": "cls"}, batch_size=2, num_workers=0, loader=config
+        )
+        return data.loader("train")
+
+    return make
+
+
+@pytest.fixture
+def fit(make_loader, tmp_path):
+    """Two epochs of our loader and another; each step and each validation is saved."""
+
+    def run(mode: str, others: int, *callbacks: pl.Callback, **options: Any) -> Keys:
+        savers = [
+            ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1),
+            ModelCheckpoint(tmp_path / "saved", "validated-{step}", save_top_k=-1),
+        ]
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            callbacks=[*callbacks, *([] if options else savers)],
+            default_root_dir=tmp_path,
+            enable_checkpointing=not options,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_epochs=2,
+        )
+        model, other = Keys(), DataLoader(range(others))
+        loaders = CombinedLoader({"shards": make_loader(), "other": other}, mode)
+        trainer.fit(model, loaders, DataLoader(range(2)), **options)
+        return model
+
+    return run
+
+
+@pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["alone", "SetEpoch"])
+def test_a_loader_that_ends_with_the_epoch_is_resumed_from_any_checkpoint(
+    callbacks: list[Any], fit: Any, tmp_path: Path
+) -> None:
+    whole = fit("min_size", 5, *callbacks).epochs
+    assert [len(keys) for keys in whole.values()] == [STEPS] * 2
+    paths = sorted(tmp_path.glob("saved/*.ckpt"))
+    assert len(paths) == 2 * STEPS + 2
+    for path in paths:
+        assert fit("min_size", 5, *callbacks, ckpt_path=path).epochs == whole, path.name
+
+
+def test_a_resume_after_our_loaders_end_within_the_epoch_is_refused(
+    fit: Any, tmp_path: Path
+) -> None:
+    whole = fit("max_size", 5).epochs
+    assert [keys.count(None) for keys in whole.values()] == [2, 2]
+    for step in (STEPS - 1, 5, 5 + STEPS - 1):
+        assert fit("max_size", 5, ckpt_path=tmp_path / f"saved/step={step}.ckpt").epochs == whole
+    with pytest.raises(StateError, match=r"in epoch 1, .* epoch 0, .*min_size.*datamodule="):
+        fit("max_size", 5, ckpt_path=tmp_path / f"saved/step={STEPS + 1}.ckpt")
