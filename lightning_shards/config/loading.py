@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.errors import ConfigError
@@ -102,6 +103,8 @@ class LoaderConfig:
         object.__setattr__(self, "cache_dir", path_as_text(self.cache_dir))
         if self.cache_dir is not None:
             require_text("cache_dir", self.cache_dir)
+            if not self.cache_dir.startswith("~"):  # the run may change its working directory
+                object.__setattr__(self, "cache_dir", str(Path(self.cache_dir).absolute()))
         self._require_storage_options()
 
     def _require_storage_options(self) -> None:

@@ -138,7 +138,17 @@ def test_no_url_of_a_wrong_kind_is_shown():
 
 
 def test_the_cache_may_be_a_path():
-    assert LoaderConfig(cache_dir=Path("a/b")).cache_dir == "a/b"
+    assert LoaderConfig(cache_dir=Path("/a/b")).cache_dir == "/a/b"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("b", "{here}/b"), (Path("b"), "{here}/b"), ("~/b", "~/b")]
+)
+def test_the_cache_stays_where_it_was_when_the_run_goes_elsewhere(
+    given, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert LoaderConfig(cache_dir=given).cache_dir == expected.format(here=tmp_path)
 
 
 def test_no_loader_is_one_of_defaults():

@@ -4,6 +4,12 @@ from tests.mutants.planting import Mutant
 
 MUTANTS = [
     Mutant(
+        "config.loading:LoaderConfig.__post_init__",
+        "str(Path(self.cache_dir).absolute())",
+        "self.cache_dir",
+        "config/test_containers.py",
+    ),
+    Mutant(
         "shards.remote.cache.piece_cache:_Entered._warn",
         '_REMEDIES.get(error.errno or 0, "make room there, or name another cache_dir")',
         '"make room there, or name another cache_dir"',
