@@ -175,6 +175,12 @@ MUTANTS = [
     Mutant("shards.remote.hub:HubBackend._known", "if location.commit:", "if True:", HUB),
     Mutant("shards.remote.hub:HubBackend._asked", "if pinned != commit:", "if False:", COMMITS),
     Mutant("shards.remote.http:_whole_size", "_NUMBER", '".*"', HTTP),
+    Mutant(
+        "shards.remote.http_client:failure_of_http_error",
+        'getattr(error.args[0], "reason", None) in _NO_TLS',
+        "False",
+        HTTP,
+    ),
     Mutant("shards.remote.http:_range_reader", "if into is None:", "if False:", HTTP),
     Mutant(
         "shards.remote.http:_rest_in_parts", "if len(rest) == LARGEST_IN_PARTS:", "if False:", HTTP

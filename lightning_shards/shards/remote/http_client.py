@@ -54,6 +54,9 @@ _REASONS: Final[Sequence[tuple[type[Exception], str]]] = (
 )
 
 
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST"})
+"""What OpenSSL calls an answer in plain text, by its version."""
+
 _AUTHORITY_END = re.compile("[/?#]")
 _Origin = tuple[str, str | None, int | None]
 """Scheme, host and port."""
@@ -282,6 +285,12 @@ def failure_of_http_error(error: Exception, through: str = "") -> RequestFailure
             f"the server's certificate is not trusted{through}",
             "final",
             remedy="check the host, and the certificates of this machine (SSL_CERT_FILE)",
+        )
+    if isinstance(error, SSLError) and getattr(error.args[0], "reason", None) in _NO_TLS:
+        return RequestFailure(
+            f"the server does not speak TLS at this port{through}",
+            "final",
+            remedy="write http:// in place of https://, or name the port that does",
         )
     if isinstance(error, ValueError):
         return RequestFailure("the URL cannot be read", "final", remedy="check the URL")

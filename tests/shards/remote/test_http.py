@@ -115,6 +115,11 @@ def test_a_page_is_known_before_its_size_and_version_are_believed(
         transport.read(url, begin, begin + 9, version)
 
 
+def test_a_server_without_tls_is_told_at_once(transport, url, server):
+    with pytest.raises(StorageError, match=r"does not speak TLS at this port \(try 1 of.*http://"):
+        transport.read(url.replace("http://", "https://"), 0, 9)
+
+
 def test_a_url_whose_password_would_end_its_host_is_not_asked_for(transport, url, server):
     secret = url.replace("://", "://me:secr/et@")
     with pytest.raises(StorageError, match=r"the password holds.*write %2F") as caught:
