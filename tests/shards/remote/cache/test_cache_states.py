@@ -51,7 +51,7 @@ class Caches(RuleBasedStateMachine):
     @rule(number=CACHES, in_writing=st.booleans())
     def kill(self, number, in_writing):
         if number in self.caches:
-            for held in self.caches.pop(number)._here()._held:
+            for held in self.caches.pop(number)._here()._held or ():  # it may not have got in
                 os.close(held)
             self.limits.pop(number)
             if in_writing:
