@@ -31,6 +31,7 @@ from lightning_shards.saved_state import (
     State,
     read_count,
     require_not_before,
+    require_one_pass,
     require_rest,
     require_resumable,
     require_same,
@@ -105,7 +106,7 @@ class ShardLoader:
         self._trained = Cursor()
         self._open: OpenStream | None = None
         self._is_first, self._is_led, self._iteration = True, False, 0
-        self._is_of_trainer = False  # one that it was given to by hand
+        self._is_of_trainer, self._passes = False, 0  # one by hand; ended since it set the epoch
 
     @property
     def source(self) -> Source:
@@ -193,14 +194,14 @@ class ShardLoader:
         """Set the epoch, unless the trainer would count on from batches of another size."""
         if self._resumed and self._trained != Cursor() and self.progress is None:
             require_same(self.shape, self._loaded, BY_HAND)  # where it has a progress, that does
-        self._is_of_trainer = True
+        self._is_of_trainer, self._passes = True, 0
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch; nothing starts before the first `next()`.
 
         Raises:
-            ConfigError: The loader was made without a place, and there are several ranks.
+            ConfigError: It has no place among several ranks, or ended before its trainer's epoch.
             StateError: The epoch that was set is before that of the state that was loaded.
         """
         self._require_place()
@@ -224,6 +225,7 @@ class ShardLoader:
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
+            self._passes += step == last
             if step == last and not self.keeps_workers:
                 self.close()
             served.add(loaded, after.samples)
@@ -336,7 +338,10 @@ class ShardLoader:
 
     def _begin(self) -> tuple[Cursor, int | None]:
         wanted = self.progress.begin(self) if self.progress else None
-        if self._resumed and not (self.progress or self.epochs.pinned):
+        is_by_hand = self.progress is None and not self.epochs.pinned
+        if is_by_hand and self._is_of_trainer:
+            require_one_pass(self._passes, len(self))
+        if is_by_hand and self._resumed:
             require_not_before(self.epoch, self._resumed, of_trainer=self._is_of_trainer)
         resumed, self._resumed = self._resumed, None
         self._is_led = wanted is not None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from math import gcd
 from typing import Any, cast
 
-from lightning_shards.errors import StateError, count_of
+from lightning_shards.errors import ConfigError, StateError, count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
@@ -183,6 +183,20 @@ def require_not_before(epoch: int, restored: Cursor, *, of_trainer: bool) -> Non
         f"by its state the loader goes on in epoch {restored.epoch}, and it was told to begin "
         f"epoch {epoch}, whose samples were trained before the state was saved: {remedy}"
     )
+
+
+def require_one_pass(passes: int, steps: int) -> None:
+    """Check that no pass through a loader of so many steps has ended in the trainer's epoch.
+
+    Raises:
+        ConfigError: One has; of a second pass a checkpoint would not say that it is one.
+    """
+    if passes:
+        raise ConfigError(
+            f"a loader of {steps} steps has ended, and would begin again within the same epoch of "
+            "the trainer: its samples would be repeated, and no checkpoint within an epoch could "
+            f"be resumed; {SHORTEST_ENDS}; for a look at some batches make a second loader"
+        )
 
 
 def require_rest(

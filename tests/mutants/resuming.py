@@ -215,9 +215,15 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader._begin",
-        "if self._resumed and not (self.progress or self.epochs.pinned):",
+        "if is_by_hand and self._resumed:",
         "if False:",
         "loader/test_state.py resume/test_combined_by_hand.py",
+    ),
+    Mutant(
+        "loader:ShardLoader._begin",
+        "if is_by_hand and self._is_of_trainer:",
+        "if False:",
+        "resume/test_combined_by_hand.py",
     ),
     Mutant(
         "loader:ShardLoader._set_epoch_of_trainer",

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
-from lightning_shards.errors import StateError
+from lightning_shards.errors import ConfigError, StateError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
@@ -65,7 +65,24 @@ def make_loader(pack_shards, tmp_path):
 
 
 @pytest.fixture
-def fit(make_loader, tmp_path):
+def make_trainer(tmp_path):
+    def make(*callbacks: pl.Callback) -> pl.Trainer:
+        return pl.Trainer(
+            accelerator="cpu",
+            callbacks=list(callbacks),
+            default_root_dir=tmp_path,
+            enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
+            enable_model_summary=False,
+            enable_progress_bar=False,
+            logger=False,
+            max_epochs=2,
+        )
+
+    return make
+
+
+@pytest.fixture
+def fit(make_loader, make_trainer, tmp_path):
     """Two epochs of our loader and another; each step and each validation is saved."""
 
     def run(mode: str, others: int, *callbacks: pl.Callback, **options: Any) -> Keys:
@@ -73,16 +90,7 @@ def fit(make_loader, tmp_path):
             ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1),
             ModelCheckpoint(tmp_path / "saved", "validated-{step}", save_top_k=-1),
         ]
-        trainer = pl.Trainer(
-            accelerator="cpu",
-            callbacks=[*callbacks, *([] if options else savers)],
-            default_root_dir=tmp_path,
-            enable_checkpointing=not options,
-            enable_model_summary=False,
-            enable_progress_bar=False,
-            logger=False,
-            max_epochs=2,
-        )
+        trainer = make_trainer(*callbacks, *([] if options else savers))
         model, other = Keys(), DataLoader(range(others))
         loaders = CombinedLoader({"shards": make_loader(), "other": other}, mode)
         trainer.fit(model, loaders, DataLoader(range(2)), **options)
@@ -112,3 +120,23 @@ def test_a_resume_after_our_loaders_end_within_the_epoch_is_refused(
         assert fit("max_size", 5, ckpt_path=tmp_path / f"saved/step={step}.ckpt").epochs == whole
     with pytest.raises(StateError, match=r"in epoch 1, .* epoch 0, .*min_size.*datamodule="):
         fit("max_size", 5, ckpt_path=tmp_path / f"saved/step={STEPS + 1}.ckpt")
+
+
+def test_a_loader_that_would_begin_again_within_the_epoch_is_refused(fit: Any) -> None:
+    with pytest.raises(ConfigError, match=r"of 3 steps has ended, .*repeated, .*\"min_size\"\) of"):
+        fit("max_size_cycle", 5)
+
+
+@pytest.mark.parametrize("others", [2, STEPS])
+def test_a_loader_that_does_not_end_before_the_epoch_is_trained_on(others: int, fit: Any) -> None:
+    epochs = fit("max_size_cycle", others).epochs
+    assert [len(keys) for keys in epochs.values()] == [STEPS] * 2
+    assert epochs[0] != epochs[1]
+
+
+def test_a_loader_may_be_iterated_again_and_again_after_a_fit(
+    make_loader: Any, make_trainer: Any
+) -> None:
+    loader = make_loader()
+    make_trainer().fit(Keys(), {"shards": loader}, DataLoader(range(2)))
+    assert [len(list(loader)) for _ in range(2)] == [STEPS] * 2
