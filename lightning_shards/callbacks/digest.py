@@ -1,7 +1,7 @@
 """The callback that proves at each epoch's end that the ranks were served the planned samples."""
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import numpy as np
@@ -29,6 +29,8 @@ class EpochDigest(pl.Callback):
     Samples that could not be read under ``on_bad_sample="substitute"`` are counted over all ranks
     here, and the line says how many there were.
 
+    A look at a batch in a hook, as by ``next(iter(trainer.train_dataloader))``, is not counted.
+
     Draws with replacement by a stream have no order to compare with. There the numbers of steps of
     the ranks are compared, and a line is logged only if samples were bad.
 
@@ -38,8 +40,12 @@ class EpochDigest(pl.Callback):
         ConfigError: A loader was made for another rank.
     """
 
+    def __init__(self) -> None:
+        self._used: dict[ShardLoader, Served] = {}  # counted of batches that Lightning has taken
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse loaders of another rank."""
+        self._used = {}
         require_own_places(trainer, train_loaders(trainer))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -54,22 +60,59 @@ class EpochDigest(pl.Callback):
         """Refuse loaders of another rank."""
         require_own_places(trainer, evaluation_loaders(trainer))
 
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any,
+        batch_idx: int,
+    ) -> None:  # fmt: skip
+        """Note which iteration the epoch is."""
+        self._note(train_loaders(trainer), batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any,
+        batch_idx: int, dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
+        """Note which iteration of each loader the evaluation is."""
+        self._note(evaluation_loaders(trainer)[dataloader_idx:], batch_idx)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove the epoch of the train loaders, before a checkpoint of its end is written."""
         for loader in train_loaders(trainer):
-            _prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
+            self._prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove a validation."""
-        _prove_evaluation(trainer, "validation")
+        self._prove_evaluation(trainer, "validation")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove a test."""
-        _prove_evaluation(trainer, "test")
+        self._prove_evaluation(trainer, "test")
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove a prediction."""
-        _prove_evaluation(trainer, "prediction")
+        self._prove_evaluation(trainer, "prediction")
+
+    def _note(self, loaders: list[Any], batch_idx: int) -> None:
+        """Note what is counted of each loader at its first batch; a later look is counted apart."""
+        counted = {
+            loader: loader.served
+            for loader in loaders
+            if isinstance(loader, ShardLoader) and loader.served is not None
+        }
+        self._used = counted | self._used if batch_idx else self._used | counted
+
+    def _prove_evaluation(self, trainer: pl.Trainer, name: str) -> None:
+        loaders = evaluation_loaders(trainer)
+        for loader, label in zip(loaders, labels_of(loaders), strict=True):
+            self._prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
+
+    def _prove(self, trainer: pl.Trainer, loader: Any, name: str, *, is_said: bool) -> None:
+        """Prove a loader, unless it is a foreign one or gave no batch."""
+        served = self._used.pop(loader, None) if isinstance(loader, ShardLoader) else None
+        if served is not None:
+            loader.served = None
+            _prove_served(trainer, loader, served, name, is_said=is_said)
 
 
 class _RankReport(NamedTuple):
@@ -88,18 +131,11 @@ class _RankReport(NamedTuple):
     bad: Counter[str]
 
 
-def _prove_evaluation(trainer: pl.Trainer, name: str) -> None:
-    loaders = evaluation_loaders(trainer)
-    for loader, label in zip(loaders, labels_of(loaders), strict=True):
-        _prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
-
-
-def _prove(trainer: pl.Trainer, loader: object, name: str, *, is_said: bool) -> None:
-    """Compare and log; does nothing for a foreign loader, or for one that gave no batch."""
-    if not isinstance(loader, ShardLoader) or loader.served is None:
-        return
-    report_here = _report_of(loader, loader.served)
-    loader.served = None
+def _prove_served(
+    trainer: pl.Trainer, loader: ShardLoader, served: Served, name: str, *, is_said: bool
+) -> None:
+    """Compare over all ranks, and log."""
+    report_here = _report_of(loader, served)
     gathered = gather(report_here)
     _require_lockstep(name, gathered)
     _require_world(name, gathered, place_of(trainer).world_size)

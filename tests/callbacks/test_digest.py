@@ -183,6 +183,47 @@ def test_a_resumed_epoch_is_proven_from_where_it_was_resumed(
     assert said()["epoch 1"].startswith("20 samples in 10 steps of 1 rank, as")
 
 
+# --- looks at batches -----------------------------------------------------------------------------
+
+
+class Look(pl.Callback):
+    """Looks at a batch of the train loader and at one of each val loader, in one hook."""
+
+    def __init__(self, hook: str) -> None:
+        setattr(self, hook, self._look)
+
+    def _look(self, trainer: pl.Trainer, *arguments: Any) -> None:
+        if not trainer.sanity_checking and arguments[3:] in [(), (5,)]:  # after the last batch
+            for loader in [trainer.train_dataloader, trainer.val_dataloaders]:
+                next(iter(loader))
+
+
+LOOKS = [
+    "on_train_start", "on_train_epoch_start", "on_validation_start", "on_validation_epoch_end",
+    "on_validation_end", "on_train_epoch_end",
+]  # fmt: skip
+
+
+def with_looks(trainer: pl.Trainer) -> pl.Trainer:
+    """The trainer with the looks before the proof, where that is in the same hook."""
+    trainer.callbacks.reverse()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({}, 5), ({"limit_train_batches": 1, "limit_val_batches": 1}, 1), ({"max_steps": 2}, 2)],
+)
+@pytest.mark.parametrize("hook", LOOKS)
+def test_a_look_at_a_batch_is_not_taken_for_the_epoch(
+    hook, options, steps, make_data, make_trainer, said
+):
+    with_looks(make_trainer(Look(hook), **options)).fit(Model(), make_data())
+    told = f"{4 * steps} samples in {count_of(steps, 'step')} of 1 rank, as the order says"
+    assert said()["epoch 0"].startswith(told)
+    assert list(said()) == ["epoch 0", "epoch 1"][: 1 if "max_steps" in options else 2]
+
+
 # --- wrong runs -----------------------------------------------------------------------------------
 
 
@@ -231,6 +272,18 @@ def test_other_samples_than_planned_end_the_fit(spoil, make_data, make_trainer, 
     spoil_sources(monkeypatch, spoil)
     with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
         make_trainer(limit_val_batches=0).fit(Model(), make_data({"remainder": "balanced"}))
+    assert said() == {}
+
+
+@pytest.mark.parametrize("hook", [*LOOKS, "on_train_batch_end"])
+def test_other_samples_than_planned_end_the_fit_in_spite_of_a_look_at_a_batch(
+    hook, make_data, make_trainer, monkeypatch, said
+):
+    spoil_sources(monkeypatch, foreign)
+    monkeypatch.setattr(EpochDigest, "on_validation_end", lambda *_: None)  # of other samples, too
+    trainer = with_looks(make_trainer(Look(hook)))
+    with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
+        trainer.fit(Model(), make_data({"remainder": "balanced"}))
     assert said() == {}
 
 

@@ -142,6 +142,18 @@ MUTANTS = [
         "resume/test_same_ranks.py",
     ),
     Mutant(
+        "callbacks.digest:EpochDigest._note",
+        "counted | self._used if batch_idx else self._used | counted",
+        "self._used | counted",
+        "callbacks/test_digest.py",
+    ),
+    Mutant(
+        "callbacks.digest:EpochDigest._prove",
+        "served = self._used.pop(loader, None) if",
+        "served = loader.served if",
+        "callbacks/test_digest.py",
+    ),
+    Mutant(
         "progress:_batches_given",
         " - fit_loop._skip_backward",
         "",
