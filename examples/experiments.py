@@ -58,7 +58,8 @@ def main() -> None:
     trainer = pl.Trainer(**experiment.trainer, callbacks=callbacks)
     trainer.fit(DigitsNet(**experiment.model), data)
     OmegaConf.save(experiment, Path(trainer.log_dir) / "experiment.yaml")
-    trainer.print(f"val accuracy: {trainer.callback_metrics['val_accuracy']:.1%}")
+    if "val_accuracy" in trainer.callback_metrics:  # not with data.val=null
+        trainer.print(f"val accuracy: {trainer.callback_metrics['val_accuracy']:.1%}")
 
 
 if __name__ == "__main__":

@@ -42,6 +42,14 @@ def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_
 
 
 @pytest.mark.slow
+def test_a_run_without_a_val_split_ends_well(run: Callable[..., tuple[int, str]]) -> None:
+    options = ["data.num_workers=0", "trainer.max_epochs=1", "+trainer.limit_train_batches=1"]
+    status, output = run("data.val=null", *options)
+    assert status == 0, output
+    assert "val accuracy" not in output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "message"),
     [
