@@ -61,6 +61,12 @@ _SPLIT_OPTION = re.compile(
 _NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
 """The whole of a value that stands for a split's settings: an interpolation, or their file."""
 
+_NEW_SET = re.compile(
+    r"(data\.(?:init_args\.)?\w+_sets)\b.*: expected dict\[str, SplitConfig.*"
+    r" got (?:[\w-]+\.urls=|\{'[\w-]+': ['\[])"
+)
+"""The begin of a message about a set that no file has, given by its urls alone."""
+
 _FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
@@ -78,7 +84,7 @@ class ShardArgumentParser(LightningArgumentParser):
             plain = plain_message(ex)
             # Models and callbacks may be one of many classes, so there the whole message is kept.
             message = plain if plain.startswith("data") else message
-            message += did_you_mean(plain, known_keys(self))
+            message += did_you_mean(plain, known_keys(self)) + _form_of_sets(plain)
         super().error(message, ex)
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
@@ -327,6 +333,14 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named
+
+
+def _form_of_sets(message: str) -> str:
+    """How a set is written that no file has, if the message is about one; otherwise nothing."""
+    refused = _NEW_SET.match(message)
+    return (
+        f"; write a set that no file has as --{refused[1]}.NAME='{{urls: ...}}'" if refused else ""
+    )
 
 
 def _listed(callbacks: object) -> list[object]:

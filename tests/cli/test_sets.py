@@ -13,6 +13,8 @@ MakeCLI = Callable[..., ShardCLI]
 Refused = Callable[..., str]
 WEB = SplitConfig("w.tar", batch_size=4)
 HAND = SplitConfig("h.tar")
+NO_SETS = "expected dict[str, SplitConfig] or None"
+NEW_SET = "write a set that no file has as --data.test_sets.NAME='{urls: ...}'"
 
 
 @pytest.fixture
@@ -56,6 +58,11 @@ def test_options_change_one_set_and_leave_the_others(
     found = sets_of(make_cli(*options, data=sets()))
     assert found == {f"val/{name}": split for name, split in wanted.items()}
     assert list(found) == ["val/web", "val/by-hand"]
+
+
+def test_an_option_adds_a_set_that_no_file_has(make_cli: MakeCLI) -> None:
+    cli = make_cli("--data.test_sets.new={urls: x.tar}")
+    assert cli.datamodule.splits["test/new"] == SplitConfig("x.tar")
 
 
 def test_one_split_takes_the_place_of_the_sets_where_these_are_taken_out(
@@ -128,6 +135,14 @@ def test_what_is_printed_reads_back_as_the_same_sets(
         (
             ["--data.val_sets.web=null"],
             "data.val_sets.web: expected dict[str, SplitConfig] or None, got web=None",
+        ),
+        (
+            ["--data.test_sets.new=x.tar"],
+            f"data.test_sets.new: {NO_SETS}, got new.urls='x.tar'; {NEW_SET}",
+        ),
+        (
+            ["--data.test_sets={new: x.tar}"],
+            f"data.test_sets: {NO_SETS}, got {{'new': 'x.tar'}}; {NEW_SET}",
         ),
         (
             ["--data.val_sets.wbe.batch_size=8"],

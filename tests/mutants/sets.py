@@ -43,6 +43,12 @@ MUTANTS = [
         _SETTINGS,
     ),
     Mutant(
+        "cli:ShardArgumentParser.error",
+        " + _form_of_sets(plain)",
+        "",
+        "cli/test_sets.py",
+    ),
+    Mutant(
         "config.files:_require_each_once",
         "if name in lines:",
         "if False:",
