@@ -396,6 +396,6 @@ def test_joined_fields_of_batches_are_those_of_all_components(
         "web": ComponentConfig("web.tar", weight=3, join=of_web),
         "labels": ComponentConfig("labels.tar", weight=1, join=of_labels),
     }
-    of_split = {"text": "a.parquet", "score": "b.parquet"}
-    split = SplitConfig(mix=mix, round=4, dataset_size=64, join=of_split)
+    join = {"text": "a.parquet", "score": "b.parquet"}
+    split = SplitConfig(mix=mix, round=4, dataset_size=64, join=join)
     assert split.batch_joins == in_all

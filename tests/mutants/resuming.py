@@ -243,4 +243,10 @@ MUTANTS = [
         "if False:",
         "callbacks/test_set_epoch.py",
     ),
+    Mutant(
+        "progress:TrainProgress.is_validation_due",
+        "not is_found or ",
+        "",
+        "resume/test_stopped.py",
+    ),
 ]

@@ -229,7 +229,7 @@ MUTANTS = [
         "shards.beside:require_shards_alone",
         "_NAMES.fullmatch(name)",
         "False",
-        "shards/test_urls.py",
+        "shards/test_url_patterns.py",
     ),
     Mutant(
         "shards.urls:split_joined",

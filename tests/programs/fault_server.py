@@ -23,7 +23,6 @@ PAGE = b"<!DOCTYPE html><html><body>Please log in to see this, sig=s3cr3t-query<
 FIRST_PART = 1_000
 MODIFIED = "Sun, 22 Nov 2026 20:00:00 GMT"
 
-
 _INSTEAD = ("status", "redirect", "elsewhere", "page", "reset", "silent")
 """Kinds of faults without an object's bytes."""
 _IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip", "parts")

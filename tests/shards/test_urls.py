@@ -1,7 +1,6 @@
 """What users write, and the shards that it stands for."""
 
 import os
-import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,38 +108,6 @@ def test_the_home_folder_is_expanded(monkeypatch, folder):
 def test_a_folder_is_an_error_that_names_its_tars(folder):
     with pytest.raises(UrlError, match=f"{folder} is a folder; name its shards: {folder}/\\*.tar"):
         expand_urls(str(folder))
-
-
-BESIDE = [
-    "wids.json",
-    "sizes.json",
-    "classes.json",
-    "_info.json",
-    "a_stats.json",
-    "__len__",
-    "a.tar.members",
-    "a.idx",
-    "a.tar.idx",
-    "repair.json",
-    "README.md",
-]
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_file_beside_shards_is_an_error_that_names_their_pattern(name, folder):
-    (folder / name).touch()
-    shards = re.escape(f"and not a shard; write '{folder}/*.tar'")
-    with pytest.raises(UrlError, match=rf"pattern {folder}/\* also matches {name}, .*{shards}"):
-        expand_urls(f"{folder}/*")
-    with pytest.raises(UrlError, match=f"{folder}/{name} is a file .*{shards}"):
-        expand_urls([f"{folder}/a.tar", f"{folder}/{name}"])  # as a shell gives them to a tool
-
-
-def test_files_beside_shards_go_by_their_known_names_only(tmp_path):
-    names = ["0.json", "info.json", "members", "wids.json.tar", "x.bin"]
-    for name in names:
-        (tmp_path / name).touch()
-    assert expand_urls(f"{tmp_path}/*") == [f"{tmp_path}/{name}" for name in names]
 
 
 @pytest.mark.parametrize(
