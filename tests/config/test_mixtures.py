@@ -397,5 +397,4 @@ def test_joined_fields_of_batches_are_those_of_all_components(
         "labels": ComponentConfig("labels.tar", weight=1, join=of_labels),
     }
     join = {"text": "a.parquet", "score": "b.parquet"}
-    split = SplitConfig(mix=mix, round=4, dataset_size=64, join=join)
-    assert split.batch_joins == in_all
+    assert SplitConfig(mix=mix, round=4, dataset_size=64, join=join).batch_joins == in_all
