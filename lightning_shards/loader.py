@@ -25,7 +25,7 @@ from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.stage_clock import LoaderTimes
+from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import (
     BY_HAND,
     State,
@@ -92,14 +92,12 @@ class ShardLoader:
         progress: Progress | None = None,
     ) -> None:
         self.name, self.keeps_workers = name, True
-        self.epoch = 0
-        self.place = place or Place()
+        self.epoch, self.place = 0, place or Place()
         self._is_placed = place is not None
         self.pool = pool
         self.times = LoaderTimes()
         self.served: Served | None = None
-        self._source = source
-        self.identity = source.identity()
+        self._source, self.identity = source, source.identity()
         self.progress = progress
         self._loaded: State = {}
         self._resumed: Cursor | None = None
@@ -225,10 +223,12 @@ class ShardLoader:
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
-            self._passes += step == last
+            self._passes += self._is_of_trainer and step == last
             if step == last and not self.keeps_workers:
                 self.close()
-            served.add(loaded, after.samples)
+            served.samples, served.steps = after.samples, served.steps + 1
+            served.digest += loaded.digest
+            served.bad.extend(loaded.bad)
             if loaded.bad:
                 self._check_budget(served)
             if not self._is_led:
@@ -287,10 +287,11 @@ class ShardLoader:
         description = self._source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, description)
         require_same({"epoch_samples": self.epochs.samples}, state)
-        require_rest(state, description, self.epochs, self.place.world_size)
+        ranks = self.place.world_size
+        require_rest(state, description, self.epochs, ranks)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._loaded, self._resumed = state, self._with_a_step(self._trained)
+        self._loaded, self._resumed = state, self.epochs.with_a_step(self._trained, ranks)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -314,7 +315,7 @@ class ShardLoader:
     @_iterator.setter
     def _iterator(self, value: object) -> None:
         self.close()
-        self._is_of_trainer = False
+        self._is_of_trainer, self._passes = False, 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open stream, because a copy in another process starts its own."""
@@ -338,10 +339,8 @@ class ShardLoader:
 
     def _begin(self) -> tuple[Cursor, int | None]:
         wanted = self.progress.begin(self) if self.progress else None
-        is_by_hand = self.progress is None and not self.epochs.pinned
-        if is_by_hand and self._is_of_trainer:
+        if self.progress is None and not self.epochs.pinned:
             require_one_pass(self._passes, len(self))
-        if is_by_hand and self._resumed:
             require_not_before(self.epoch, self._resumed, of_trainer=self._is_of_trainer)
         resumed, self._resumed = self._resumed, None
         self._is_led = wanted is not None
@@ -349,13 +348,8 @@ class ShardLoader:
             cursor, limit = wanted
             return (Cursor(0, cursor.samples) if self.epochs.pinned else cursor), limit
         if resumed is not None:
-            return self._with_a_step(resumed), None
+            return self.epochs.with_a_step(resumed, self.place.world_size), None
         return Cursor(0 if self.epochs.pinned else self.epoch), None
-
-    def _with_a_step(self, cursor: Cursor) -> Cursor:
-        """The cursor, or the next epoch if no step of this run's schedule is left in this one."""
-        is_over = not self.epochs.steps(self.place.world_size, cursor.samples)
-        return self.epochs.next_epoch(cursor) if is_over else cursor
 
     def _stand_at(self, cursor: Cursor, epochs: EpochSchedule) -> None:
         opened = self._open
@@ -389,12 +383,18 @@ class ShardLoader:
             self.close()
             name_set(error, self.name)
             raise
-        seconds = time.perf_counter() - begin
-        self.times.add(loaded, samples)
+        times, seconds = self.times, time.perf_counter() - begin
+        times.batches, times.samples = times.batches + 1, times.samples + samples
+        times.produce_s += loaded.seconds
+        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
+            if spent_s:  # most stages take no time
+                times.stages[stage] += spent_s
+        if loaded.fetched is not None:
+            times.fetched = times.fetched.plus(loaded.fetched)
         if self._is_first:
-            self.times.start_s += seconds
+            times.start_s += seconds
             self._is_first = False
         else:
-            self.times.wait_s += seconds
+            times.wait_s += seconds
         self._open = OpenStream(self._open.stream, following, self._open.limit)
         return loaded

@@ -156,18 +156,18 @@ def require_resumable(
     description.mixture.require_resumable(state, trained)
 
 
-def require_not_before(epoch: int, restored: Cursor, *, of_trainer: bool) -> None:
+def require_not_before(epoch: int, restored: Cursor | None, *, of_trainer: bool) -> None:
     """Check that the epoch to begin is not one that was trained before the state was saved.
 
     Args:
         epoch: The epoch to begin.
-        restored: The cursor at which the loader goes on by its state.
+        restored: The cursor at which the loader goes on by its state; None: it has none.
         of_trainer: Whether a trainer, which was given the loader by hand, counts the epochs.
 
     Raises:
         StateError: It is such an epoch.
     """
-    if epoch >= restored.epoch:
+    if restored is None or epoch >= restored.epoch:
         return
     remedy = (
         "count epochs from loader.epoch, as load_state_dict has set it: for epoch in "

@@ -84,6 +84,10 @@ class EpochSchedule:
         """The beginning of the epoch that follows."""
         return Cursor(0 if self.pinned else cursor.epoch + 1)
 
+    def with_a_step(self, cursor: Cursor, world_size: int) -> Cursor:
+        """The cursor, or the beginning of the next epoch if no step is left in this one."""
+        return cursor if self.steps(world_size, cursor.samples) else self.next_epoch(cursor)
+
     def worker_epochs(self, place: Place, cursor: Cursor) -> Iterator[WorkerEpoch]:
         """The worker's part of each epoch from the cursor on, without end."""
         before = 0

@@ -51,12 +51,6 @@ class Served:
     digest: int = 0
     bad: list[BadSample] = field(default_factory=list[BadSample])
 
-    def add(self, loaded: LoadedBatch, samples: int) -> None:
-        """Count a batch; `samples` are the cursor's after it."""
-        self.samples, self.steps = samples, self.steps + 1
-        self.digest += loaded.digest
-        self.bad.extend(loaded.bad)
-
 
 def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
     """A record of a sample that raised this error."""

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.system.stage_byte import published_byte
 
@@ -111,16 +110,6 @@ class LoaderTimes:
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     handed_at: float = 0.0
     fetched: FetchTotals = NO_FETCHES
-
-    def add(self, loaded: LoadedBatch, samples: int) -> None:
-        """Count a batch, and what its worker spent on it."""
-        self.batches, self.samples = self.batches + 1, self.samples + samples
-        self.produce_s += loaded.seconds
-        for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
-            if spent_s:  # most stages take no time
-                self.stages[stage] += spent_s
-        if loaded.fetched is not None:
-            self.fetched = self.fetched.plus(loaded.fetched)
 
     def measured_stages(self) -> dict[str, float]:
         """A copy of `stages`, without `fetch` where no shard is remote."""

@@ -227,14 +227,14 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader._begin",
-        "if is_by_hand and self._resumed:",
-        "if False:",
+        "require_not_before(self.epoch, self._resumed, of_trainer=self._is_of_trainer)",
+        "pass",
         "loader/test_state.py resume/test_combined_by_hand.py",
     ),
     Mutant(
         "loader:ShardLoader._begin",
-        "if is_by_hand and self._is_of_trainer:",
-        "if False:",
+        "require_one_pass(self._passes, len(self))",
+        "pass",
         "resume/test_combined_by_hand.py",
     ),
     Mutant(

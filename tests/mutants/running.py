@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         "loader:ShardLoader.load_state_dict",
-        "self._with_a_step(self._trained)",
+        "self.epochs.with_a_step(self._trained, ranks)",
         "self._trained",
         "loader/test_state.py",
     ),

@@ -286,7 +286,7 @@ def test_a_configuration_without_class_names_is_told_them(run, in_folder):
         (["--config=config.yaml", "--model-class=bench_project.none"], "cannot be imported"),
         (["--config=config.yaml", "--seconds=0"], "--seconds must be above 0"),
         (["--config=config.yaml", "--repeats=0"], "--repeats must be at least 1"),
-        (["--config=config.yaml", "--num-workers=1,x"], "--num-workers must be numbers"),
+        (["--config=config.yaml", "--num-workers=1,x"], "--num-workers must be whole numbers"),
         (["--config=config.yaml", "--threads-per-worker=0"], "--threads-per-worker must be"),
         (["--config=config.yaml", "--pool=fibers"], "--pool must name"),
         (["--config=config.yaml", "--plot=rates.gif"], "rates.gif"),
