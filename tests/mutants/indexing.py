@@ -135,4 +135,22 @@ MUTANTS = [
         "_CARD.search(",
         "dataprep/indexes/test_earlier_files.py",
     ),
+    Mutant(
+        "dataprep.writing.tar_writer:list_shards",
+        "earlier = _entries_before(folder / WIDS)",
+        "earlier: dict[str, dict[str, Any]] = {}",
+        "tools/packing/test_pack_again.py",
+    ),
+    Mutant(
+        "dataprep.writing.tar_writer:list_shards",
+        "if (folder / name).exists()",
+        "if name",
+        "tools/packing/test_pack_again.py",
+    ),
+    Mutant(
+        "dataprep.writing.tar_writer:list_shards",
+        "not entry.items() <= entries.get(shard.name, {}).items()",
+        "shard.name not in entries",
+        "tools/packing/test_pack_again.py",
+    ),
 ]

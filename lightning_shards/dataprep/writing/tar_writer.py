@@ -143,12 +143,13 @@ def read_back(path: Path, shard: WrittenShard, tables: TableStore) -> None:
 def list_shards(folder: Path, shards: Sequence[WrittenShard]) -> None:
     """Write the wids JSON of these shards of the folder in one step.
 
-    What `index` has put into it since an earlier run stays: other shards and names of tables.
+    What `index` has put into it since an earlier run stays: names of tables, and other shards that
+    are there.
     """
     with open_folder(folder) as held:
         await_lock(held)
         earlier = _entries_before(folder / WIDS)
-        entries = dict(earlier)
+        entries = {name: entry for name, entry in earlier.items() if (folder / name).exists()}
         for shard in shards:
             entry = wids_entry(shard.name, shard.samples, shard.size_bytes, shard.md5)
             if not entry.items() <= entries.get(shard.name, {}).items():

@@ -51,6 +51,14 @@ def test_an_index_that_was_extended_stays_as_it_is(run, photos, extended):
     assert (extended / "wids.json").read_bytes() == before
 
 
+def test_shards_that_are_gone_leave_the_index(run, photos, extended):
+    before = json.loads((extended / "wids.json").read_text())["shardlist"]
+    (extended / "extra.tar").unlink()
+    run(photos, "--max-samples", 9)
+    after = json.loads((extended / "wids.json").read_text())["shardlist"]
+    assert after == [entry for entry in before if entry["url"] != "extra.tar"]
+
+
 def test_only_the_entry_of_a_changed_shard_is_written_anew(run, photos, extended):
     before = json.loads((extended / "wids.json").read_text())["shardlist"]
     changed = before[3]["url"]
