@@ -8,13 +8,12 @@ training and `verify` read them, before they are taken and as they are copied.
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 
-import numpy as np
-
 from lightning_shards.dataprep.input_files import INDEXED_ANEW
-from lightning_shards.dataprep.inspection.listed_shards import known_tables
+from lightning_shards.dataprep.inspection.listed_shards import have_same_extents, known_tables
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards.counts.believed import believed_claims
 from lightning_shards.shards.counts.claims import CountClaim
+from lightning_shards.shards.index import names_by_folder
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
@@ -28,13 +27,10 @@ def counts_beside(paths: Sequence[str]) -> dict[str, CountClaim]:
         IndexMismatchError: Two files disagree, or a tar has another size than was indexed.
     """
     path_of = {split_url(path): path for path in paths}
-    names: dict[str, list[str]] = {}
-    for folder, name in path_of:
-        names.setdefault(folder, []).append(name)
     counts: dict[str, CountClaim] = {}
     with closing(Storages()) as storages:
-        for folder, named in names.items():
-            claims = believed_claims(folder, named, path_of, storages)
+        for folder, names in names_by_folder(path_of).items():
+            claims = believed_claims(folder, names, path_of, storages)
             counts |= {path_of[folder, name]: claim for name, claim in claims.items()}
     return counts
 
@@ -59,10 +55,7 @@ def indexed_crc32s(path: str, claim: CountClaim | None, cache: CacheFolder) -> M
             "`lightning-shards index` on it or delete that file"
         )
     for earlier in known:
-        if not (
-            np.array_equal(earlier.offsets, table.offsets)
-            and np.array_equal(earlier.sizes, table.sizes)
-        ):
+        if not have_same_extents(earlier, table):
             raise DamagedShardError(
                 f"{path} has other members than when it was indexed: {table.num_samples:,} "
                 f"samples, {earlier.num_samples:,} then; {INDEXED_ANEW}"

@@ -233,7 +233,7 @@ def _counted(
     if _names_are_shared(urls, url_of):
         return ShardIndex(tuple(urls), None)
     known, sizes, unknown = dict[tuple[str, str], int](), list[int | None](), dict[str, list[str]]()
-    for folder, names in _names_by_folder(url_of).items():
+    for folder, names in names_by_folder(url_of).items():
         claims = believed_claims(folder, names, url_of, storages)
         sizes += [claim.size_bytes for claim in claims.values()]
         known |= {(folder, name): claim.samples for name, claim in claims.items()}
@@ -339,7 +339,8 @@ def _shared_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
     return cache.root / "indexes" / f"{digest.hexdigest()[:_FINGERPRINT_LENGTH]}.json"
 
 
-def _names_by_folder(paths: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def names_by_folder(paths: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of these files by their folders; paths as `split_url` gives them."""
     folders: dict[str, list[str]] = {}
     for folder, name in paths:
         folders.setdefault(folder, []).append(name)

@@ -26,6 +26,7 @@ from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.dataprep.inspection.listed_shards import (
     claims_beside,
     file_md5,
+    have_same_extents,
     known_tables,
 )
 from lightning_shards.dataprep.inspection.repairs import repair_shard, repair_shards
@@ -201,10 +202,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable) -> list[
     """Findings about members whose bytes differ from those that were indexed."""
     if known.crc32 is None or known.has_same_members(table):
         return []
-    same_places = np.array_equal(known.offsets, table.offsets) and np.array_equal(
-        known.sizes, table.sizes
-    )
-    if not same_places:
+    if not have_same_extents(known, table):
         message = (
             f"its members are not those of its last index ({known.num_samples:,} samples then, "
             f"{table.num_samples:,} now); index it again if it was meant, else fetch it again"

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from lightning_shards.dataprep.inspection.findings import Finding, reported_name
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.beside import SIZES, WIDS, json_object, read_start
@@ -157,6 +159,12 @@ def known_tables(
     tables = [table for table in (beside, kept) if table is not None]
     tables.sort(key=lambda table: table.crc32 is None)  # stable: with crc32s first
     return KnownTables(tables if is_local(url) else tables[:1], findings)
+
+
+def have_same_extents(table: MemberTable, other: MemberTable) -> bool:
+    """Whether the members of two tables lie at the same bytes, whatever their names are."""
+    same_offsets = np.array_equal(table.offsets, other.offsets)
+    return same_offsets and np.array_equal(table.sizes, other.sizes)
 
 
 def _table_beside(
