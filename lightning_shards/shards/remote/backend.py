@@ -156,15 +156,12 @@ def failure_of_status(
 def version_of(etag: str | None, changed: object, size: int, number: str | None = None) -> str:
     """The version of an object by what its store says of it.
 
-    A number counts the versions of one object in one bucket. That of another bucket of this name
-    may be the same, so it shows what changes within a run, and no more.
-
     Args:
         etag: Its ETag.
         changed: Its time of change.
         size: Its bytes.
-        number: What the store counts up when it is written anew. That of another object under this
-            name may be the same, in a bucket that was made anew or in another cluster.
+        number: What the store counts up when it is written anew. It shows a change within a run,
+            and no more: a bucket of this name in another cluster, or made anew, begins at 1.
 
     >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
     ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
