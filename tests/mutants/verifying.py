@@ -387,4 +387,10 @@ MUTANTS = [
         "pass",
         "dataprep/inspection/test_layout.py",
     ),
+    Mutant(
+        "dataprep.inspection.listed_shards:have_same_extents",
+        "return same_offsets and",
+        "return",
+        "dataprep/inspection/test_listed_shards.py",
+    ),
 ]
