@@ -1,4 +1,4 @@
-"""python .ci/rooms.py: files and code lines of each room of the package, of the tests and of the benchmarks.
+"""python .ci/rooms.py: files and code lines of each room of package, tests and benchmarks.
 
 A code line holds a token of code: blank lines, comments and docstrings cost nothing, so that good
 comments are free.
