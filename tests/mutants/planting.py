@@ -1,74 +1,99 @@
-"""Plants one bug in a copy of the package: by a function's name and a piece of its source."""
+"""Plants one bug in a copy of the package: a function is put around one of the package's own.
 
-import ast
+Bugs are planted by name, wherever the name is defined, and by behaviour, not by a piece of source:
+so they outlive a function that is written anew and a module that is moved. What is planted stands
+at the end of the module, and acts in every process that imports it.
+"""
+
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PACKAGE = "lightning_shards"
 
+_IMPORTS = """
+import functools as _functools
+import os
+from dataclasses import replace
+
+import numpy as np
+"""
+"""What bugs may use, besides the names of the module where they are planted."""
+
+_WIRING = """
+
+def _around(old):
+    if isinstance(old, property):
+        return property(_around(old.fget))
+    if isinstance(old, _functools.cached_property):
+        new = _functools.cached_property(_around(old.func))
+        new.__set_name__(None, old.attrname)
+        return new
+    return _functools.wraps(old)(lambda *given, **named: {bug}(old, *given, **named))
+
+
+_owner = {owner}
+_old = vars(_owner)["{name}"]
+setattr(_owner, "{name}", _around(_old))
+"""
+
 
 class CannotPlantError(Exception):
-    """The function, or the piece of its source, is not there just once: the code has moved on."""
+    """No one module defines the name, so the catalogue must say where the behaviour is now."""
 
 
-class Mutant(NamedTuple):
-    """One bug.
+class Bug(NamedTuple):
+    """One bug: the guarantee that it breaks, the name that it acts on, and the tests to find it.
 
-    Attributes:
-        where: module below the package and qualified name, as in `plan.epoch:EpochPlan.steps`.
-        old: a piece of that function's source, which must stand there once.
-        new: what is put in its place.
-        tests: the files of tests, below `tests/`, one of which must fail.
+    `source` is that of a function which gets the original as its first argument. `tests` are files
+    below `tests/`, one of which must fail.
     """
 
-    where: str
-    old: str
-    new: str
+    guarantee: str
+    target: str
     tests: str
+    name: str
+    source: str
 
     @property
     def test_paths(self) -> list[str]:
-        """The files of tests, from the root of the project on."""
         return [f"tests/{name}" for name in self.tests.split()]
 
     def __str__(self) -> str:
-        shown = (" ".join(text.split()) for text in (self.old, self.new))
-        return f"{self.where}: {' -> '.join(shown)}"
+        return f"{self.guarantee}: {self.name.replace('_', ' ')} ({self.target})"
 
 
-def plant(mutant: Mutant, root: Path) -> None:
-    """Change the copy of the project at `root`.
-
-    Raises:
-        CannotPlantError: there is no one place for it, or what comes out is no Python.
-    """
-    module, _, name = mutant.where.partition(":")
-    path = root.joinpath(PACKAGE, *module.split(".")).with_suffix(".py")
-    source = path.read_text()
-    start, stop = _extent(source, name.split("."), mutant)
-    body = source[start:stop]
-    if body.count(mutant.old) != 1 or mutant.old == mutant.new:
-        raise CannotPlantError(
-            f"{mutant}: the piece stands {body.count(mutant.old)} times in the function, not once"
-        )
-    changed = source[:start] + body.replace(mutant.old, mutant.new) + source[stop:]
-    try:
-        ast.parse(changed)
-    except SyntaxError as error:
-        raise CannotPlantError(f"{mutant}: {error}") from error
-    path.write_text(changed)
+BUGS: list[Bug] = []
 
 
-def _extent(source: str, names: list[str], mutant: Mutant) -> tuple[int, int]:
-    """Where the source of a function begins and ends, decorators left out."""
-    node: ast.AST = ast.parse(source)
-    for name in names:
-        definitions = ast.iter_child_nodes(node)
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        inner = next((e for e in definitions if isinstance(e, kinds) and e.name == name), None)
-        if inner is None:
-            raise CannotPlantError(f"{mutant}: there is no {name!r}")
-        node = inner
-    lines = source.splitlines(keepends=True)
-    ends = [sum(map(len, lines[:number])) for number in (node.lineno - 1, node.end_lineno)]
-    return ends[0], ends[1]
+def breaks(guarantee: str, target: str, tests: str) -> Callable[[Any], Any]:
+    """Adds the function below to the catalogue; `target` is a function, or a method of a class."""
+
+    def add(function: Any) -> Any:
+        source = inspect.getsource(function)
+        source = source[source.index("def ") :]
+        BUGS.append(Bug(guarantee, target, tests, function.__name__, source))
+        return function
+
+    return add
+
+
+def module_of(bug: Bug, root: Path) -> Path:
+    """The file of the package at `root` that defines the name which the bug acts on."""
+    defined = re.compile(rf"^(class|def) {bug.target.partition('.')[0]}\b", re.MULTILINE)
+    paths = root.joinpath(PACKAGE).rglob("*.py")
+    found = [path for path in paths if defined.search(path.read_text())]
+    if len(found) != 1:
+        raise CannotPlantError(f"{bug}: defined in {len(found)} modules, not in one")
+    return found[0]
+
+
+def plant(bug: Bug, root: Path) -> None:
+    """Change the copy of the project at `root`."""
+    path = module_of(bug, root)
+    owner, _, name = bug.target.rpartition(".")
+    owner = owner or '__import__("sys").modules[__name__]'
+    wiring = _WIRING.format(bug=bug.name, owner=owner, name=name)
+    path.write_text(f"{path.read_text()}\n{_IMPORTS}\n\n{bug.source}\n{wiring}")

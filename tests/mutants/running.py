@@ -1,399 +1,187 @@
-"""Bugs in what runs the readers: loader, Lightning's hooks, callbacks, configuration."""
+"""Bugs in what runs: loaders, workers, resumes, proofs, bad data, safety, and the cache's bytes."""
 
-from tests.mutants.planting import Mutant
+import os
 
-MONITOR = "callbacks/test_throughput.py"
+import numpy as np
 
-MUTANTS = [
-    Mutant(
-        "build.pools:_is_made_by_python",
-        "description.is_streamed or ",
-        "",
-        "build/test_pools.py",
-    ),
-    Mutant(
-        "build.pools:_prefetch",
-        "config.prefetch_bytes // max(num_workers * kept, 1)",
-        "config.prefetch_factor",
-        "build/test_pools.py",
-    ),
-    Mutant(
-        "collectives:agree",
-        "if report.error is not None:",
-        "if False:",
-        "test_collectives.py",
-    ),
-    Mutant(
-        "collectives:_compare",
-        "if value != values[0]",
-        "if False",
-        "test_collectives.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.__iter__",
-        "self.epoch, self._trained = following.epoch, following",
-        "self._trained = following",
-        "loader/test_epochs.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.__iter__",
-        "if iteration != self._iteration:",
-        "if False:",
-        "loader/test_epochs.py",
-    ),
-    Mutant(
-        "loader:ShardLoader._stand_at",
-        "(opened.cursor, opened.limit) == (cursor, epochs.limit)",
-        "opened.cursor == cursor",
-        "loader/test_epochs.py loader/test_state.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.with_length",
-        "if steps != len(self):",
-        "if False:",
-        "loader/test_epochs.py",
-    ),
-    Mutant(
-        "loader:ShardLoader._next_batch",
-        "OpenStream(self._open.stream, following, self._open.limit)",
-        "self._open",
-        "loader/test_epochs.py",
-    ),
-    Mutant(
-        "callbacks.digest:_require_lockstep",
-        '("begin", "samples", "steps")',
-        '("begin",)',
-        "callbacks/test_digest.py",
-    ),
-    Mutant(
-        "callbacks.set_epoch:SetEpoch.on_train_start",
-        "trainer.current_epoch > 0",
-        "False",
-        "callbacks/test_set_epoch.py",
-    ),
-    Mutant(
-        "profiling.rates:in_lockstep",
-        "max(values)",
-        "min(values)",
-        "profiling/test_rates.py",
-    ),
-    Mutant(
-        "profiling.rates:Throughput.trainer",
-        "self.totals.wall_s - self.totals.starved_s",
-        "self.totals.wall_s",
-        "profiling/test_rates.py",
-    ),
-    Mutant(
-        "build.sources:epoch_samples",
-        "dataset_size is None or dataset_size == known",
-        "True",
-        "test_datamodule.py",
-    ),
-    Mutant(
-        "readers.source:shard_identity",
-        '"seed": seed',
-        '"seed": 0',
-        "seams/test_source.py",
-    ),
-    Mutant(
-        "cli:ShardArgumentParser._load_config_parser_mode",
-        'getattr(self, "subcommand", "")',
-        '""',
-        "cli/test_links.py",
-    ),
-    Mutant(
-        "cli:ShardArgumentParser.parse_args",
-        "given[0] if given",
-        '"" if given',
-        "cli/test_links.py",
-    ),
-    Mutant("cli:ShardArgumentParser._below", r"(?<!\\)", "", "cli/test_links.py"),
-    Mutant(
-        "cli:ShardArgumentParser._below",
-        r"(?!{re.escape(command)}\.)",
-        "",
-        "cli/test_links.py",
-    ),
-    Mutant(
-        "cli:ShardArgumentParser._below",
-        ' or self.parser_mode != "omegaconf+"',
-        "",
-        "cli/test_links.py",
-    ),
-    Mutant(
-        "cli:ShardCLI.instantiate_trainer",
-        "if not any(isinstance(each, kind) for each in given)",
-        "if False",
-        "cli/test_commands.py cli/test_options.py",
-    ),
-    Mutant(
-        "cli:ShardCLI.instantiate_trainer",
-        "self.trainer_defaults = defaults",
-        "pass",
-        "cli/test_options.py",
-    ),
-    Mutant(
-        "tools.configured_data:trainer_size",
-        "isinstance(devices, Sequence)",
-        "isinstance(devices, list)",
-        "tools/trace/test_trace.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.batch_sampler",
-        "SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))",
-        "SimpleNamespace(sampler=None)",
-        "callbacks/test_places.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.set_epoch",
-        "if epoch != self.epoch and not is_kept:",
-        "if epoch != self.epoch:",
-        "loader/test_state.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.set_epoch",
-        'epoch = plain_number("epoch", epoch, 0)',
-        "pass",
-        "loader/test_state.py",
-    ),
-    Mutant(
-        "plan.place:Place.__post_init__",
-        "object.__setattr__(self, number.name, value)",
-        "pass",
-        "plan/test_place.py",
-    ),
-    Mutant(
-        "setting_checks:plain_number",
-        "if not isinstance(value, bool):",
-        "if True:",
-        "plan/test_place.py loader/test_epochs.py",
-    ),
-    Mutant(
-        "loader:ShardLoader.load_state_dict",
-        "self.epochs.with_a_step(self._trained, ranks)",
-        "self._trained",
-        "loader/test_state.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._check_saved",
-        'if self._saved.get("epoch") or self._saved.get("samples"):',
-        "if self._saved:",
-        "options/test_one_process.py",
-    ),
-    Mutant(
-        "samples.loaded_torch:map_columns",
-        'if not hasattr(columns, "_fields"):',
-        "if True:",
-        "workers/test_message_classes.py",
-    ),
-    Mutant(
-        "samples.transforms:image_backend",
-        '" (fast)"',
-        '""',
-        "test_datamodule.py",
-    ),
-    Mutant(
-        "profiling.report:_advise_loader",
-        "if now < most and not context.can_grow:",
-        "if False:",
-        "profiling/test_report.py",
-    ),
-    Mutant(
-        "profiling.report:RunContext.configured",
-        "self.num_workers // self.threads_per_worker",
-        "self.num_workers",
-        "profiling/test_report.py",
-    ),
-    Mutant(
-        "callbacks.throughput:DataThroughputMonitor.on_train_end",
-        "torch.zeros(shape, dtype=torch.float32, ",
-        "torch.zeros(shape, ",
-        "callbacks/test_throughput_end.py",
-    ),
-    Mutant(
-        "callbacks.throughput:DataThroughputMonitor._circumstances",
-        "threads_per_worker=pool.threads",
-        "threads_per_worker=1",
-        "callbacks/test_throughput_end.py",
-    ),
-    Mutant(
-        "system.guard:GuardedName.__reduce__",
-        'return getitem, (_Begun(given), "name")',
-        "return str, (str(self),)",
-        "system/test_guard.py",
-    ),
-    Mutant(
-        "dataprep.processes:_Worker.__init__",
-        "name = GuardedName(os.getpid())",
-        "name = None",
-        "dataprep/test_processes.py",
-    ),
-    Mutant(
-        "loader:ShardLoader._require_place",
-        "if group.get_world_size() > 1:",
-        "if False:",
-        "test_datamodule.py",
-    ),
-    Mutant(
-        "callbacks.places:require_own_places",
-        "(place.rank, place.world_size) != (own.rank, own.world_size)",
-        "False",
-        "callbacks/test_places.py",
-    ),
-    Mutant(
-        "callbacks.digest:_prove_served",
-        "_require_world(name, gathered, place_of(trainer).world_size)",
-        "pass",
-        "callbacks/test_digest.py",
-    ),
-    Mutant(
-        "predictions.rows:rows_of",
-        "rows = np.flatnonzero(samples.counts)",
-        "rows = np.arange(len(samples.keys))",
-        "callbacks/test_prediction_writer.py predictions",
-    ),
-    Mutant(
-        "predictions.merging:_in_order",
-        "return rows if file.is_sorted else",
-        "return rows if True else",
-        "callbacks/test_prediction_writer.py",
-    ),
-    Mutant(
-        "callbacks.prediction_writer:ShardPredictionWriter._prepare_folder",
-        "require_no_results(self._folder, self._format)",
-        "pass",
-        "callbacks/test_prediction_writer.py",
-    ),
-    Mutant(
-        "callbacks.prediction_writer:ShardPredictionWriter.on_predict_start",
-        "names if writes else []",
-        "names",
-        "callbacks/test_prediction_writer.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._current_loader",
-        "self._saved = {}",
-        "pass",
-        "resume/test_changed_settings.py",
-    ),
-    Mutant(
-        "summary:peek_at",
-        "with preserved_globals():",
-        "if True:",
-        "test_summary.py",
-    ),
-    Mutant(
-        "summary:peek_at",
-        "private_source(source)",
-        "source",
-        "test_summary.py",
-    ),
-    Mutant(
-        "summary:_range_of",
-        "except (RuntimeError, TypeError):",
-        "except RuntimeError:",
-        "test_summary.py",
-    ),
-    Mutant(
-        "summary:_shown",
-        "if not text.isprintable():",
-        "if False:",
-        "test_summary.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._agreed_loaders",
-        "self._agreed.get(name) is loader",
-        "False",
-        "resume/test_agreed_loaders.py",
-    ),
-    Mutant(
-        "callbacks.throughput:DataThroughputMonitor._go_on_with",
-        "_counted(before.times).since(_counted(loader.times))",
-        "_counted(before.times)",
-        MONITOR,
-    ),
-    Mutant(
-        "callbacks.throughput:DataThroughputMonitor._go_on_with",
-        "self._waited_s = loader.times.wait_s",
-        "pass",
-        MONITOR,
-    ),
-    Mutant(
-        "callbacks.throughput:DataThroughputMonitor.on_train_epoch_start",
-        "and loader is not before:",
-        "and False:",
-        MONITOR,
-    ),
-    Mutant(
-        "trainer_stages:_MethodOfVal.__get__",
-        'or splits_of(module.splits, ["val"])',
-        "",
-        "trainer/test_missing_splits.py",
-    ),
-    Mutant(
-        "trainer_stages:_MethodOfVal.__get__",
-        "or is_found_by_super",
-        "",
-        "trainer/test_missing_splits.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule.setup",
-        'not is_overridden("val_dataloader", self)',
-        'not self.eval_names("val")',
-        "trainer/test_missing_splits.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._agreed_loaders",
-        "error is not None and all(name in self._agreed for name in names)",
-        "False",
-        "resume/test_agreed_loaders.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._current_loader",
-        "self._agreed.pop(split, None)",
-        "pass",
-        "resume/test_agreed_loaders.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._index",
-        "settings_differ(before, given)",
-        "split not in self._indexes",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._index",
-        "settings_differ(before, given)",
-        "before != given",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._index",
-        "self._digests_of_lists(split)",
-        "None",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._index",
-        "before and is_running",
-        "False",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._current_loader",
-        "settings_differ(self._settings.get(split), settings)",
-        "self._settings.get(split) != settings",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "datamodule:ShardDataModule._current_loader",
-        "self.num_workers, self.loader_config)",
-        "self.num_workers)",
-        "trainer/test_changed_settings.py",
-    ),
-    Mutant(
-        "combined:_read_loader",
-        "fetcher is not None and fetcher.fetched",
-        "True",
-        "trainer/test_combined.py",
-    ),
-]
+from tests.mutants.planting import breaks
+
+
+@breaks("lockstep", "ShardLoader.__len__", "loader/test_epochs.py")
+def the_length_is_that_of_an_epoch_without_limit(before, self):
+    return self.plan.steps
+
+
+@breaks("epoch length", "ShardLoader.with_length", "loader/test_epochs.py")
+def a_length_that_is_not_the_truth_is_taken(before, self, steps):
+    return before(self, len(self))
+
+
+@breaks("epoch length", "ShardLoader.with_epoch", "loader/test_epochs.py")
+def an_epoch_that_is_too_long_is_cut_without_a_word(before, self, steps):
+    return before(self, min(steps, self.plan.steps))
+
+
+@breaks("purity", "SampleSeeds.generator", "samples/test_seeds.py")
+def each_process_draws_numbers_of_its_own(before, self, position):
+    return before(self, position + os.getpid())
+
+
+@breaks("purity", "SampleSeeds.seed_globals", "samples/test_seeds.py")
+def global_generators_run_on_from_sample_to_sample(before, self, position):
+    pass
+
+
+@breaks("resume", "ShardLoader.state_dict", "loader/test_state.py")
+def the_state_counts_batches(before, self):
+    state = before(self)
+    return state | {"samples": state["samples"] // self.plan.global_batch}
+
+
+@breaks("resume", "require_same", "loader/test_state.py")
+def a_state_of_another_run_is_taken(before, *given, **named):
+    pass
+
+
+@breaks("resume", "ShardIndex.fingerprint", "shards/test_index.py")
+def other_shards_of_as_many_samples_are_the_same(before, self):
+    return str(self.samples)
+
+
+@breaks("resume", "TrainProgress.position", "callbacks/test_resume.py")
+def an_open_accumulation_window_counts_as_trained(before, self, loader):
+    position = before(self, loader)
+    batches = self._trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    return position._replace(batches=position.batches and batches)
+
+
+@breaks("resume", "TrainProgress.begin", "callbacks/test_resume.py")
+def batches_of_the_old_size_count_as_those_of_the_new(before, self, loader):
+    self.anchor = self.anchor and self.anchor._replace(cursor=type(self.anchor.cursor)())
+    return before(self, loader)
+
+
+@breaks("resume", "position_after", "callbacks/test_resume.py")
+def a_validation_that_was_due_is_forgotten(before, *given):
+    return before(*given)._replace(validation_due=False)
+
+
+@breaks("no bubble", "ShardLoader.__iter__", "loader/test_epochs.py")
+def workers_end_with_each_epoch(before, self):
+    yield from before(self)
+    self.close()
+
+
+@breaks("no bubble", "ShardLoader.set_epoch", "loader/test_epochs.py")
+def workers_start_again_where_the_epoch_is_set(before, self, epoch):
+    self.close()
+    before(self, epoch)
+
+
+@breaks("no bubble", "ShardLoader.close", "loader/test_epochs.py")
+def workers_outlive_their_loader(before, self):
+    self._open = None
+
+
+@breaks("no bubble", "EpochSchedule.next_epoch", "loader/test_epochs.py")
+def an_evaluation_does_not_rewind(before, self, cursor):
+    return type(cursor)(cursor.epoch + 1)
+
+
+@breaks("no bubble", "GuardedName.__reduce__", "system/test_guard.py")
+def workers_outlive_a_killed_trainer(before, self):
+    return str, (str(self),)
+
+
+@breaks("bad data", "_has_signed_sum", "shards/tar/test_damaged_tar.py")
+def a_header_may_have_any_checksum(before, header, total):
+    return True
+
+
+@breaks("bad data", "_check_end", "shards/tar/test_damaged_tar.py")
+def what_follows_the_end_of_an_archive_is_passed_over(before, *given):
+    pass
+
+
+@breaks("bad data", "require_budget", "bad_samples/test_budget.py")
+def any_number_of_samples_may_be_bad(before, *given):
+    pass
+
+
+@breaks("bad data", "MemberBytes.__init__", "samples/test_member_bytes.py")
+def members_are_not_held_against_their_crc32(before, self, buffer, starts, sizes, sums, joined=0):
+    before(self, buffer, starts, sizes, np.full_like(sums, -1))
+
+
+@breaks("bad data", "weights_of", "bad_samples/test_weights.py")
+def a_substitute_weighs_as_much_as_a_sample(before, rows, planned):
+    return list(planned) or [1] * len(rows)
+
+
+@breaks("digest", "EpochDigest.on_train_epoch_end", "callbacks/test_digest.py")
+def an_epoch_is_not_proven(before, self, *given):
+    pass
+
+
+@breaks("digest", "_require_lockstep", "callbacks/test_digest.py")
+def ranks_out_of_step_are_proven(before, *given):
+    pass
+
+
+@breaks("safe", "_require_decoders", "samples/test_safety.py")
+def pickled_members_are_loaded(before, field, allow_unsafe):
+    before(field, allow_unsafe | {"pickle", "pth"})
+
+
+@breaks("safe", "_require_decoders", "samples/test_safety.py")
+def one_unsafe_decoder_allows_the_other(before, field, allow_unsafe):
+    before(field, allow_unsafe | ({"pickle", "pth"} if allow_unsafe else set()))
+
+
+@breaks("safe", "expand_urls", "samples/test_safety.py")
+def a_pipe_is_run(before, urls, **named):
+    return before(urls, allow_pipe=True)
+
+
+@breaks("safe", "redact", "shards/test_urls.py")
+def messages_show_passwords(before, url):
+    return url
+
+
+@breaks("safe", "without_credentials", "shards/remote/cache/test_piece_names.py")
+def credentials_name_what_is_cached(before, url):
+    return url
+
+
+@breaks("cache", "Piece.folder", "shards/remote/cache/test_piece_names.py")
+def a_new_version_has_the_pieces_of_the_old_one(before, self):
+    return before(self._replace(version=""))
+
+
+@breaks("cache", "Piece.name", "shards/remote/cache/test_piece_names.py")
+def pieces_of_one_size_are_one_piece(before, self):
+    return f"0-{self.size}"
+
+
+@breaks("cache", "open_piece", "shards/remote/cache/test_piece_files.py")
+def a_torn_piece_is_served(before, path, begin, end):
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    return OpenPiece(begin, end, file, path=path)  # noqa: F821 of the module where it is planted
+
+
+@breaks("cache", "OpenPiece.read_into", "shards/remote/cache/test_piece_files.py")
+def the_first_bytes_of_a_piece_are_served_for_all(before, self, start, into):
+    before(self, self.begin, into)
+
+
+@breaks("cache", "PieceCache.load", "shards/remote/cache/test_piece_cache.py")
+def an_answer_that_is_cut_short_is_filled_up(before, self, piece, fetch, **named):
+    return before(self, piece, lambda: bytes(fetch())[: piece.size].ljust(piece.size), **named)
+
+
+@breaks("cache", "RemoteTransport.read", "shards/remote/test_remote_storage.py")
+def bytes_of_two_versions_are_mixed(before, self, url, begin, end, version=None):
+    return before(self, url, begin, end)
