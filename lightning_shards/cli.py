@@ -20,6 +20,7 @@ from yaml import YAMLError, safe_load
 
 from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
+from lightning_shards.callbacks.predictions import PredictionFormat
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -49,7 +50,6 @@ from lightning_shards.errors import (
     SampleError,
     ShardError,
 )
-from lightning_shards.predictions.formats import PredictionFormat
 
 _OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
 """Errors of a run that no option mends; a field that no sample has is one of an option."""

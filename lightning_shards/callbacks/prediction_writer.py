@@ -8,19 +8,23 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.places import labels_of, require_own_places
-from lightning_shards.collectives import agree, gather
-from lightning_shards.errors import ConfigError
-from lightning_shards.loader import ShardLoader
-from lightning_shards.predictions.formats import PREDICTION_FORMATS, PredictionFormat
-from lightning_shards.predictions.merging import (
+from lightning_shards.callbacks.predictions import (
+    PREDICTION_FORMATS,
+    BatchSamples,
+    PredictionFormat,
+    RankFile,
+    WrittenFile,
     merge_files,
     merged_name,
     rank_name,
     require_no_results,
+    require_pyarrow,
+    rows_of,
+    samples_of,
 )
-from lightning_shards.predictions.parquet_format import require_pyarrow
-from lightning_shards.predictions.rank_file import RankFile, WrittenFile
-from lightning_shards.predictions.rows import BatchSamples, rows_of, samples_of
+from lightning_shards.collectives import agree, gather
+from lightning_shards.errors import ConfigError
+from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import evaluation_loaders, place_of
 from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.atomic import make_folder
@@ -32,8 +36,8 @@ class ShardPredictionWriter(pl.Callback):
     `predict_step` returns a tensor with one row per sample along dimension 0, which becomes the
     column `prediction`, or a dict of such tensors or of lists with one entry per sample (texts,
     numbers, or tensors whose shapes may differ), each a column. All batches return the same names
-    and types. bfloat16 is written as float32. Samples of `__weight__` 0, which only fill a place or
-    stand for a bad sample, have no row.
+    and types. float16, bfloat16 and float8 are written as float32. Samples of `__weight__` 0, which
+    only fill a place or stand for a bad sample, have no row.
 
     Each rank writes a file, ``predictions-00000-of-00002.parquet`` for rank 0 of 2 (for the set
     ``web`` of `predict_sets` ``predictions-web-...``, for several data loaders passed by hand
@@ -47,22 +51,20 @@ class ShardPredictionWriter(pl.Callback):
     =========  ====================  ===========================  =================================
     parquet    list of two numbers   (nested) list                string
     csv        ``SHARD:SAMPLE``      refused                      cell
-    tar        ``KEY.id.json``       ``KEY.NAME.npy``             ``KEY.NAME.txt``
     =========  ====================  ===========================  =================================
 
     Merging makes one file, ``predictions.parquet``, which has each sample once, in order of
     `__id__`: the same bytes for any number of ranks and workers, if the model gives a sample the
     same prediction in any batch. Rank 0 merges while the other ranks wait, and then removes their
-    files. Rows are copied as they are read, and only if they did not come in order (a shuffled
-    split, or a stream by several workers) sorted in memory. The ranks must share the folder: if
-    rank 0 does not see all files, an error says so on all ranks, and the files are kept. A merge
-    that takes longer than the timeout of the process group (half an hour, unless the strategy is
-    given another) ends the run: give ``DDPStrategy(timeout=...)`` for many millions of rows.
+    files; it holds all rows in memory twice. The ranks must share the folder: if rank 0 does not
+    see all files, an error says so on all ranks, and the files are kept. A merge that takes longer
+    than the timeout of the process group (half an hour, unless the strategy is given another) ends
+    the run: give ``DDPStrategy(timeout=...)`` for many millions of rows.
 
     Args:
         folder: A local folder, made if it is missing; one that holds predictions or other files of
             the format is refused before any batch is computed.
-        file_format: ``parquet`` (needs the extra `table`), ``csv`` or ``tar``.
+        file_format: ``parquet`` (needs the extra `table`) or ``csv``.
         merge: Whether to merge the files of the ranks into one.
 
     Raises:
@@ -93,7 +95,7 @@ class ShardPredictionWriter(pl.Callback):
             _on_all_ranks(self._prepare_folder, facts)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open a file for each data loader."""
+        """Name a file for each data loader."""
         _on_all_ranks(lambda: self._check_loaders(trainer))
         place = place_of(trainer)
         labels = labels_of(evaluation_loaders(trainer))
@@ -101,28 +103,19 @@ class ShardPredictionWriter(pl.Callback):
         # tensor-parallel processes share a rank, and the first one of them writes
         writes = gather(place.rank).index(place.rank) == trainer.global_rank
         names = [rank_name(name, place.rank, place.world_size) for name in self._names]
-        _on_all_ranks(lambda: self._open(names if writes else []))
+        self._files = [RankFile(self._folder / name, self._format) for name in names if writes]
 
     def on_predict_batch_start(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        batch: object,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Note the samples of the batch, before `predict_step` can change it."""
         self._samples = samples_of(batch)
 
     def on_predict_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: object,
-        batch: object,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: object,
+        batch_idx: int, dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
         """Write the predictions of the batch."""
         assert self._samples is not None
         rows = rows_of(outputs, self._samples)
@@ -171,10 +164,6 @@ class ShardPredictionWriter(pl.Callback):
                     "a merged file has each sample once, and sampling='resampled' draws some "
                     "several times; predict with sampling='sequential', or without merge"
                 )
-
-    def _open(self, names: list[str]) -> None:
-        for name in names:
-            self._files.append(RankFile(self._folder / name, self._format))
 
     def _merge_all(self, written: list[tuple[str, list[WrittenFile]]]) -> None:
         for name, files in written:

@@ -28,11 +28,15 @@ from lightning_shards import (
     collectives,
 )
 from lightning_shards.callbacks import prediction_writer
+from lightning_shards.callbacks.predictions import (
+    PREDICTION_FORMATS,
+    ColumnType,
+    CsvPredictions,
+    WrittenFile,
+    merge_files,
+    rank_name,
+)
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError, ShardError
-from lightning_shards.predictions import merging
-from lightning_shards.predictions.csv_format import CsvPredictions
-from lightning_shards.predictions.formats import PREDICTION_FORMATS
-from lightning_shards.predictions.rows import ColumnType
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
@@ -171,8 +175,8 @@ def test_merged_files_are_equal_for_all_ranks_and_hold_each_sample_once_in_order
         assert names(folder) == [f"predictions.{file_format}"]
         merged.append(folder / f"predictions.{file_format}")
     assert len({path.read_bytes() for path in merged}) == 1
-    ids = [sample_id for sample_id, _ in PREDICTION_FORMATS[file_format].read(merged[0])]
-    assert ids == [(shard, i) for shard, count in enumerate(COUNTS) for i in range(count)]
+    ids = PREDICTION_FORMATS[file_format].merge([merged[0]], io.BytesIO())
+    assert ids.tolist() == [[shard, i] for shard, count in enumerate(COUNTS) for i in range(count)]
 
 
 def test_rows_that_did_not_come_in_order_are_merged_to_the_same_file(tmp_path, predict, make_data):
@@ -255,7 +259,7 @@ def no_batch(batch: Any) -> None:
     pytest.fail("a batch was predicted")
 
 
-@pytest.mark.parametrize("name", ["predictions-00000-of-00001.tar", "other.csv"])
+@pytest.mark.parametrize("name", ["predictions-00000-of-00001.parquet", "other.csv"])
 def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(
     tmp_path, predict, name
 ):
@@ -285,7 +289,7 @@ def test_ranks_that_do_not_share_a_folder_cannot_merge_and_keep_their_files(tmp_
 
 
 def test_ranks_of_different_formats_are_refused(tmp_path, predict):
-    given = [*writers(tmp_path, 1, "csv"), *writers(tmp_path, 1, "tar")]
+    given = [*writers(tmp_path, 1, "csv"), *writers(tmp_path, 1, "parquet")]
     for error in predict(given, step=no_batch):
         assert "the ranks disagree on the format of predictions" in str(error)
 
@@ -303,27 +307,27 @@ def test_a_sample_with_two_rows_is_not_merged(tmp_path, predict, make_data):
     assert predict(writers(tmp_path / "out", 1, "parquet"), data, step=step) == [None]
     [name] = names(tmp_path / "out")
     types = {"prediction": ColumnType("int64", 0)}
-    written = merging.WrittenFile(name, 40, is_sorted=False, types=types)
+    written = WrittenFile(name, 40, types=types)
     with pytest.raises(SampleError, match=r"sample \d of shard \d was predicted twice"):
-        merging.merge_files(tmp_path / "out", [written], "predictions.parquet", "parquet")
+        merge_files(tmp_path / "out", [written], "predictions.parquet", "parquet")
     gc.collect()  # as above
     assert names(tmp_path / "out") == [name]
 
 
 def test_files_that_changed_or_differ_are_not_merged(tmp_path):
-    first, second = (merging.rank_name("predictions.csv", rank, 2) for rank in range(2))
+    first, second = (rank_name("predictions.csv", rank, 2) for rank in range(2))
     for name in (first, second):
         (tmp_path / name).write_text("__id__,__key__,x\n0:1,a,1\n")
-    files = [merging.WrittenFile(first, 5, is_sorted=True, types={})]
+    files = [WrittenFile(first, 5, types={})]
     with pytest.raises(FileAccessError, match="hold 1 row, and 5 were written"):
-        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
-    files.append(merging.WrittenFile(second, 1, is_sorted=True, types={"x": ("int64", 0)}))
+        merge_files(tmp_path, files, "predictions.csv", "csv")
+    files.append(WrittenFile(second, 1, types={"x": ("int64", 0)}))
     with pytest.raises(ConfigError, match="differ in the names, the order or the types"):
-        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
+        merge_files(tmp_path, files, "predictions.csv", "csv")
     orders = ({"x": ("int64", 0), "y": ("int64", 0)}, {"y": ("int64", 0), "x": ("int64", 0)})
-    files = [merging.WrittenFile(first, 1, is_sorted=True, types=types) for types in orders]
+    files = [WrittenFile(first, 1, types=types) for types in orders]
     with pytest.raises(ConfigError, match="the order or the types"):
-        merging.merge_files(tmp_path, files, "predictions.csv", "csv")
+        merge_files(tmp_path, files, "predictions.csv", "csv")
     assert names(tmp_path) == [first, second]
 
 
@@ -344,6 +348,19 @@ def test_batches_return_the_same_columns(tmp_path, predict):
     assert "'x' (int64, 0 dimensions per sample), and for the batches before 'x' (float32" in str(
         error
     )
+
+
+def test_columns_have_the_order_of_the_first_batch(tmp_path, predict):
+    numbers = iter(range(100))
+
+    def alternating(batch: Any) -> Any:
+        columns = {"low": batch["label"], "high": batch["label"] + 100}
+        return columns if next(numbers) % 2 else dict(reversed(columns.items()))
+
+    assert predict(writers(tmp_path / "out", 1), step=alternating) == [None]
+    rows = cells(tmp_path / "out/predictions-00000-of-00001.csv")
+    assert len(rows) == SAMPLES
+    assert all(int(high) == int(low) + 100 for _, _, high, low in rows)
 
 
 def test_a_tuple_batch_is_refused_before_it_is_predicted(tmp_path, predict, make_data):

@@ -1,0 +1,232 @@
+"""Which predictions become rows, what is said of those that cannot, and files of both formats."""
+
+import csv
+import io
+import sys
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from lightning_shards.callbacks import predictions
+from lightning_shards.callbacks.predictions import (
+    PREDICTION_FORMATS,
+    BatchSamples,
+    ColumnType,
+    require_pyarrow,
+    rows_of,
+    samples_of,
+)
+from lightning_shards.errors import ConfigError
+
+BATCH = {
+    "__key__": ["a", "b", "c"],
+    "__id__": torch.tensor([[0, 1], [0, 2], [5, 0]]),
+    "__weight__": torch.tensor([1.0, 0.0, 1.0]),
+}
+
+
+def rows(prediction):
+    return rows_of(prediction, samples_of(BATCH))
+
+
+def test_a_tensor_has_a_row_for_each_sample_that_counts():
+    predicted = rows(torch.arange(6, dtype=torch.float64).reshape(3, 2))
+    assert predicted.keys == ["a", "c"]
+    assert predicted.ids.tolist() == [[0, 1], [5, 0]]
+    assert predicted.columns["prediction"].tolist() == [[0, 1], [4, 5]]
+    assert predicted.types == {"prediction": ColumnType("float64", 1)}
+
+
+def test_without_weights_all_samples_count():
+    batch = {name: BATCH[name] for name in ("__key__", "__id__")}
+    assert len(rows_of(torch.zeros(3), samples_of(batch)).keys) == 3
+
+
+def test_the_default_device_changes_nothing():
+    batch = {"__key__": ["a", "b"], "__id__": [[0, 1], [0, 2]]}
+    with torch.device("meta"):
+        samples = samples_of(batch)
+    assert samples.ids.tolist() == batch["__id__"]
+    assert samples.rows == [0, 1]
+
+
+def test_a_dict_has_a_column_for_each_entry():
+    predicted = rows(
+        {
+            "class": torch.tensor([1, 2, 3]),
+            "caption": ("x", "y", "z"),
+            "score": [0.5, 1, True],
+            "loss": [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)],
+            "boxes": [torch.zeros(2, 4), torch.zeros(0, 4), torch.ones(1, 4)],
+            "tokens": [[1, 2], [3], [4]],
+            "mask": np.ones((3, 2, 2), bool),
+        }
+    )
+    assert {name: tuple(kind) for name, kind in predicted.types.items()} == {
+        "class": ("int64", 0),
+        "caption": ("text", 0),
+        "score": ("float64", 0),
+        "loss": ("float32", 0),
+        "boxes": ("float32", 2),
+        "tokens": ("int64", 1),
+        "mask": ("bool", 2),
+    }
+    assert predicted.columns["caption"] == ["x", "z"]
+    assert predicted.columns["loss"].tolist() == [1, 3]
+    assert [boxes.shape for boxes in predicted.columns["boxes"]] == [(2, 4), (1, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_short_floating_point_numbers_become_float32(dtype):
+    given = torch.tensor([1.0, 2.0, -0.5], requires_grad=True).to(dtype)
+    column = rows(given).columns["prediction"]
+    assert column.dtype == np.float32
+    assert column.tolist() == [1, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "message"),
+    [
+        (None, "predict_step returned None for a batch of 3 samples; .* wants a tensor with one"),
+        (torch.tensor(1.0), r"returned a tensor of shape \(\) for a batch of 3 samples"),
+        (torch.zeros(2, 3), r"returned a tensor of shape \(2, 3\) for a batch of 3 samples"),
+        ([1, 2, 3], "returned a list of 3 entries for a batch of 3"),
+        ({}, "returned a dict of 0 entries"),
+        ("abc", "returned a value of type str"),
+        ({"x": torch.zeros(4)}, r"returned a tensor of shape \(4,\) for 'x' for a batch of 3"),
+        ({"x": ["a", "b"]}, "returned a list of 2 entries for 'x' for a batch of 3"),
+        ({"x": 1.0}, "returned a value of type float for 'x'"),
+        ({"x": {"y": 1}}, "returned a dict of 1 entries for 'x'"),
+        ({"x": ["a", 1, 2]}, "values for 'x' that no file holds .*: return real numbers"),
+        ({"x": [None, None, None]}, "values for 'x' that no file holds .object."),
+        ({"x": [[1], [[2]], [3]]}, "entries of 'x' .* int64 of 1 dimensions and int64 of 2 dim"),
+        ({"x": [[1, [2]], [3], [4]]}, "values for 'x' that no file holds"),
+        ({"x": torch.zeros(3, dtype=torch.complex64)}, "no file holds .complex64."),
+        ({"x": torch.zeros(3, 3).to_sparse()}, "no file holds .*dense tensors"),
+        ({"x": np.zeros(3, np.longdouble)}, "no file holds"),
+        ({"x": [2**70, 1, 1]}, "no file holds"),
+        ({"__key__": ["a", "b", "c"]}, "entry '__key__'.* written from the batch"),
+        ({1: torch.zeros(3)}, "entry 1; names are texts"),
+    ],
+)
+def test_anything_else_is_refused_with_what_is_wanted(prediction, message):
+    with pytest.raises(ConfigError, match=message):
+        rows(prediction)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ((torch.zeros(3),), "this one is a tuple; set batch_format='dict'"),
+        ({"image": 1, "__key__": ["a"]}, r"this one has \['__key__', 'image'\]"),
+        (BATCH | {"__key__": ["a"]}, r"1 keys, `__id__` of shape \(3, 2\) .* keep them"),
+        (BATCH | {"__weight__": torch.ones(2)}, r"`__weight__` of shape \(2,\): a hook"),
+    ],
+)
+def test_a_batch_that_does_not_say_which_samples_it_holds_is_refused(batch, message):
+    with pytest.raises(ConfigError, match=message):
+        samples_of(batch)
+
+
+TEXTS = ['a, "b"', "c\nd", "e\rf\r\n", "=é", "bytes\udcff", ""]
+
+
+def samples(count, first=0):
+    numbers = np.arange(first, first + count)
+    return BatchSamples(
+        [f"dir/{number:03d}" for number in numbers],
+        np.stack([numbers // 4, numbers % 4], axis=1),
+        list(range(count)),
+    )
+
+
+def write(file_format, *batches):
+    """The bytes of a file of these pairs of a prediction and its samples."""
+    file = io.BytesIO()
+    rows = [rows_of(*batch) for batch in batches]
+    writer = PREDICTION_FORMATS[file_format](file, rows[0].types)
+    for batch in rows:
+        writer.write(batch)
+    writer.finish()
+    return file.getvalue()
+
+
+def test_csv_is_what_csv_readers_read(tmp_path):
+    prediction = {"text": TEXTS, "score": torch.tensor([0.1, 1e20, -2, 1 / 3, torch.nan, 0])}
+    written = write("csv", (prediction | {"is_on": [True] * 6}, samples(6)))
+    header, *rows = csv.reader(io.StringIO(written.decode(), newline=""))
+    assert header == ["__id__", "__key__", "text", "score", "is_on"]
+    assert [row[0] for row in rows] == ["0:0", "0:1", "0:2", "0:3", "1:0", "1:1"]
+    assert [row[1] for row in rows] == samples(6).keys
+    assert [row[2] for row in rows] == [*TEXTS[:4], "bytes\\udcff", ""]
+    assert [row[3] for row in rows] == ["0.1", "1e+20", "-2.0", "0.33333334", "nan", "0.0"]
+    assert {row[4] for row in rows} == {"True"}
+
+
+def test_csv_refuses_values_of_several_dimensions_with_a_remedy():
+    with pytest.raises(ConfigError, match=r"'prediction' has 1 dim.* parquet"):
+        write("csv", (torch.zeros(2, 1), samples(2)))
+
+
+def test_parquet_has_lists_for_dimensions(tmp_path):
+    values = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+    boxes = [torch.zeros(0, 4), torch.ones(2, 4)]
+    prediction = {"values": values, "boxes": boxes, "none": torch.zeros(2, 0, 3), "text": ["a", ""]}
+    (tmp_path / "x.parquet").write_bytes(write("parquet", (prediction, samples(2))))
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert table.column_names == ["__key__", "__id__", *prediction]
+    assert table["__id__"].to_pylist() == [[0, 0], [0, 1]]
+    assert table["values"].to_pylist() == values.tolist()
+    assert table["boxes"].to_pylist() == [[], [[1.0] * 4] * 2]
+    assert table["none"].to_pylist() == [[], []]
+    assert table["text"].to_pylist() == ["a", ""]
+
+
+def test_bytes_that_are_no_text_do_not_make_a_parquet_unreadable(tmp_path):
+    (tmp_path / "x.parquet").write_bytes(write("parquet", ({"text": TEXTS}, samples(6))))
+    assert pq.read_table(tmp_path / "x.parquet")["text"].to_pylist()[4] == "bytes\\udcff"
+
+
+@pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
+def test_merged_rows_are_the_rows_in_order_whichever_files_they_came_from(file_format, tmp_path):
+    prediction = {"text": TEXTS, "number": torch.arange(6)}
+    if file_format != "csv":
+        prediction["boxes"] = [torch.ones(number, 4) for number in range(6)]
+    whole = rows_of(prediction, samples(6))
+    order = [5, 0, 3, 1, 4, 2]
+    for name, rows in (("whole", range(6)), ("a", order[:4]), ("b", order[4:]), ("none", [])):
+        of_file = rows_of(prediction, samples(6)._replace(rows=list(rows)))
+        assert of_file.types == whole.types
+        file = io.BytesIO()
+        writer = PREDICTION_FORMATS[file_format](file, whole.types)
+        writer.write(of_file)
+        writer.finish()
+        (tmp_path / name).write_bytes(file.getvalue())
+    merged = []
+    for names in (["whole"], ["none", "a", "b"]):
+        target = io.BytesIO()
+        ids = PREDICTION_FORMATS[file_format].merge([tmp_path / name for name in names], target)
+        assert ids.tolist() == whole.ids.tolist()
+        merged.append(target.getvalue())
+    assert merged[0] == merged[1]
+    if file_format == "csv":
+        assert merged[0] == (tmp_path / "whole").read_bytes()
+    else:
+        assert pq.read_table(io.BytesIO(merged[0])) == pq.read_table(tmp_path / "whole")
+
+
+def test_a_parquet_has_row_groups_of_many_batches(monkeypatch):
+    values = torch.arange(100, dtype=torch.float64).reshape(50, 2)
+    parts = [(values[i : i + 5], samples(5, i)) for i in range(0, 50, 5)]
+    monkeypatch.setattr(predictions, "_GROUP_BYTES", 1000)  # a row has about 60 bytes
+    file = pq.ParquetFile(io.BytesIO(write("parquet", *parts)))
+    assert 1 < file.num_row_groups < 5
+    assert file.read()["prediction"].to_pylist() == values.tolist()
+
+
+def test_without_pyarrow_parquet_names_the_extra_and_the_other_format(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ConfigError, match=r"lightning-shards\[table\].* csv"):
+        require_pyarrow()
