@@ -11,27 +11,26 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields, is_dataclass
-from decimal import Decimal
 from functools import partial
+from operator import ne
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.loaded_torch import is_tensor, load_torch, torch_if_loaded
+from lightning_shards.samples.loaded_torch import is_tensor, torch_if_loaded
 from lightning_shards.samples.seeds import SampleSeeds, globals_state, preserved_globals
-
-if TYPE_CHECKING:
-    import torch
 
 _DEEPEST: Final = 5
 """How deep objects in objects are searched, as in a `partial` of a method of an instance."""
 
 _MOST_PARTS: Final = 100
 """Longer collections are taken for data and not searched."""
+
+_NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray)
+
+_COMPARED = (str, bytes, int, float, complex, np.ndarray, np.generic)
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ def seeded_objects(transform: object) -> list[Any]:
     seen: list[object] = []  # keeps the objects alive, so that no id is used again
 
     def look(value: object, depth: int) -> None:
-        if depth > _DEEPEST or _is_data(value) or any(value is s for s in seen):
+        if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or any(value is s for s in seen):
             return
         seen.append(value)
         if callable(getattr(value, "set_random_seed", None)):
@@ -56,13 +55,6 @@ def seeded_objects(transform: object) -> list[Any]:
 
     look(transform, 0)
     return seeded
-
-
-def _is_data(value: object) -> bool:
-    return isinstance(value, _NOTHING_IN) or is_tensor(value)
-
-
-_NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray)
 
 
 def _parts_of(value: object) -> Iterator[object]:
@@ -95,6 +87,18 @@ def outside_workers() -> Generator[None]:
         state._worker_info = info  # noqa: SLF001
 
 
+def _look_like(wrapper: Any, function: object) -> None:
+    """Give a wrapper the name and the wishes of the function in it."""
+    wrapper.__name__ = _name_of(function)
+    wrapper.takes_bytes = getattr(function, "takes_bytes", False)
+    wrapper.takes_arrays = getattr(function, "takes_arrays", False)
+    wrapper.takes_fields = getattr(function, "takes_fields", None)
+
+
+def _name_of(function: object) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
 class RepeatedTransform:
     """Makes its first value twice with the same seeds; a warning names it if they differ.
 
@@ -107,10 +111,7 @@ class RepeatedTransform:
 
     def __init__(self, called: str, transform: Callable[[Any], Any]) -> None:
         self._called, self._transform, self._is_compared = called, transform, False
-        self.__name__ = getattr(transform, "__name__", type(transform).__name__)
-        self.takes_bytes = getattr(transform, "takes_bytes", False)
-        self.takes_arrays = getattr(transform, "takes_arrays", False)
-        self.takes_fields = getattr(transform, "takes_fields", None)
+        _look_like(self, transform)
 
     def __call__(self, value: Any) -> Any:
         """The result of the transform."""
@@ -128,7 +129,7 @@ class RepeatedTransform:
         with suppress(Exception):  # a reused buffer would be compared with itself
             kept = copy.deepcopy(made)
         try:
-            is_same = may_be_same(kept, self._made(value))
+            is_same = are_same(kept, self._made(value))
         except Exception:  # noqa: BLE001 the first run raised nothing
             is_same = False
         if not is_same:
@@ -161,11 +162,8 @@ class WatchedTransform:
     def __init__(self, called: str, transform: Callable[..., Any]) -> None:
         self._called, self._is_watched = called, False
         self.__wrapped__ = transform  # so that its parameters are seen
-        self.__name__ = getattr(transform, "__name__", type(transform).__name__)
         self.deterministic = getattr(transform, "deterministic", False)
-        self.takes_bytes = getattr(transform, "takes_bytes", False)
-        self.takes_arrays = getattr(transform, "takes_arrays", False)
-        self.takes_fields = getattr(transform, "takes_fields", None)
+        _look_like(self, transform)
 
     def __call__(self, value: Any, **settings: Any) -> Any:
         """The result of the transform.
@@ -202,7 +200,7 @@ class WatchedCollateFn:
 
     def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
         self._collate_fn, self._is_watched = collate_fn, False
-        self.__name__ = getattr(collate_fn, "__name__", type(collate_fn).__name__)
+        self.__name__ = _name_of(collate_fn)
         self.takes_arrays = getattr(collate_fn, "takes_arrays", False)
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -229,81 +227,36 @@ class WatchedCollateFn:
         after = globals_state()
         if any(old != new for old, new in zip(before, after, strict=False)):
             return "drew random numbers from the generators of the whole process"
-        if not may_be_same(made, self._collate_fn(copy.deepcopy(samples))):
+        if not are_same(made, self._collate_fn(copy.deepcopy(samples))):
             return "made two batches of the same samples: it has a random generator of its own"
         return ""
 
 
-def are_same(first: object, second: object) -> bool:
-    """Whether two values are equal to the last bit; False where they cannot be compared."""
-    return _are_equal(first, second, if_unknown=False)
+def are_same(first: Any, second: Any) -> bool:
+    """Whether two values hold the same arrays, tensors, numbers and texts; NaN equals itself.
 
-
-def may_be_same(first: object, second: object) -> bool:
-    """Whether two values do not differ as far as they can be compared."""
-    return _are_equal(first, second, if_unknown=True)
-
-
-def _are_equal(first: object, second: object, *, if_unknown: bool) -> bool:
-    try:
-        return first is second or bool(
-            _comparable(first, if_unknown) == _comparable(second, if_unknown)
-        )
-    except Exception:  # noqa: BLE001 a value that holds itself, is too deep, or hides what it holds
-        return if_unknown
-
-
-class _OwnEquality:
-    """A value of a class that only its own `==` compares, which may have no truth value.
-
-    The `==` of a DataFrame or of a sparse matrix of scipy is one of its elements.
+    They are looked for in collections and in attributes. Any other object counts as the same.
     """
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-    def __init__(self, value: Any, if_unknown: bool) -> None:
-        self._value, self._if_unknown = value, if_unknown
-
-    def __eq__(self, other: object) -> bool:
-        assert isinstance(other, _OwnEquality)
-        try:
-            return self._value is other._value or bool(self._value == other._value)
-        except Exception:  # noqa: BLE001 whatever it is, it tells of no difference
-            return self._if_unknown
-
-
-def _comparable(value: object, if_unknown: bool) -> object:
-    """A form that is equal for equal values: types with bytes, in which NaN equals itself."""
-    part = partial(_comparable, if_unknown=if_unknown)
-    contents: object = _OwnEquality(value, if_unknown)
-    if is_tensor(value):
-        contents = (value.dtype, tuple(value.shape), _bytes_of(value))
-    elif isinstance(value, np.ndarray | np.generic):  # a float64 is a float, too
-        array = cast("NDArray[Any]", value)
-        contents = array.tolist() if array.dtype.hasobject else array.tobytes()
-        contents = (array.dtype, array.shape, part(contents))
-    elif isinstance(value, Mapping):
-        contents = [part(item) for item in cast("Mapping[Any, Any]", value).items()]
-    elif isinstance(value, list | tuple):
-        contents = [part(item) for item in cast("list[Any]", value)]
-    elif isinstance(value, float | complex | Decimal):
-        contents = _digits_of(value)
-    elif is_dataclass(value):  # its own comparison fails where it holds tensors
-        contents = [part(getattr(value, field.name, None)) for field in fields(value)]
-    elif type(value).__eq__ is object.__eq__:  # equal only to itself: compare its contents
-        contents = part(getattr(value, "__dict__", {}))
-    return type(cast("object", value)), contents
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, Mapping):
+        items = cast("Mapping[Any, Any]", first), cast("Mapping[Any, Any]", second)
+        return are_same(*(list(mapping.items()) for mapping in items))
+    if isinstance(first, list | tuple):
+        parts = cast("list[Any]", first)
+        return len(parts) == len(second) and all(map(are_same, parts, second))
+    if is_tensor(first) or isinstance(first, _COMPARED):
+        return _are_equal(first, second)
+    return first is second or are_same(*(getattr(each, "__dict__", ()) for each in (first, second)))
 
 
-def _digits_of(number: complex | Decimal) -> object:
-    if isinstance(number, Decimal):
-        return number.as_tuple()
-    parts = complex(number)
-    return parts.real.hex(), parts.imag.hex()
-
-
-def _bytes_of(tensor: "torch.Tensor") -> object:
-    with suppress(TypeError, RuntimeError):
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
-        return plain.view(load_torch().uint8).numpy().tobytes()
-    return str(tensor)
+def _are_equal(first: Any, second: Any) -> bool:
+    if not is_tensor(first):
+        first, second = np.asarray(first), np.asarray(second)
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return False
+    try:
+        are_nan = ne(first, first) & ne(second, second)
+        return bool(((first == second) | are_nan).all())
+    except (TypeError, ValueError, RuntimeError):  # a sparse tensor, for instance
+        return True
