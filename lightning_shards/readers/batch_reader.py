@@ -45,7 +45,7 @@ from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.collation.number_columns import numbers_or_list
 from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.decoding.decoders import CLASS, Decoding
-from lightning_shards.samples.fields import Field, optional_names, within_limits
+from lightning_shards.samples.fields import Field, optional_names
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
     Ints,
@@ -103,8 +103,8 @@ def decode_column(
         if column is not None:
             return column
     values = map(decoder_of(field), members.with_gaps())
-    samples = ({field.name: value, "__key__": ""} for value in values)
-    return column_of(list(within_limits(samples, [field], {})), field.name, arena)
+    samples = [{field.name: value, "__key__": ""} for value in values]
+    return column_of(samples, field.name, arena)
 
 
 def column_at_once(field: Field, members: FieldMembers) -> "Column | None":
@@ -306,7 +306,7 @@ class BatchReader:
     def _whole_samples(self, number: int) -> LoadedBatch:
         """A batch of whole samples, as a `collate_fn` takes them."""
         with self._transforms.keeping_globals():
-            samples = list(within_limits(self._made_samples(number), self._plain, {}))
+            samples = list(self._made_samples(number))
         with self._clock.on("collate"):
             weights, components = self._weights[number], self._components[number].tolist()
             given = self._collation.given(samples, weights, self._transforms.layouts, components)

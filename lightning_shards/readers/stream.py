@@ -51,7 +51,7 @@ from lightning_shards.readers.user_stages import (
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import Field, optional_names, with_arrays, within_limits
+from lightning_shards.samples.fields import Field, optional_names, with_arrays
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
@@ -257,9 +257,9 @@ class StreamSource:
         """The next samples for one batch: `size`, or as many as are left.
 
         Raises:
-            SampleError: As of `within_limits`; or a sample cannot be made.
+            SampleError: A sample cannot be made.
         """
-        return list(within_limits(islice(samples, size), self.fields, *self._steps))
+        return list(islice(samples, size))
 
     def names_of(self, rows: Sequence[Sample]) -> list[str]:
         """The fields of a batch of these rows, in their order; errors as of `batch_fields_of`."""

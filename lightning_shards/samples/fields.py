@@ -1,6 +1,6 @@
 """The fields of a sample, made from its members: selected by suffix, decoded, transformed."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -14,8 +14,6 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.samples.batch_limits import counts_of
-from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.decoding.arrays import SCALAR_DECODERS
 from lightning_shards.samples.decoding.compressed import (
     MOST_OBJECT_BYTES,
@@ -25,7 +23,6 @@ from lightning_shards.samples.decoding.compressed import (
 from lightning_shards.samples.decoding.decoders import (
     CLASS,
     DECODERS,
-    IMAGE_DECODERS,
     OBJECT_DECODERS,
     PIXEL_DECODERS,
     RAW,
@@ -56,7 +53,6 @@ from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 from lightning_shards.shards.urls import redact
 
-_COUNTED = IMAGE_DECODERS | {"npz"}
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
 
@@ -368,28 +364,3 @@ def decoding_loads_torch(
 def optional_names(fields: Iterable[Field]) -> frozenset[str]:
     """The names of the fields that samples may lack."""
     return frozenset(field.name for field in fields if field.is_optional)
-
-
-def within_limits(
-    samples: Iterable[Sample],
-    fields: Iterable[Field],
-    transforms: Mapping[str, Transform],
-    sample_transforms: Sequence[SampleTransform] = (),
-) -> Iterator[Sample]:
-    """The samples of one batch; fields that no transform takes must keep to `batch_limits`.
-
-    Raises:
-        SampleError: The values of a field take too much together.
-    """
-    counts = [
-        (field.name, count)
-        for field in fields
-        if any(each.is_gzipped or each.decoder in _COUNTED for each in field.decodings)
-        and field.name not in transforms
-        and first_taking(sample_transforms, field.name) is None
-        for count in counts_of(field.name, field.decodings)
-    ]
-    for sample in samples:
-        for name, count in counts:
-            count.add(sample.get(name))
-        yield sample

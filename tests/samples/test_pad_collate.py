@@ -209,7 +209,6 @@ def test_masked_numbers_are_not_padded(in_list):
 
 
 def test_a_list_that_holds_itself_is_named():
-    """As six bytes of CBOR give it."""
     value = []
     value.append(value)
     with pytest.raises(SampleError, match="field 'x' of sample 'k1' is a list that cannot be padd"):

@@ -1,6 +1,6 @@
 """The rows of one epoch, and the substitutes of bad ones."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -12,7 +12,7 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, Layouts, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import Collation
-from lightning_shards.samples.fields import Field, within_limits
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.stage_clock import StageClock
@@ -108,14 +108,10 @@ class EpochRows:
         batch_format, (_, of_samples) = self.settings.batch_format, self.settings.steps
         return samples, batch_fields_of(samples, configured, batch_format, of_samples)
 
-    def within_limits(self, samples: Iterable[Sample]) -> list[Sample]:
-        """The samples of one batch; raises what `fields.within_limits` does."""
-        return list(within_limits(samples, self.settings.fields, *self.settings.steps))
-
     def between(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by row."""
         bad: dict[int, BadSample] = {}
-        return self.within_limits(self._made_between(start, stop, bad)), bad
+        return list(self._made_between(start, stop, bad)), bad
 
     def _made_between(self, start: int, stop: int, bad: dict[int, BadSample]) -> Iterator[Sample]:
         ids = self.settings.order.at(self.epoch, start, stop).tolist()

@@ -89,8 +89,6 @@ class MixtureRows:
             samples.append(made)
             if replaced is not None:
                 bad[row] = replaced
-        for number, own in _by_component(samples, numbers).items():
-            self.of_components[number].within_limits(own)
         return samples, bad
 
     def collated(self, samples: list[Sample]) -> tuple[list[Sample], list[str]]:

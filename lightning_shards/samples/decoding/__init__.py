@@ -1,1 +1,1 @@
-"""From the bytes of members to values: images, clips, arrays, messages and numbers."""
+"""From the bytes of members to values: images, clips, arrays and numbers."""

@@ -15,8 +15,7 @@ MOST_UNPACKED_BYTES = 2**30
 """A member that unpacks to more is taken for a bomb: a file made to fill the memory."""
 
 MOST_OBJECT_BYTES = 2**25
-"""The same of what becomes Python objects: they take up to 24 times the bytes of JSON, and up to 64
-times those of CBOR and MessagePack."""
+"""The same of what becomes Python objects: they take up to 24 times the bytes of JSON."""
 
 _PIECE = 2**20
 """Bytes that are unpacked at once."""

@@ -17,8 +17,6 @@ from lightning_shards.samples.decoding.arrays import (
     decode_safetensors,
 )
 from lightning_shards.samples.decoding.compressed import decode_npz
-from lightning_shards.samples.decoding.messages import decode_cbor, decode_msgpack
-from lightning_shards.samples.decoding.tenbin import decode_tenbin
 from lightning_shards.samples.loaded_torch import load_torch
 
 Decoder: TypeAlias = Callable[[bytes], Any]
@@ -121,11 +119,8 @@ DECODERS: dict[str, Decoder] = {
     "int": _decode_int,
     "json": json.loads,
     **JSON_DECODERS,
-    "cbor": decode_cbor,
-    "msgpack": decode_msgpack,
     "npy": decode_npy,
     "npz": decode_npz,
-    "ten": decode_tenbin,
     "safetensors": decode_safetensors,
     **NUMBER_DECODERS,
     "rgb": images.decode_rgb,
@@ -137,26 +132,16 @@ DECODERS: dict[str, Decoder] = {
 
 PIXEL_DECODERS = frozenset({"rgb", "gray"})
 IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
-OBJECT_DECODERS: frozenset[DecoderChoice] = frozenset({"json", *JSON_DECODERS, "cbor", "msgpack"})
+OBJECT_DECODERS: frozenset[DecoderChoice] = frozenset({"json", *JSON_DECODERS})
 TORCH_DECODERS = frozenset({"safetensors", "pth"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
-
-_LIBRARIES: dict[DecoderChoice, tuple[str, str]] = {
-    "safetensors": ("safetensors", "tensors"),
-    "cbor": ("cbor2", "messages"),
-    "msgpack": ("msgpack", "messages"),
-}
-"""The library of a decoder, and the extra that installs it."""
 
 _SUFFIX_DECODERS = {
     "int": "cls cls2 class count index inx id",
     "text": "txt text transcript",
     "json": "json jsn",
-    "cbor": "cbor",
-    "msgpack": "msgpack mp msg",
     "npy": "npy",
     "npz": "npz",
-    "ten": "ten tb",
     "safetensors": "safetensors",
     "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
     "pickle": "pkl pickle pyd",
@@ -210,13 +195,10 @@ def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
     for name in decoders:
         if name in IMAGE_DECODERS:
             images.require_backend("pillow")
-        if name not in _LIBRARIES:
-            continue
-        module, extra = _LIBRARIES[name]
-        if find_spec(module) is None:
+        if name == "safetensors" and find_spec("safetensors") is None:
             raise ConfigError(
-                f"decoding {name!r} needs {module}, which is not installed: "
-                f"pip install 'lightning-shards[{extra}]', or decode the field as 'raw'"
+                "decoding 'safetensors' needs safetensors, which is not installed: "
+                "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
             )
 
 
