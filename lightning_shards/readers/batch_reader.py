@@ -97,7 +97,7 @@ def decode_column(
         SampleError: One cannot be decoded, or the shapes differ.
     """
     default = field.default
-    is_alone = default is not None and (members.has_gaps or default.number_type)
+    is_alone = default is not None and (members.has_gaps or default.is_compared)
     if not isinstance(members, LargeMembers) and not is_alone:
         column = column_at_once(field, members)
         if column is not None:

@@ -4,16 +4,16 @@ import copy
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, MissingFieldError
+from lightning_shards.errors import ConfigError, MissingFieldError, count_of
 from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.decoding.decoders import CLASS, PIXEL_DECODERS, RAW, DecoderChoice
-from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
+from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.own_generators import are_same
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
 
@@ -21,20 +21,13 @@ _MARK = "?"
 _SHOWN: Final = 80
 """Letters of a default that an error shows."""
 
-_SCALARS: Final = {"int": "int64", CLASS: "int64"} | SCALAR_DTYPES
-"""The type of the single numbers that a decoder gives."""
+_CLOSE: Final = 1e-3
+"""How far a number may be rounded by its type, relatively: 0.1 is no float16."""
 
 ArrayType: TypeAlias = tuple[str, int | None]
 """The type of numbers, and their dimensions (None: any number)."""
 
-_PIXELS: Final[ArrayType] = ("uint8", 3)
-"""The type of decoded images."""
-
-_ARRAYS: Final = frozenset({NPY})
-"""Decoders of arrays of any type."""
-
-_NUMBER_TYPES: Final[dict[type, str]] = {bool: "bool", int: "int64", float: "float64"}
-"""The type of a column of such numbers."""
+_NUMBERS = (bool, int, float)
 
 _log = logging.getLogger(__name__)
 
@@ -45,26 +38,22 @@ class Default:
 
     Attributes:
         value: As a decoder would give it; each sample gets a copy.
-        number_type: The type that decoded numbers must have, where decoders may give several; empty
-            if the value is no number.
         is_tensor: Whether decoded values are tensors, or arrays where their field asks for them.
+        is_compared: Whether a decoded number must have the type of this one.
     """
 
     value: Any = None
-    number_type: str = ""
     is_tensor: bool = False
+    is_compared: bool = False
 
     def copied(self, *, is_array: bool) -> Any:
         """A copy of the value, which belongs to one sample.
 
-        `is_array` says whether an array is wanted in the place of a tensor, whichever was given.
+        `is_array` says whether an array is wanted in the place of a tensor.
         """
         value: Any = copy.deepcopy(self.value)
-        if not self.is_tensor:
-            return value
-        if is_tensor(value):
-            return value.numpy(force=True) if is_array else value
-        return as_tensor(value) if type(value) is np.ndarray and not is_array else value
+        is_pixels = self.is_tensor and type(value) is np.ndarray
+        return as_tensor(value) if is_pixels and not is_array else value
 
     def fitted(
         self,
@@ -76,36 +65,33 @@ class Default:
     ) -> "Default":
         """The same value in the type of what the decoders of its field give, where that is known.
 
-        `decoded` is this type where the decoders alone do not say it.
-
-        So the type of a column does not depend on which of its samples lack the field. Where the
-        type is unknown, as of JSON, that of the default counts: see `require_alike`. A transform
-        may be given several types, and makes one of them.
+        So the type of a column does not depend on which of its samples lack the field. `decoded` is
+        this type where the decoders alone do not say it. A transform is given a default as it is.
 
         Raises:
-            ConfigError: The value has not this type, and loses something if it is converted.
+            ConfigError: The value has not this type.
         """
         if self.value is None:
             return self
-        types = {decoded or _type_of(decoder) for decoder in decoders}
-        (kind,) = types if len(types) == 1 else (None,)
+        kinds = {decoded or _type_of(decoder) for decoder in decoders}
+        kind = kinds.pop() if len(kinds) == 1 else None
         are_pixels = PIXEL_DECODERS.issuperset(decoders)
-        if is_transformed and are_pixels:  # its transform may take whatever was given
-            return replace(self, is_tensor=True)
-        if kind is None and _ARRAYS.issuperset(decoders) and not is_transformed:
-            return Default(_as_array(self.value))
-        if kind is None:
-            number_type = "" if is_transformed else _number_type(self.value)
-            return replace(self, number_type=number_type)
-        array = _converted(self.value, *kind)
-        if array is None:
+        gives_tensors = are_pixels or (decoded is not None and RAW in decoders)  # of a transform
+        if kind is None or (are_pixels and is_transformed and decoded is None):
+            are_arrays = gives_tensors or (NPY in decoders and not is_transformed)
+            value = _as_array(self.value) if are_arrays else self.value
+            is_compared = type(value) in _NUMBERS and not is_transformed
+            return Default(value, gives_tensors, is_compared)
+        value = _converted(self.value, *kind)
+        if value is None:
+            dtype, ndim = kind
+            dimensions = "" if ndim is None else f" of {count_of(ndim, 'dimension')}"
             raise ConfigError(
                 f"defaults gives {repr(self.value)[:_SHOWN]} for {field!r}, whose values are "
-                f"{_in_words(*kind)}; give one that is of this type without loss, or leave it out, "
-                "so that samples without a value get None"
+                f"{dtype}{dimensions}; give one of this type, or leave it out, so that samples "
+                "without a value get None"
             )
-        is_tensor = are_pixels or (decoded is not None and RAW in decoders)  # of a transform
-        return Default(array.item() if kind[1] == 0 else array, is_tensor=is_tensor)
+        return Default(value.item() if kind[1] == 0 else value, gives_tensors)
 
     def require_alike(self, field: str, value: object, where: str = "") -> None:
         """Refuse a decoded number whose type is not that of the default, if this is a number, too.
@@ -115,16 +101,16 @@ class Default:
         Raises:
             ConfigError: Columns would have one type or the other, as their samples come.
         """
-        number_type = _number_type(value)
-        if self.number_type and number_type not in ("", self.number_type):
+        kind, own = type(value), type(cast("object", self.value))
+        if self.is_compared and kind in _NUMBERS and kind is not own:
             raise ConfigError(
-                f"{where}{value!r} is {number_type}, and the default of {field!r}, {self.value!r}, "
-                f"is {self.number_type}; write both alike (0.0, not 0, for floats), or decode JSON "
-                "that mixes them as 'json_float64'"
+                f"{where}{value!r} is {kind.__name__}, and the default of {field!r}, "
+                f"{self.value!r}, is {own.__name__}; write both alike (0.0, not 0, for floats), or "
+                "decode JSON that mixes them as 'json_float64'"
             )
 
     def __eq__(self, other: object) -> bool:
-        """Whether the values are equal to the last bit; arrays have no single answer to `==`."""
+        """Whether the values are equal; arrays have no single answer to `==`."""
         return isinstance(other, Default) and are_same(self.value, other.value)
 
     def __hash__(self) -> int:
@@ -176,19 +162,14 @@ def given_defaults(fields: Mapping[str, str], defaults: Mapping[str, Any]) -> di
     return {name: Default(defaults.get(name)) for name in optional}
 
 
-def _number_type(value: object) -> str:
-    """The type of a column of such values; empty if it is no number of Python's."""
-    return _NUMBER_TYPES.get(type(value), "")
-
-
 def _type_of(decoder: DecoderChoice) -> ArrayType | None:
     """The type of the numbers that a decoder gives; None if it is unknown, or gives no numbers."""
-    if decoder in _SCALARS:
-        return _SCALARS[str(decoder)], 0
+    if decoder in SCALAR_DTYPES or decoder in ("int", CLASS):
+        return SCALAR_DTYPES.get(str(decoder), "int64"), 0
     if decoder in NUMBER_DECODERS:
         return str(decoder), 1
     if decoder in PIXEL_DECODERS:
-        return _PIXELS
+        return "uint8", 3
     return (str(decoder).removeprefix("json_"), None) if decoder in JSON_DECODERS else None
 
 
@@ -201,34 +182,13 @@ def _as_array(value: Any) -> Any:
 
 
 def _converted(value: Any, dtype: str, ndim: int | None) -> NDArray[Any] | None:
-    """The numbers as an array of this type; None if that is impossible or loses something.
-
-    Floats may be rounded to floats: 0.1 is no float32.
-    """
-    try:
-        given = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors of a device
-        return None
-    if given.dtype.kind not in "biuf" or ndim not in (None, given.ndim):
-        return None
-    with np.errstate(invalid="ignore", over="ignore"):
+    """The numbers as an array of this type; None if that is impossible or loses something."""
+    with suppress(TypeError, ValueError, RuntimeError), np.errstate(all="ignore"):
+        given = np.asarray(value)  # lists of several lengths raise, and tensors of a device
         made = given.astype(dtype)
-    if given.dtype.kind == made.dtype.kind == "f":
-        is_kept = np.array_equal(np.isfinite(made), np.isfinite(given))
-    else:
-        is_kept = made.tolist() == given.tolist()  # Python compares an int with a float exactly
-    return made if is_kept else None
-
-
-def _in_words(dtype: str, ndim: int | None) -> str:
-    name = np.dtype(dtype).name
-    if (dtype, ndim) == _PIXELS:
-        return f"{name} of shape (channels, height, width)"
-    if ndim is None:
-        return f"{name} or lists of them"
-    if ndim > 1:
-        return f"{name} of {ndim} dimensions"
-    return f"lists of {name}" if ndim else name
+        if given.dtype.kind in "biuf" and ndim in (None, given.ndim):
+            return made if np.allclose(made, given, _CLOSE, equal_nan=True) else None
+    return None
 
 
 class LackingField(NamedTuple):

@@ -75,7 +75,7 @@ def test_a_crop_and_a_default_make_tensors(make_module, reader, kind, batch_size
 
 @pytest.mark.parametrize("default", [[[[0, 256]]], [[0.5]], 0, "none"])
 def test_a_default_that_is_no_image_of_a_crop_is_refused(make_module, default):
-    with pytest.raises(ConfigError, match=r"'mask', whose values are uint8 of shape \(channels, "):
+    with pytest.raises(ConfigError, match="'mask', whose values are uint8 of 3 dimensions"):
         make_module("indexed", defaults={"mask": default}, **RESIZED)
 
 
@@ -131,17 +131,16 @@ def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batc
 @pytest.mark.parametrize(
     ("decoder", "default", "values"),
     [
-        ("int", 0.5, "int64;"),
-        ("int", float("nan"), "int64;"),
-        ("int", 2**63, "int64;"),
-        ("int", "none", "int64;"),
-        ("int", [1], "int64;"),
-        ("uint8", [256], "lists of uint8"),
-        ("uint8", 0, "lists of uint8"),
-        ("float32", [[1.0], [2.0, 3.0]], "lists of float32"),
-        ("float16", [1e9], "lists of float16"),
-        ("rgb", 0, r"uint8 of shape \(channels, height, width\);"),
-        ("json_float64", 2**53 + 1, "float64 or lists of them"),
+        ("int", 0.5, "int64 of 0 dimensions;"),
+        ("int", float("nan"), "int64 of 0 dimensions;"),
+        ("int", "none", "int64 of 0 dimensions;"),
+        ("int", [1], "int64 of 0 dimensions;"),
+        ("uint8", [256], "uint8 of 1 dimension;"),
+        ("uint8", 0, "uint8 of 1 dimension;"),
+        ("float32", [[1.0], [2.0, 3.0]], "float32 of 1 dimension;"),
+        ("float16", [1e9], "float16 of 1 dimension;"),
+        ("rgb", 0, "uint8 of 3 dimensions;"),
+        ("json_int64", 0.5, "int64; give"),
     ],
 )
 def test_a_default_that_would_lose_something_is_refused(make_valued, decoder, default, values):
