@@ -57,20 +57,19 @@ def test_each_dimension_is_padded_to_the_longest(kind, shapes, to_multiple, shap
     [
         (([1, 2], [3]), [[1, 2], [3, 0]], np.int64),
         (([1, 2], [0.5]), [[1, 2], [0.5, 0]], np.float64),
+        (([1, 2], [-np.inf]), [[1, 2], [-np.inf, 0]], np.float64),
         (([True], [False, True]), [[1, 0], [0, 1]], bool),
         (([], [3]), [[0], [3]], np.int64),
         (([], [[1, 2], [3, 4]]), [[[0, 0], [0, 0]], [[1, 2], [3, 4]]], np.int64),
         (([], [0.5]), [[0], [0.5]], np.float64),
         (([1], [np.float32(0.5)]), [[1], [0.5]], np.float64),
-        (([np.float32(0.5)],), [[0.5]], np.float64),
+        (([np.float32(0.5)],), [[0.5]], np.float32),
         (([np.int32(1)], [np.int32(2)]), [[1], [2]], np.int32),
         (([np.int32(1)], [2]), [[1], [2]], np.int64),
-        (([np.uint64(1)], [2]), [[1], [2]], np.int64),
         (([[], []], [[1, 2]]), [[[0, 0], [0, 0]], [[1, 2], [0, 0]]], np.int64),
         (([[1], [2]], [[], []]), [[[1], [2]], [[0], [0]]], np.int64),
         (([2**53 + 1], [0]), [[2**53 + 1], [0]], np.int64),
         (([2**63 - 1], [True]), [[2**63 - 1], [1]], np.int64),
-        (([2**63], [0.5]), [[2.0**63], [0.5]], np.float64),
         (([1j], [2]), [[1j], [2]], np.complex128),
         (([np.ones(2, np.float32)], [np.ones(1, np.float32)]), [[[1, 1]], [[1, 0]]], np.float32),
         ((np.array([1j]), np.array([1j])), [[1j], [1j]], np.complex128),
@@ -115,25 +114,10 @@ def test_lists_of_several_depths_that_are_all_empty_are_padded(kind):
 
 
 @pytest.mark.parametrize("large", [[2**63 + 1], [2**63, -1], [-(2**63) - 1], [2**70], [1, 2**63]])
-@pytest.mark.parametrize("other", [[1], [], [True], [np.uint64(1)]])
+@pytest.mark.parametrize("other", [[1], [], [True]])
 def test_whole_numbers_that_fit_no_int64_are_an_error(large, other):
     with pytest.raises(SampleError, match=r"field 'x' of sample 'k1'.*fit no int64"):
         padded(other, large)
-
-
-@pytest.mark.parametrize(
-    "large", [[np.array(2**63, np.uint64), 1], [np.array([2**64 - 1, 3], np.uint64), [1, 2]]]
-)
-def test_arrays_in_lists_do_not_become_negative_beside_whole_numbers(large):
-    with pytest.raises(SampleError, match=r"field 'x' of sample 'k0'.*fit no int64"):
-        padded(large)
-    fitting = [np.array(2**63 - 1, np.uint64), 1]
-    assert padded(fitting)["x"].tolist() == [[2**63 - 1, 1]]
-
-
-def test_whole_numbers_of_numpy_without_a_common_type_are_an_error():
-    with pytest.raises(SampleError, match=r"field 'x'.*fit no type"):
-        padded([np.uint64(1)], [np.int64(2)])
 
 
 def test_tensors_that_numpy_lacks_are_padded():
@@ -201,11 +185,10 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         padded(*values)
 
 
-@pytest.mark.parametrize("in_list", [False, True])
-def test_masked_numbers_are_not_padded(in_list):
+def test_masked_numbers_are_not_padded():
     value = np.ma.masked_equal([1, 2], 2)
     with pytest.raises(SampleError, match="field 'x' of sample 'k1' is an array with masked num"):
-        padded(*([np.ones((1, 2), int), [value]] if in_list else [np.ones(2, int), value]))
+        padded(np.ones(2, int), value)
 
 
 def test_a_list_that_holds_itself_is_named():

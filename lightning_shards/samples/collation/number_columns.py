@@ -44,36 +44,24 @@ def numbers_or_list(
 
 
 def require_unmasked(value: Any, field: str, sample: Mapping[str, Any]) -> None:
-    """Check that no number of an array, or of those in a list, is masked.
+    """Check that no number of an array is masked.
 
     Raises:
         SampleError: One is; a tensor has no mask.
     """
     masked: Any = sys.modules.get("numpy.ma")  # where it is not loaded, nothing is masked
-    if masked is not None and _is_masked(value, masked):
+    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
         raise SampleError(
             f"field {field!r} of sample {sample['__key__']!r} is an array with masked numbers, and "
             "a batch has no mask; fill it in a transform (`filled`), or give the mask as a field"
         )
 
 
-def _is_masked(value: Any, masked: Any) -> bool:
-    if not isinstance(value, list | tuple):
-        return isinstance(value, masked.MaskedArray) and bool(masked.is_masked(value))
-    values = cast("list[Any] | tuple[Any, ...]", value)
-    kinds: set[type] = set(map(type, values))
-    if not any(issubclass(kind, (list, tuple, masked.MaskedArray)) for kind in kinds):
-        return False
-    return any(_is_masked(each, masked) for each in values)
-
-
 def _number_type(values: list[Any]) -> Any:
     """The type of the array of these numbers; None for the one that numpy finds for them."""
-    is_float = any(isinstance(value, float | np.floating) for value in values)
     if any(isinstance(value, np.complexfloating) for value in values):
-        kinds = {cast("Any", value).dtype for value in values if isinstance(value, np.generic)}
-        return np.result_type(*kinds, *([np.float64] if is_float else []))
-    if is_float:
+        return None
+    if any(isinstance(value, float | np.floating) for value in values):
         return np.float64
     # by itself numpy would take uint64 for some
     return np.int64 if any(type(value) is int for value in values) else None

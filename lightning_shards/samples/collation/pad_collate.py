@@ -1,7 +1,6 @@
 """A `collate_fn` that pads fields whose values differ in size: tokens, boxes, masks."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, cast
@@ -165,11 +164,8 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
     else:
         parts = [_as_array(sample, name) for sample in samples]
         if all(are_lists):
-            given = _type_of_lists(samples, name, parts, fill)
-            parts = [
-                _list_as_array(sample, name, given, part)
-                for sample, part in zip(samples, parts, strict=True)
-            ]
+            dtype = _type_of_lists(samples, name, parts, fill)
+            parts = [part.astype(dtype) for part in parts]
     is_empty = [
         0 in part.shape if is_list else tuple(part.shape) == (0,)
         for is_list, part in zip(are_lists, parts, strict=True)
@@ -233,57 +229,18 @@ def _as_array(sample: Sample, name: str) -> NDArray[Any]:
 
 
 def _type_of_lists(samples: list[Sample], name: str, arrays: list[Any], fill: float) -> Any:
-    """The type of the array of these lists, which is that of single numbers in a batch.
+    """The type of the array of these lists: int64, float64 or bool, as of single numbers.
 
-    Where all of them are empty it is that of `fill`. numpy by itself would take float64 for whole
-    numbers that fit no int64, and for lists in lists that are empty.
-
-    Args:
-        samples: Of the batch; the field is a list in each of them.
-        name: Of the field.
-        arrays: The lists as numpy makes arrays of them.
-        fill: What they are padded with.
+    Where all of them are empty it is that of `fill`; numpy by itself would take float64 for them.
     """
+    for sample, array in zip(samples, arrays, strict=True):
+        # numpy takes uint64 for whole numbers from 2**63 on, and beside smaller ones float64
+        floats = array[np.isfinite(array)] if array.dtype.kind == "f" else np.zeros(0)
+        if array.dtype == np.uint64 or (abs(floats) >= 2**63).any():
+            raise _refused_value_of(sample, name, "some numbers fit no int64, give an array")
     types = [array.dtype for array in arrays if array.size]
-    if not types:
-        return {"b": np.bool_, "f": np.float64}.get(np.asarray(fill).dtype.kind, np.int64)
-    dtype = np.result_type(*types)
-    if dtype.kind not in "uf":
-        return dtype
-    kinds: set[type] = set()
-    for number in _numbers_in([sample[name] for sample in samples]):
-        if isinstance(number, float | np.floating):
-            return np.float64
-        kinds.add(type(number) if isinstance(number, int) else np.asarray(number).dtype.type)
-    dtype = np.result_type(*kinds)
-    if int in kinds and not any(issubclass(kind, np.floating) for kind in kinds):
-        return np.int64
-    if dtype.kind == "f" and all(issubclass(kind, np.integer | np.bool_) for kind in kinds):
-        names = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise _refused_value_of(samples[0], name, f"{names} of the batch fit no type together")
-    return dtype
-
-
-def _numbers_in(value: Any) -> Iterator[Any]:
-    """The numbers in lists in lists; an array among them counts as one."""
-    if isinstance(value, list | tuple):
-        for part in cast("list[Any] | tuple[Any, ...]", value):
-            yield from _numbers_in(part)
-    else:
-        yield value
-
-
-def _list_as_array(sample: Sample, name: str, dtype: Any, plain: NDArray[Any]) -> NDArray[Any]:
-    """The lists as an array of a type; `plain` is the array that numpy makes of them by itself."""
-    problem = "some numbers fit no int64"
-    try:
-        array = np.asarray(sample[name], dtype)
-    except OverflowError as error:
-        raise _refused_value_of(sample, name, problem) from error
-    # of arrays of uint64 in lists, numpy makes negative numbers and says nothing
-    if array.dtype == np.int64 and plain.dtype.kind in "uf" and np.any((plain > 0) & (array < 0)):
-        raise _refused_value_of(sample, name, problem)
-    return array
+    of_fill = {"b": np.bool_, "f": np.float64}.get(np.asarray(fill).dtype.kind, np.int64)
+    return np.result_type(*types) if types else of_fill
 
 
 def _refused_value_of(sample: Sample, name: str, problem: str) -> SampleError:
