@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from lightning_shards.plan.schedule import EpochSchedule
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
+    from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.collate import LoadedBatch
     from lightning_shards.samples.collation.pad_collate import PadCollate
-    from lightning_shards.samples.decoding.clips import DecodeAudioClip, DecodeVideoClip
-    from lightning_shards.samples.decoding.crops import (
+    from lightning_shards.samples.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
         DecodeResize,
@@ -67,11 +67,11 @@ _HOMES = {
     "Cursor": "plan.cursor",
     "DamagedShardError": "errors",
     "DataThroughputMonitor": "callbacks.throughput",
-    "DecodeAudioClip": "samples.decoding.clips",
-    "DecodeCenterCrop": "samples.decoding.crops",
-    "DecodeRandomResizedCrop": "samples.decoding.crops",
-    "DecodeResize": "samples.decoding.crops",
-    "DecodeVideoClip": "samples.decoding.clips",
+    "DecodeAudioClip": "samples.clips",
+    "DecodeCenterCrop": "samples.crops",
+    "DecodeRandomResizedCrop": "samples.crops",
+    "DecodeResize": "samples.crops",
+    "DecodeVideoClip": "samples.clips",
     "DigestError": "errors",
     "EpochDigest": "callbacks.digest",
     "EpochPlan": "plan.epoch",

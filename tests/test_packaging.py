@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards import ConfigError
-from lightning_shards.samples.decoding import images
+from lightning_shards.samples import images
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -21,5 +21,5 @@ def test_a_sample_comes_to_its_batch_in_few_moves(tmp_path, monkeypatch):
         "loader",
         "readers.ahead.read_ahead",
         "shards.storage.local",
-        "samples.decoding.crops",
+        "samples.crops",
     } <= {module for _, module in moves}

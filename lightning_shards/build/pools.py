@@ -7,7 +7,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.decoding.decoders import IMAGE_DECODERS
+from lightning_shards.samples.decoders import IMAGE_DECODERS
 from lightning_shards.samples.fields import optional_names
 from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName
-from lightning_shards.samples.decoding.decoders import CLASS
+from lightning_shards.samples.decoders import CLASS
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames, found_classes
 from lightning_shards.shards.index import ShardIndex
 

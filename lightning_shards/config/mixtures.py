@@ -19,7 +19,7 @@ from lightning_shards.plan.mixtures.weights import (
     weigh_components,
     weigh_stage,
 )
-from lightning_shards.samples.decoding.decoders import ends_in
+from lightning_shards.samples.decoders import ends_in
 from lightning_shards.samples.optional_fields import suffixes_of
 from lightning_shards.setting_checks import (
     require_at_least,

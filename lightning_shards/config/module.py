@@ -31,7 +31,7 @@ from lightning_shards.readers.joined.joined_fields import make_all_fields
 from lightning_shards.samples.class_labels import with_given_classes
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
-from lightning_shards.samples.decoding.decoders import UNSAFE_DECODERS
+from lightning_shards.samples.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field
 from lightning_shards.setting_checks import (
     MOST_SEED,

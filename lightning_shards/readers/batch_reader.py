@@ -32,6 +32,7 @@ from lightning_shards.readers.member_lookup import find_members
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     BatchFormat,
     Column,
@@ -43,8 +44,7 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.collation.number_columns import numbers_or_list
-from lightning_shards.samples.decoding.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
-from lightning_shards.samples.decoding.decoders import CLASS, Decoding
+from lightning_shards.samples.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, optional_names
 from lightning_shards.samples.member_bytes import (
     FieldMembers,

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from lightning_shards.errors import ShardError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.decoding.decoders import Decoder, DecoderChoice, OwnDecoder
+from lightning_shards.samples.decoders import Decoder, DecoderChoice, OwnDecoder
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.transforms import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding.decoders import CLASS
+from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.classes import (
     DIGEST_LENGTH,

@@ -14,13 +14,13 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.samples.decoding.arrays import SCALAR_DECODERS
-from lightning_shards.samples.decoding.compressed import (
+from lightning_shards.samples.arrays import (
     MOST_OBJECT_BYTES,
     MOST_UNPACKED_BYTES,
+    SCALAR_DECODERS,
     gunzip,
 )
-from lightning_shards.samples.decoding.decoders import (
+from lightning_shards.samples.decoders import (
     CLASS,
     DECODERS,
     OBJECT_DECODERS,

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
+from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
 from lightning_shards.samples.collate import PixelLayout, Sample
-from lightning_shards.samples.decoding.clips import DecodeAudioClip, DecodeVideoClip
-from lightning_shards.samples.decoding.crops import (
+from lightning_shards.samples.crops import (
     DecodeCenterCrop,
     DecodeRandomResizedCrop,
     DecodeResize,
@@ -287,7 +287,7 @@ def _is_unkeyed(transform: Transform) -> bool:
 
 
 def takes_bytes(transform: Transform | None) -> bool:
-    """Whether a transform decodes by itself, as the crops of `samples.decoding.crops` do."""
+    """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
     return getattr(transform, "takes_bytes", False) is True
 
 

@@ -21,8 +21,8 @@ from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.profiling.measuring import Fit
 from lightning_shards.readers.shard_samples import read_shard
-from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
-from lightning_shards.samples.decoding.decoders import (
+from lightning_shards.samples.crops import DecodeRandomResizedCrop
+from lightning_shards.samples.decoders import (
     IMAGE_DECODERS,
     UNSAFE_DECODERS,
     Decoding,

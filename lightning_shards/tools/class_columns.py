@@ -7,7 +7,7 @@ from typing import Any
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.source import ServedSample
-from lightning_shards.samples.decoding.decoders import CLASS
+from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
 from lightning_shards.tools.shard_options import classes_of, with_class_name

@@ -166,7 +166,7 @@ def _with_thumbnails(
     samples: Sequence["ShownSample"], size: int
 ) -> list[tuple["ShownSample", "Thumbnail | None"]]:
     from lightning_shards.dataprep.inspection.thumbnails import make_thumbnail
-    from lightning_shards.samples.decoding.images import require_backend
+    from lightning_shards.samples.images import require_backend
 
     if any(sample.image is not None for sample in samples):
         require_backend("pillow")
@@ -239,7 +239,7 @@ def _shown(sample: ChosenSample, classes: ClassNames | None, options: Namespace)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
-    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+    from lightning_shards.samples.decoders import Decoding, decoding_of
 
     return next((suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb")), None)
 

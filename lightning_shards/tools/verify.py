@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def image_decoder(suffix: str) -> Decode | None:
     """The decoder of images of a suffix; None if the suffix is not of images."""
-    from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+    from lightning_shards.samples.decoders import Decoding, decoding_of
     from lightning_shards.samples.fields import Field
 
     decoding = decoding_of(suffix)
@@ -66,7 +66,7 @@ def image_decoder(suffix: str) -> Decode | None:
 def _verify(options: Namespace) -> int:
     urls = shards_of(options)
     if options.decode == "images":
-        from lightning_shards.samples.decoding.images import require_backend
+        from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
     with repair_place(urls, options.repair):

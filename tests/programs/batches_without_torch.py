@@ -19,7 +19,7 @@ from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
+from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.loaded_torch import on_load
 from lightning_shards.shards.index import load_index

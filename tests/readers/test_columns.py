@@ -14,7 +14,7 @@ from lightning_shards import SplitConfig
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import can_decode, decode_column
 from lightning_shards.samples.collate import column_of
-from lightning_shards.samples.decoding.decoders import DECODERS
+from lightning_shards.samples.decoders import DECODERS
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ListedBytes
 

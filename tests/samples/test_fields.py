@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.decoders import Decoding, decoding_of
+from lightning_shards.samples import images
+from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.fields import Field, make_fields, with_arrays
 from lightning_shards.samples.transforms import takes_rng
 

@@ -51,7 +51,7 @@ def _maker(pool: Any, *, with_crc32: bool = False, has_own_crop: bool = False) -
     def make(job: Job) -> Any:
         transforms: dict[str, Any] = {"image": crop}
         if has_own_crop:
-            from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
+            from lightning_shards.samples.crops import DecodeRandomResizedCrop
 
             transforms = {"image": DecodeRandomResizedCrop(size=224, backend="turbo")}
         split = SplitConfig(job.shards, sampling="shuffled")

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.inspection.thumbnails import Thumbnail, make_thumbnail
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding.images import MAX_PIXELS, require_backend
+from lightning_shards.samples.images import MAX_PIXELS, require_backend
 
 _GAP: Final = 12  # pixels between neighbours, and around the sheet
 _FONT_SIZE: Final = 12

@@ -12,7 +12,7 @@ import numpy as np
 from lightning_shards.dataprep.input_files import InputExtent, InputFiles, input_file_at
 from lightning_shards.dataprep.inspection.chosen_samples import ChosenSample
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.samples.decoding.file_kinds import file_kind
+from lightning_shards.samples.file_kinds import file_kind
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings

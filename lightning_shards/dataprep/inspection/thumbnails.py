@@ -9,7 +9,7 @@ from importlib import import_module
 from io import BytesIO
 from typing import Any, Final
 
-from lightning_shards.samples.decoding.images import decode_rgb
+from lightning_shards.samples.images import decode_rgb
 
 _JPEG_QUALITY: Final = 85
 

@@ -11,8 +11,12 @@ from io import BytesIO
 from typing import Any, Final, Literal, get_args
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.decoding.images import decode_pil, require_backend
-from lightning_shards.samples.decoding.orientation import orientation_of, turned_upright
+from lightning_shards.samples.images import (
+    decode_pil,
+    orientation_of,
+    require_backend,
+    turned_upright,
+)
 
 Resample = Literal["lanczos", "nearest", "keep"]
 """How a field is resized: as a photograph, as a map of values, or not at all."""

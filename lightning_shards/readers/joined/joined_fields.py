@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding.decoders import RAW
+from lightning_shards.samples.decoders import RAW
 from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import Transform, takes_bytes
 from lightning_shards.shards.joins.arrow_values import NPY, npy_type

@@ -17,7 +17,7 @@ from lightning_shards.readers.mixtures.fields import ComponentFields
 from lightning_shards.readers.mixtures.scatter import joined_arrays, joined_column
 from lightning_shards.samples.arena import Arena, new_array
 from lightning_shards.samples.collate import Column
-from lightning_shards.samples.decoding.decoders import Decoding
+from lightning_shards.samples.decoders import Decoding
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ColumnError, FieldMembers, Ints, MemberBytes
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from lightning_shards.readers.ahead.read_ahead import LargeMembers, ReadAhead
 from lightning_shards.samples.collate import Column
-from lightning_shards.samples.decoding.decoders import PIXEL_DECODERS
+from lightning_shards.samples.decoders import PIXEL_DECODERS
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import FieldMembers, Ints
 

@@ -1,6 +1,6 @@
 """Values of Arrow columns as bytes, which the decoder of their kind turns into values again.
 
-A kind is the name of a decoder of `samples.decoding`: texts and bytes stay what they are, single
+A kind is the name of a decoder of `samples.decoders`: texts and bytes stay what they are, single
 numbers become 8 bytes (a bool 1), lists of numbers their own bytes or a .npy file, and nested
 values JSON. That of .npy files has the dimensions and the type of the arrays after the name.
 """

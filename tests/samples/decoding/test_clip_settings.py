@@ -5,7 +5,7 @@ import pytest
 
 from lightning_shards import DecodeAudioClip, DecodeVideoClip
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding import clips
+from lightning_shards.samples import clips
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from lightning_shards import DecodeAudioClip, DecodeVideoClip, LoaderConfig, ShardDataModule
 from lightning_shards.errors import TransformError
-from lightning_shards.samples.decoding import clips
+from lightning_shards.samples import clips
 
 try:
     import torchcodec.decoders

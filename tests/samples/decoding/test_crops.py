@@ -12,8 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_sample_image
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.crops import (
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import (
     DecodeCenterCrop,
     DecodeRandomResizedCrop,
     DecodeResize,

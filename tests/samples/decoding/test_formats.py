@@ -11,7 +11,7 @@ from webdataset import autodecode, tenbin
 
 from lightning_shards.errors import ConfigError, SampleError, UnsafeError
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples.decoding import decoders
+from lightning_shards.samples import decoders
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 

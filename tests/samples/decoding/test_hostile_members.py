@@ -16,8 +16,7 @@ from PIL import Image
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples import fields
-from lightning_shards.samples.decoding import compressed
+from lightning_shards.samples import arrays, fields
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 
@@ -132,7 +131,7 @@ def field_of(suffix):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
-    monkeypatch.setattr(compressed, "MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr(arrays, "MOST_UNPACKED_BYTES", 2**22)
     monkeypatch.setattr(fields, "MOST_UNPACKED_BYTES", 2**22)
     monkeypatch.setattr(fields, "MOST_OBJECT_BYTES", 2**21)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB

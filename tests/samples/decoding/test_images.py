@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.crops import DecodeResize
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import DecodeResize
 from lightning_shards.samples.fields import make_fields
 
 HEIGHT, WIDTH = 4, 6

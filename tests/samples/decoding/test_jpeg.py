@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.crops import DecodeRandomResizedCrop
-from lightning_shards.samples.decoding.images import Box
-from lightning_shards.samples.decoding.jpeg import read_frame, with_height
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import DecodeRandomResizedCrop
+from lightning_shards.samples.images import Box, read_frame, with_height
 
 PICTURE = load_sample_image("china.jpg")[100:356, 100:400]
 TOP = Box(0, 0, 64, 32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.crops import (
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import (
     DecodeResize,
 )
 from tests.samples.decoding.conftest import HEIGHT, WIDTH, difference, encode, reference

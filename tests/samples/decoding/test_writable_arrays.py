@@ -14,10 +14,10 @@ from safetensors.torch import save
 
 from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples.decoding.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoding.decoders import DECODERS
-from lightning_shards.samples.decoding.images import decode_gray, decode_rgb
+from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
+from lightning_shards.samples.decoders import DECODERS
 from lightning_shards.samples.fields import make_fields
+from lightning_shards.samples.images import decode_gray, decode_rgb
 from lightning_shards.samples.member_bytes import ListedBytes
 
 ARRAY = np.arange(6.0).reshape(2, 3)

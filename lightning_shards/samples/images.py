@@ -1,4 +1,4 @@
-"""Image decoding by Pillow or by libjpeg-turbo; only `orientation` knows Pillow, too.
+"""Image decoding by Pillow or by libjpeg-turbo, and the headers of JPEGs that say what to decode.
 
 The libraries come with the extra `image`. The backend is a setting and never depends on what is
 installed, because it changes pixels: `pillow` decodes all formats and resizes with antialiasing;
@@ -8,8 +8,13 @@ everything but plain JPEG to Pillow. Of a baseline JPEG it decodes no row below 
 Pixels mean the same in both backends: 8 bits a channel (of 12-bit and 16-bit images the upper ones;
 images of signed or 32-bit numbers are refused), palette, CMYK and gray images become RGB, an alpha
 channel is dropped.
+
+A JPEG is decoded from its first row down. A decoder that is given a header with fewer rows than
+there are stops early, and the rows that it gives keep their pixels, but for those that depend on a
+row below.
 """
 
+import struct
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -21,14 +26,149 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.decoding.file_kinds import about_no_image
-from lightning_shards.samples.decoding.jpeg import JpegFrame, read_frame, with_height
-from lightning_shards.samples.decoding.orientation import (
-    SWAPPING_SIDES,
-    UPRIGHT,
-    orientation_of,
-    turned_upright,
+from lightning_shards.samples.file_kinds import about_no_image
+
+_MARKER_AND_LENGTH = struct.Struct(">HH")
+_FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
+_BASELINE, _EXTENDED, _PROGRESSIVE = 0xFFC0, 0xFFC1, 0xFFC2
+_HUFFMAN_TABLES, _QUANTIZATION_TABLES, _COMMENT = 0xFFC4, 0xFFDB, 0xFFFE
+_SCAN, _RESTART_INTERVAL = 0xFFDA, 0xFFDD
+_APPLICATION = range(0xFFE0, 0xFFF0)
+_PLAIN = frozenset(
+    {_BASELINE, _EXTENDED, _PROGRESSIVE, _HUFFMAN_TABLES, _QUANTIZATION_TABLES, _COMMENT}
+    | {_SCAN, _RESTART_INTERVAL, *_APPLICATION}
 )
+_END_OF_IMAGE = b"\xff\xd9"
+_JFIF, _JFIF_1 = b"JFIF\0", b"JFIF\0\1"
+
+_MCU_HEIGHTS = {
+    b"\x11\x11\x11": 8,  # 4:4:4
+    b"\x21\x11\x11": 8,  # 4:2:2
+    b"\x41\x11\x11": 8,  # 4:1:1
+    b"\x22\x11\x11": 16,  # 4:2:0
+    b"\x12\x11\x11": 16,  # 4:4:0
+    b"\x11": 8,  # gray
+}
+"""Rows of pixels in an MCU (minimum coded unit), by the sampling factors of the components."""
+
+_LEAST_WIDTH = 8
+"""From this width on the width alone decides at which scale simplejpeg decodes an image."""
+
+
+class JpegFrame(NamedTuple):
+    """What the header of a JPEG says of its pixels.
+
+    Attributes:
+        height: Rows of pixels.
+        width: Columns of pixels.
+        mcu_height: Rows that are coded together; 0 if all rows must be decoded.
+        height_at: Where among the bytes the height is.
+    """
+
+    height: int
+    width: int
+    mcu_height: int = 0
+    height_at: int = 0
+
+    def rows_to_decode(self, rows: int) -> int:
+        """How many rows are decoded to get the first `rows`."""
+        if self.mcu_height == 0:
+            return self.height
+        return min(-(-rows // self.mcu_height) * self.mcu_height, self.height)
+
+
+def read_frame(data: bytes) -> JpegFrame | None:
+    """The frame of a plain JPEG: 8 bits, gray or in three colours, by Huffman codes; else None.
+
+    Rows can be left out of a baseline JPEG with one scan and without restart markers. Its bytes
+    must end in the end-of-image marker: of a file that was cut all rows are decoded, so that it is
+    an error whatever part is wanted.
+    """
+    try:
+        segments = _segments(data)
+        at = segments.get(_BASELINE) or segments.get(_EXTENDED) or segments[_PROGRESSIVE]
+        bits, height, width, components = _FRAME.unpack_from(data, at)
+        scanned_components = data[segments[_SCAN]]
+    except (struct.error, LookupError):
+        return None
+    mcu_height = _MCU_HEIGHTS.get(data[at + 7 : at + 6 + 3 * components : 3])
+    if not (bits == 8 and height and width and mcu_height):  # noqa: PLR2004 bits
+        return None
+    is_whole_needed = (
+        _PROGRESSIVE in segments
+        or _RESTART_INTERVAL in segments
+        or scanned_components != components  # other scans follow
+        or width < _LEAST_WIDTH
+        or not data.endswith(_END_OF_IMAGE)
+    )
+    return JpegFrame(height, width, 0 if is_whole_needed else mcu_height, at + 1)
+
+
+def with_height(data: bytes, frame: JpegFrame, height: int) -> bytearray:
+    """A copy of the JPEG that claims another height."""
+    copy = bytearray(data)
+    copy[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
+    return copy
+
+
+def _segments(data: bytes) -> dict[int, int]:
+    """Where the contents of segments begin, by marker, up to the first scan; {} if not plain.
+
+    Each segment is skipped by its length, so that the frame of a thumbnail in it is not met.
+    """
+    segments: dict[int, int] = {}
+    if data.startswith(_JFIF, 6) and not data.startswith(_JFIF_1, 6):
+        return segments  # simplejpeg warns of other versions
+    position, marker = 2, 0  # after the start-of-image marker
+    while marker != _SCAN:
+        marker, length = _MARKER_AND_LENGTH.unpack_from(data, position)
+        if marker not in _PLAIN:
+            return {}
+        segments[marker] = position + 4
+        position += 2 + length
+    return segments
+
+
+UPRIGHT = 1
+
+_ORIENTATION_TAG = 0x0112
+_LAST_ORIENTATION = 8
+SWAPPING_SIDES = range(5, 9)
+"""The orientations that make the width of a file the height of what is seen."""
+
+
+def orientation_of(image: Any) -> int:
+    """The orientation, 1 to 8, of an image of Pillow's; `UPRIGHT` where none can be read.
+
+    That of a PNG may stand behind its pixels, which are decoded for it. Pillow itself turns TIFF.
+    """
+    if image.format == "PNG":
+        image.load()
+    if image.format == "TIFF":
+        return UPRIGHT
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG)
+        return int(orientation) if orientation in range(UPRIGHT, _LAST_ORIENTATION + 1) else UPRIGHT
+    except Exception:  # noqa: BLE001 damaged tags raise anything, SyntaxError and struct.error too
+        return UPRIGHT
+
+
+def turned_upright(image: Any, orientation: int) -> Any:
+    """An image of this orientation as it is to be seen; its tags are left as they are."""
+    from PIL import Image
+
+    turn = Image.Transpose
+    turns = {
+        2: turn.FLIP_LEFT_RIGHT,
+        3: turn.ROTATE_180,
+        4: turn.FLIP_TOP_BOTTOM,
+        5: turn.TRANSPOSE,
+        6: turn.ROTATE_270,
+        7: turn.TRANSVERSE,
+        8: turn.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""

@@ -5,15 +5,16 @@ in gray, so that images of any size fit one tensor. Put them in `transforms`; th
 decoded before. Operations on floats, such as a normalisation, belong in `device_transforms`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding.images import (
+from lightning_shards.samples.images import (
     Backend,
     Box,
     NotForTurboError,
@@ -24,11 +25,43 @@ from lightning_shards.samples.decoding.images import (
     put_channels_first,
     require_backend,
 )
-from lightning_shards.samples.decoding.settings import is_finite, require_growing, require_whole
 from lightning_shards.samples.loaded_torch import as_tensor
 
 if TYPE_CHECKING:
     import torch
+
+
+def require_whole(name: str, value: object, least: int) -> None:
+    """Check a whole number against its least value.
+
+    Raises:
+        ConfigError: It is smaller, or no whole number.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def is_finite(value: object) -> bool:
+    """Whether it is a number, neither infinite nor NaN, and no bool."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float comes near
+        return False
+
+
+def require_growing(name: str, value: object) -> None:
+    """Check that a setting is two numbers above 0, the second no smaller than the first.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    numbers = list(cast("list[Any]", value)) if isinstance(value, list | tuple) else []
+    is_pair = len(numbers) == 2 and all(map(is_finite, numbers))  # noqa: PLR2004 least, greatest
+    if not is_pair or not 0 < numbers[0] <= numbers[1]:
+        raise ConfigError(f"{name} must be two growing numbers above 0, got {value!r}")
+
 
 _TRIES = 10
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding.images import MAX_PIXELS
-from lightning_shards.samples.decoding.settings import is_finite, require_whole
+from lightning_shards.samples.crops import is_finite, require_whole
+from lightning_shards.samples.images import MAX_PIXELS
 
 if TYPE_CHECKING:
     import torch
+
 
 _MAX_VALUES = 2**28
 """Values of a clip of sound, which then has 1 GiB."""

@@ -9,14 +9,14 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoding import images
-from lightning_shards.samples.decoding.arrays import (
+from lightning_shards.samples import images
+from lightning_shards.samples.arrays import (
     JSON_DECODERS,
     NUMBER_DECODERS,
     decode_npy,
+    decode_npz,
     decode_safetensors,
 )
-from lightning_shards.samples.decoding.compressed import decode_npz
 from lightning_shards.samples.loaded_torch import load_torch
 
 Decoder: TypeAlias = Callable[[bytes], Any]

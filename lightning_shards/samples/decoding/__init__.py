@@ -1,1 +1,0 @@
-"""From the bytes of members to values: images, clips, arrays and numbers."""
