@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.collate import LoadedBatch
-    from lightning_shards.samples.collation.pad_collate import PadCollate
+    from lightning_shards.samples.collate_fn import PadCollate
     from lightning_shards.samples.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
@@ -83,7 +83,7 @@ _HOMES = {
     "LoaderConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
-    "PadCollate": "samples.collation.pad_collate",
+    "PadCollate": "samples.collate_fn",
     "Place": "plan.place",
     "PlanError": "errors",
     "Pool": "workers.pool",

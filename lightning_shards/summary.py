@@ -18,8 +18,8 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.samples.seeds import preserved_globals
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.private_sources import private_source

@@ -15,8 +15,7 @@ from lightning_shards.plan.mixtures.weights import (
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.reader_choice import ReaderChoice
-from lightning_shards.samples.class_labels import classes_identity
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, classes_identity
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.index import ShardIndex

@@ -30,9 +30,8 @@ from lightning_shards.readers.joined.joined_fields import with_kinds
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.class_labels import lack_classes, with_found_classes
 from lightning_shards.samples.collate import BatchFormat
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, lack_classes, with_found_classes
 from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.finding import Join, find_join

@@ -28,11 +28,10 @@ from lightning_shards.config.sets import (
 from lightning_shards.config.splits import Split, SplitConfig, split_configs
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.joined.joined_fields import make_all_fields
-from lightning_shards.samples.class_labels import with_given_classes
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, with_given_classes
 from lightning_shards.setting_checks import (
     MOST_SEED,
     require_at_least,

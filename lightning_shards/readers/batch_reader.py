@@ -41,9 +41,9 @@ from lightning_shards.samples.collate import (
     Sample,
     column_of,
     join_columns,
+    numbers_or_list,
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.collation.number_columns import numbers_or_list
 from lightning_shards.samples.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field, optional_names
 from lightning_shards.samples.member_bytes import (

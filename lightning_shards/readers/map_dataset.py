@@ -19,17 +19,19 @@ from lightning_shards.readers.joined.joined_fields import make_all_fields, with_
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.readers.user_stages import named_callables, own_decoders
-from lightning_shards.samples.class_labels import (
+from lightning_shards.samples.collate import Sample
+from lightning_shards.samples.fields import (
+    Field,
     GivenClasses,
     lack_classes,
+    optional_names,
+    with_arrays,
     with_found_classes,
     with_given_classes,
 )
-from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, optional_names, with_arrays
+from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
-from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransforms, Transform
 from lightning_shards.setting_checks import (
     MOST_SEED,

@@ -18,9 +18,8 @@ from lightning_shards.plan.mixtures.identity import MixtureIdentity
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.class_labels import classes_identity
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, classes_identity
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage

@@ -52,9 +52,9 @@ from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import Field, optional_names, with_arrays
+from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
-from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
     SampleTransforms,

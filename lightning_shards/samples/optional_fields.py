@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, MissingFieldError, count_of
 from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.decoders import CLASS, PIXEL_DECODERS, RAW, DecoderChoice
+from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.loaded_torch import as_tensor
-from lightning_shards.samples.own_generators import are_same
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
 
 _MARK = "?"

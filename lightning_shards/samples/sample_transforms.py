@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 
 from lightning_shards.errors import ConfigError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import BatchFormat, Sample
-from lightning_shards.samples.own_generators import are_same
+from lightning_shards.samples.generators import are_same
 from lightning_shards.shards.urls import redact
 
 SampleTransform: TypeAlias = Callable[..., Any]

@@ -21,15 +21,16 @@ from lightning_shards.samples.crops import (
     DecodeRandomResizedCrop,
     DecodeResize,
 )
-from lightning_shards.samples.loaded_torch import torch_if_loaded
-from lightning_shards.samples.own_generators import (
+from lightning_shards.samples.generators import (
     RepeatedTransform,
+    SampleSeeds,
     WatchedTransform,
     outside_workers,
+    preserved_globals,
     seeded_objects,
 )
+from lightning_shards.samples.loaded_torch import torch_if_loaded
 from lightning_shards.samples.sample_transforms import SampleTransform, first_taking, sample_steps
-from lightning_shards.samples.seeds import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.urls import redact
 

@@ -15,8 +15,8 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.loaded_torch import load_torch, on_load
-from lightning_shards.samples.seeds import begin_globals, worker_seed
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.stage_byte import publish_stages_in

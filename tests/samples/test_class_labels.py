@@ -15,8 +15,7 @@ from lightning_shards import (
 )
 from lightning_shards.collectives import agree
 from lightning_shards.errors import ConfigError, SampleError, StateError
-from lightning_shards.samples.class_labels import with_given_classes
-from lightning_shards.samples.fields import make_fields
+from lightning_shards.samples.fields import make_fields, with_given_classes
 
 LABELS = ["cat", "dog\n", "1", "cat", "0", "bird"]
 NUMBERS = [0, 1, 1, 0, 0, 2]

@@ -26,8 +26,8 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.samples import loaded_torch
 from lightning_shards.samples.arena import Arena
+from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.loaded_torch import is_tensor, load_torch, on_load, with_tensors
-from lightning_shards.samples.seeds import preserved_globals
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SIDES = 12, 10

@@ -14,8 +14,8 @@ from lightning_shards.readers.ahead.read_ahead import ReadBuffer
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
-from lightning_shards.samples.seeds import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import load_index

@@ -14,7 +14,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.samples.own_generators import (
+from lightning_shards.samples.generators import (
     RepeatedTransform,
     are_same,
     seeded_objects,

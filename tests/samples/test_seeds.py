@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_shards.plan.draws import Purpose
-from lightning_shards.samples.seeds import SampleSeeds, preserved_globals, python_generator
+from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 
 
 def drawn(seeds, position):

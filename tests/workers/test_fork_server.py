@@ -19,7 +19,7 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.seeds import worker_seed
+from lightning_shards.samples.generators import worker_seed
 from lightning_shards.workers.fork_server import ForkServer, fork_server
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.worker_imports import prepare_workers

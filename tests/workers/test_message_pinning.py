@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from lightning_shards.samples.own_generators import are_same
+from lightning_shards.samples.generators import are_same
 from lightning_shards.workers.messages import SHARED_BYTES
 from tests.workers.message_examples import (
     BATCH,
