@@ -7,7 +7,7 @@ import lightning.pytorch as pl
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.callbacks.places import labels_of, require_own_places
+from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import ShardLoader

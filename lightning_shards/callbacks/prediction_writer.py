@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.callbacks.places import labels_of, require_own_places
 from lightning_shards.callbacks.predictions import (
     PREDICTION_FORMATS,
     BatchSamples,
@@ -22,6 +21,7 @@ from lightning_shards.callbacks.predictions import (
     rows_of,
     samples_of,
 )
+from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader

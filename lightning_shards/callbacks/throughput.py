@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.profiling.mixture_progress import MixtureProgress

@@ -18,7 +18,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
-from lightning_shards.callbacks.places import require_own_places
+from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.errors import ConfigError
 from lightning_shards.progress import place_of
 
