@@ -12,7 +12,6 @@ from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.setting_checks import require_at_least
 from lightning_shards.shards.filters.sample_filter import sample_filter
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.trainer_stages import STAGE_SPLITS, split_read_by, splits_of, trainer_stage
 
 
@@ -117,13 +116,13 @@ class ModuleSettings(pl.LightningDataModule):
 
     def _digests_of_lists(self, split: SplitName) -> list[str]:
         """Of the lists that the filters of a split name, as they are now."""
-        config, cache = self.splits.get(split), CacheFolder(self.loader_config.cache_dir)
+        config = self.splits.get(split)
         if config is None:
             return []
         parts = config.component_splits().values() or [config]
         filters = [sample_filter(part.keep, part.exclude) for part in parts]
         with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
-            return [each.digest_of_lists(cache) for each in filters if each is not None]
+            return [each.digest_of_lists() for each in filters if each is not None]
         return []
 
     def _data_config(self) -> DataConfig:

@@ -67,13 +67,13 @@ def filtered_index(
         ConfigError: The filter names what is not there, leaves nothing, or cannot be applied.
         ShardError: As of `TableStore.table_of`.
     """
-    of_lists, stamps = chosen.digest_of_lists(cache), stamps_of(index, cache)
+    of_lists, stamps = chosen.digest_of_lists(), stamps_of(index, cache)
     digest = chosen.digest(of_lists)
     path = kept_path(index, digest, stamps, cache)
     kept = read_kept(path, index, cache, is_checked=is_prepared)
     if kept is None:
         kept = _applied(index, chosen, tables, show_progress)
-        if chosen.digest_of_lists() != of_lists:  # read again, whatever is remembered
+        if chosen.digest_of_lists() != of_lists:
             raise ConfigError(
                 f"{chosen.names} changed while it was read; start again when its lists are whole"
             )

@@ -4,28 +4,39 @@ A predicate is called once for each shard, with its `ShardColumns`, and returns 
 
     def large_images(shard):
         return shard.sizes("jpg") > 20_000
+
+What it keeps is taken from the cache by later runs if its name, the source of its modules and the
+values that it holds are the same. What it calls in other modules, and the files that it reads, are
+not looked at: a predicate that depends on them has an attribute `version`, which is another value
+whenever they change.
 """
 
 import hashlib
 import inspect
+import io
+import logging
 import os
 import pickle
 import sys
-import warnings
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from types import CodeType, FunctionType, MethodType
-from typing import Any, cast
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.key_hashes import keys_of_table
-from lightning_shards.shards.filters.value_digests import ValueDigests, code_in, only_here
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import redact
+
+_STARTED: Final = time.time_ns()
+
+_log = logging.getLogger(__name__)
 
 Predicate = Callable[["ShardColumns"], Any]
 
@@ -118,72 +129,56 @@ def name_of(predicate: Predicate) -> str:
 
 
 def digest_of_predicate(predicate: Predicate) -> str:
-    """A hash of its import path, the source of its modules, and the values that it holds and reads.
+    """A hash of its import path, its `version`, the values it holds, and the source of its modules.
 
-    The modules are that of a function (and of what decorates it), and those of the classes of an
-    object or of a bound method. It reads the globals of these modules that its code names, and the
-    code of theirs that it names. What it calls in other modules is not followed. Without a source,
-    as of a function that was typed in, with one that was edited after it was imported, or with a
-    global that has no hash, the hash is that of this process alone.
-
-    Raises:
-        ConfigError: The values cannot be pickled.
+    The values are those of a closure, of defaults, of the arguments of a `partial` and of the
+    attributes of an object; the modules are those of all functions and classes among them. Where
+    there is no source, or a value cannot be pickled, the hash is that of this process alone, so
+    that each start asks the predicate again.
     """
-    function = predicate if isinstance(predicate, FunctionType) else None
-    modules = _modules_of(predicate)
-    sources = list(map(_source_of, modules))
+    held = io.BytesIO()
+    pickler = _Pickler(held, protocol=4)
     try:
-        pickle.dumps(predicate if function is None else _held_by(function), protocol=4)
-    except Exception as error:  # whatever the values' own `__reduce__` raises
-        raise ConfigError(
-            f"keep: {name_of(predicate)} holds a value that cannot be pickled ({error}), so that a "
-            "later run could not tell whether it is the same; take a function of a module"
-        ) from error
-    text = "\0".join([name_of(predicate), *sources, ""])
-    digest, digests = hashlib.sha256(text.encode("utf-8", "surrogateescape")), ValueDigests(modules)
-    digest.update(digests.digest_with_code(predicate))
-    if not digests.met <= {code for source in sources for code in _code_of(source)}:
-        digest.update(only_here("edited").encode())
+        pickler.dump((name_of(predicate), getattr(predicate, "version", None), predicate))
+        sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
+    except Exception as error:  # noqa: BLE001 whatever the values' own `__reduce__` raises
+        _log.info("keep: %s is asked again by each start: %s", name_of(predicate), error)
+        sources = [f"process {os.getpid()} since {_STARTED}"]
+    digest = hashlib.sha256(held.getvalue())
+    digest.update("\0".join(sources).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
-def _modules_of(predicate: object) -> list[str]:
-    """The names of the modules that a predicate is defined in."""
-    if isinstance(predicate, partial):
-        return _modules_of(cast("Any", predicate).func)
-    if isinstance(predicate, MethodType):
-        return _modules_of(predicate.__func__) + _modules_of(predicate.__self__)
-    if isinstance(predicate, FunctionType):  # `functools.wraps` gives it the name of another one
-        module = predicate.__module__
-        return sorted({module, predicate.__globals__.get("__name__", module)})
-    return sorted({each.__module__ for each in type(predicate).__mro__} - {"builtins"})
+class _Pickler(pickle.Pickler):
+    """Writes a function as its name and what it holds, and notes the modules of all code."""
+
+    def __init__(self, file: io.BytesIO, protocol: int) -> None:
+        super().__init__(file, protocol)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type):
+            self.modules.update(base.__module__ for base in obj.__mro__)
+            return NotImplemented
+        if not isinstance(obj, FunctionType):
+            return NotImplemented
+        if obj.__name__ == "<lambda>":
+            raise pickle.PicklingError("a lambda has no name of its own")
+        # `functools.wraps` gives a function the module of the one that it wraps
+        self.modules.update((obj.__module__, obj.__globals__["__name__"]))
+        name = f"{obj.__module__}.{obj.__qualname__}:{obj.__code__.co_firstlineno}"
+        cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+        return str, (name,), (obj.__defaults__, obj.__kwdefaults__, cells, vars(obj))
 
 
 def _source_of(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):
-        return only_here(module)
+    """The source of a module as this process has imported it.
 
-
-def _code_of(source: str) -> Iterable[CodeType]:
-    """The code of all functions of a source; none if it cannot be compiled."""
-    with warnings.catch_warnings(action="ignore"):  # they were told when it was imported
-        try:
-            return code_in(compile(source, "source", "exec", dont_inherit=True))
-        except (SyntaxError, ValueError):
-            return ()
-
-
-def _held_by(function: FunctionType) -> object:
-    """The defaults of a function's parameters, and the values of its closure.
-
-    In the place of a function that it wraps, which has lost its name to it: what that one holds.
+    Raises:
+        OSError: It has none, or its file was written since then.
     """
-    wrapped = function.__dict__.get("__wrapped__")
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
-    held = [
-        _held_by(value) if value is wrapped and isinstance(value, FunctionType) else value
-        for value in cells
-    ]
-    return function.__defaults__, function.__kwdefaults__, held
+    loaded = sys.modules[module]
+    source = inspect.getsource(loaded)
+    if Path(loaded.__file__ or "").stat().st_mtime_ns > _STARTED:
+        raise OSError(f"the file of {module} was written after this process had started")
+    return source

@@ -8,12 +8,10 @@ from typing import Any, cast
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.key_hashes import HashParts, parse_parts
 from lightning_shards.shards.filters.key_lists import digest_of_list
-from lightning_shards.shards.filters.list_digests import remembered_digest
 from lightning_shards.shards.filters.predicates import Predicate, digest_of_predicate
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import redact, scheme_of
 
-_VERSION = 1
+_VERSION = 2
 """Of what a filter does; what was kept by another one is not used."""
 
 
@@ -45,23 +43,15 @@ class SampleFilter:
         given = {"keep": self.keep, "exclude": self.exclude}
         return " and ".join(name for name, value in given.items() if value is not None)
 
-    def digest_of_lists(self, cache: CacheFolder | None = None) -> str:
+    def digest_of_lists(self) -> str:
         """Hashes of the lists that are left out, or the parts, as a text.
-
-        Where a cache is given, digests of lists that have not changed are taken from it.
 
         Raises:
             ConfigError: A list cannot be read.
-            FileAccessError: What is in the cache could be another user's work.
         """
         if not isinstance(self.exclude, tuple):
             return repr(self.exclude)
-        return repr(
-            sorted(
-                digest_of_list(path) if cache is None else remembered_digest(path, cache)
-                for path in self.exclude
-            )
-        )
+        return repr(sorted(map(digest_of_list, self.exclude)))
 
     def digest(self, of_lists: str) -> str:
         """A hash of its content: of the lists, the parts and the predicate, in hex digits.
@@ -70,9 +60,6 @@ class SampleFilter:
 
         Args:
             of_lists: What `digest_of_lists` gives.
-
-        Raises:
-            ConfigError: The predicate cannot be recognised again.
         """
         predicate = self.predicate
         kept = digest_of_predicate(predicate) if predicate is not None else repr(self.keep)

@@ -1,19 +1,15 @@
 """Filters applied to shards: what is left, and what later runs find of it."""
 
-import importlib
-import linecache
 import logging
 import os
 import pickle
 import re
-import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError
+from lightning_shards.errors import FileAccessError, IndexMismatchError
 from lightning_shards.shards.filters import applying
 from lightning_shards.shards.filters.key_hashes import parse_parts
 from lightning_shards.shards.joins.made_files import clear_made
@@ -188,27 +184,6 @@ def test_shards_of_one_name_in_two_folders_share_no_file(tmp_path, cache, monkey
     assert list(map(numbers_left, sent)) == list(map(numbers_left, left))
 
 
-def write_predicate(folder, least):
-    folder.mkdir(exist_ok=True)
-    text = "LEAST = 5\nBASE = 0\ndef long(shard):\n    return shard.sizes('txt') >= LEAST\n"
-    (folder / "predicates_of_a_user.py").write_text(text.replace("5", str(least)))
-    sys.modules.pop("predicates_of_a_user", None)
-    importlib.invalidate_caches()
-    return importlib.import_module("predicates_of_a_user").long
-
-
-def test_a_constant_of_the_module_of_a_predicate_counts(tmp_path, urls, cache, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path / "code"))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    lengths = []
-    for least in (5, 6):
-        predicate = write_predicate(tmp_path / "code", least)
-        linecache.checkcache()
-        kept = (applied(urls, cache, keep=each) for each in (predicate, partial(predicate)))
-        lengths += [len(numbers_left(index)) for index in kept]
-    assert lengths[0] == lengths[1] != lengths[2] == lengths[3]
-
-
 SPOILT = {
     "cut": lambda data: data[:-1],
     "another": lambda _: b"{}",
@@ -307,8 +282,3 @@ def test_a_shard_with_another_count_than_indexed_is_named(urls, cache, tmp_path)
     (tmp_path / "data" / "index.json").write_text(text % shards)
     with pytest.raises(IndexMismatchError):
         applied(urls, cache, exclude=THIRD)
-
-
-def test_a_predicate_that_cannot_be_recognised_again_is_refused(urls, cache):
-    with pytest.raises(ConfigError, match="holds a value that cannot be pickled"):
-        applied(urls, cache, keep=closing_over(lambda: 3))
