@@ -12,9 +12,8 @@ from lightning_shards.shards.filters.predicates import name_of
 from lightning_shards.shards.filters.sample_filter import SampleFilter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.published.dali_index import UnusableIndexError
-from lightning_shards.shards.published.remote_tables import index_command
 from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.remote_tables import index_command
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact
@@ -64,7 +63,7 @@ def index_of_kept(
         ShardError: The tables cannot be had.
     """
     with closing(Storages(remote_storages(settings))) as storages:
-        tables = TableStore(cache, storages=storages, takes_dali=True)
+        tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):
             return filtered_index(index, chosen, tables, cache, is_prepared=is_prepared)
     _require_streamable(index, chosen, needs)
@@ -92,12 +91,7 @@ def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
         return True
     if index.counts is None or not all(map(has_ranges, remote)):
         return False
-    if index.has_tables:
-        return True
-    try:
-        return tables.is_beside(remote[0])
-    except UnusableIndexError:
-        return False
+    return index.has_tables or tables.is_beside(remote[0])
 
 
 def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNeeds) -> None:

@@ -133,7 +133,7 @@ class IndexedSource:
             ShardError: A shard or a joined table cannot be read.
         """
         with closing(Storages(self.storages)) as storages:
-            store = TableStore(self.cache, storages=storages, takes_dali=True)
+            store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
             prepare_joins(self._joined if joined is None else joined, self.cache, store)
 

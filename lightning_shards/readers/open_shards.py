@@ -88,9 +88,7 @@ class OpenShards:
         self._limit = min(limit, max(1, files_allowed() // _FILES_PER_SHARD))
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
-        self._store = TableStore(
-            cache, storages=self.storages, takes_dali=True, unwritten=unwritten
-        )
+        self._store = TableStore(cache, storages=self.storages, unwritten=unwritten)
         self.joined = JoinedMembers(joined, cache, self._store)
         self._has_joins = any(each.joins for each in joined)
         # by URL: a shard that is listed twice is open once

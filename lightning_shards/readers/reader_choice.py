@@ -15,10 +15,9 @@ from lightning_shards.shards.index import (
     shared_index,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.published.dali_index import UnusableIndexError
-from lightning_shards.shards.published.remote_tables import duration, index_command
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.remote_tables import duration, index_command
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.tables import TableStore
@@ -122,27 +121,29 @@ class ReaderChoice:
             if self.reader == "indexed":
                 self._require_counts(index, tables.size_of(url))
             return index
-        if self._has_table(url, tables):
+        has_tables, remedy = self._has_table(url, tables), ""
+        if has_tables:
             taken = "the indexed reader, by the member tables beside"
         elif self.reader == "auto":
             taken = "the stream reader, because there are no member tables beside"
+            remedy = f"; {index_command(self.patterns)} makes them"
         else:
             message = tables.absence(url, self.patterns, index.num_shards)
             raise ConfigError(f"{self.split}: {message}")
-        _log.info("%s: reader=%r takes %s %s", self.split, self.reader, taken, redact(url))
-        return replace(index, has_tables="indexed" in taken)
+        _log.info(
+            "%s: reader=%r takes %s %s%s", self.split, self.reader, taken, redact(url), remedy
+        )
+        return replace(index, has_tables=has_tables)
 
     def _has_table(self, url: str, tables: TableStore) -> bool:
         """Whether a table lies beside this shard; no, if its server only says that it cannot."""
         try:
             return tables.is_beside(url)
-        except (StorageError, UnusableIndexError) as error:
+        except StorageError as error:
             if self.reader == "indexed":
                 raise
-            what = "whether there are member tables is unknown"
-            if isinstance(error, UnusableIndexError):
-                what = "there are no member tables"
-            _log.warning("%s: %s: %s", self.split, what, error)
+            what = "%s: whether there are member tables is unknown: %s"
+            _log.warning(what, self.split, error)
             return False
 
     def _lacks_size(self, index: ShardIndex, *, wants_total: bool) -> bool:

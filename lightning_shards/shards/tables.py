@@ -29,9 +29,8 @@ from lightning_shards.errors import (
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.published.dali_index import local_dali_table, own_dali_name
-from lightning_shards.shards.published.remote_tables import absence, are_beside, fetched_tables
 from lightning_shards.shards.remote.providers.undated import is_of_another_run, run_number
+from lightning_shards.shards.remote_tables import absence, fetched_tables, is_beside
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (
@@ -58,9 +57,6 @@ class TableStore:
             are not. Only the tools that index or write shards set it: a run checks a shard against
             the existing checksums.
         storages: What reads the shards; None for the package's own.
-        takes_dali: Whether DALI's index of a local shard saves the scan. Only readers set it,
-            because a scan finds damage that an index does not show. Tables that come from such an
-            index have sidecars of their own.
         unwritten: Where tables are kept that cannot be written; None: in this store alone.
     """
 
@@ -70,10 +66,9 @@ class TableStore:
         *,
         with_crc32: bool = False,
         storages: Storages | None = None,
-        takes_dali: bool = False,
         unwritten: UnwrittenTables | None = None,
     ) -> None:
-        self._cache, self._takes_dali = cache, takes_dali
+        self._cache = cache
         self._with_crc32, self._storages = with_crc32, storages or Storages()
         self._unwritten = unwritten or UnwrittenTables()
 
@@ -140,8 +135,6 @@ class TableStore:
         """
         url = _url_of(path)
         kept = self._opened(self._cache.sidecar_of(url))
-        if kept is None and self._takes_dali and is_local(url):
-            kept = self._opened(self._cache.sidecar_of(own_dali_name(url)))
         if kept is not None and not is_local(url) and is_of_another_run(kept.mtime_ns):
             return None
         return kept
@@ -171,10 +164,9 @@ class TableStore:
         """Whether there is a table of this remote shard, which is then kept.
 
         Raises:
-            UnusableIndexError: There is only an index of DALI, which cannot stand for one.
             ShardError: There is one that cannot be used, or the store does not answer.
         """
-        if self._is_kept(url) or are_beside(url, self._storages.of(url)):
+        if self._is_kept(url) or is_beside(url, self._storages.of(url)):
             self.fetch([url])
             return True
         return False
@@ -232,11 +224,6 @@ class TableStore:
             (fetched,) = fetched_tables([url], self._storages.of(url))
             self._keep(url, fetched)
             return self.kept_table(url) or fetched
-        reads_dali = self._takes_dali and old is None
-        dali = local_dali_table(url, self._storages.of(url)) if reads_dali else None
-        if dali is not None:
-            self._keep(own_dali_name(url), dali)
-            return dali
         had_crc32 = old is not None and old.crc32 is not None
         table = scan_members(
             url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)

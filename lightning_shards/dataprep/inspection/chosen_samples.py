@@ -14,7 +14,6 @@ import numpy as np
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.published.dali_index import UnusableIndexError
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
@@ -90,10 +89,7 @@ class ShardsToShow:
                         yield _of_stream(sample)
 
     def _has_table(self, url: str) -> bool:
-        try:
-            return is_local(url) or self._tables.is_beside(url)
-        except UnusableIndexError:
-            return False
+        return is_local(url) or self._tables.is_beside(url)
 
 
 def _by_table(reader: ShardReader, numbers: Sequence[int]) -> Iterator[ChosenSample]:

@@ -31,10 +31,10 @@ from lightning_shards.shards.counts.count_formats import REMOTE_NAMES
 from lightning_shards.shards.counts.wids import MARKER, shard_entries
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.published.remote_tables import opened_table, published_bytes
 from lightning_shards.shards.regular_files import open_regular, read_regular
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.remote_tables import opened_table, published_bytes
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
 from lightning_shards.shards.tables import TableStore

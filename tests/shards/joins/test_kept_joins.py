@@ -243,7 +243,7 @@ cache = CacheFolder(sys.argv[3])
 index = load_index(expand_urls(sys.argv[1]), cache=cache)
 joins = tuple(find_join(each, cache) for each in join_settings({"t": sys.argv[2]}))
 def prepare():
-    prepare_joins([JoinedShards(joins, index)], cache, TableStore(cache, takes_dali=True))
+    prepare_joins([JoinedShards(joins, index)], cache, TableStore(cache))
 """
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 

@@ -1,4 +1,4 @@
-"""DALI's indexes and names of classes that lie beside remote shards."""
+"""Counts, member tables and names of classes that lie beside remote shards."""
 
 import json
 import logging
@@ -11,8 +11,7 @@ import pytest
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build.sources import find_shards
 from lightning_shards.config.module import DataConfig
-from lightning_shards.dataprep.indexes.idx_files import dali_index
-from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError
+from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.tools.shard_options import classes_of
 from tests.shards.remote.conftest import SIGNED
 from tests.shards.remote.published import batches, module
@@ -20,30 +19,9 @@ from tests.shards.remote.published import batches, module
 pytestmark = pytest.mark.network
 
 
-@pytest.fixture
-def by_dali(published_shards, local, server):
-    """The shards on our server, with DALI's indexes in place of tables."""
-    for path in local:
-        name = path.rpartition("/")[2]
-        del server.objects[f"data/{name}.members"]
-        server.objects[f"data/{name.partition('.')[0]}.idx"] = dali_index(path).encode()
-    return published_shards
-
-
 def asked_for(server, ending):
     paths = (each.path.partition("?")[0] for each in server.asked)
     return [path.rpartition("/")[2] for path in paths if path.endswith(ending)]
-
-
-def test_the_batches_by_dali_s_indexes_are_those_of_local_shards(by_dali, local, tmp_path, server):
-    data = module(by_dali, tmp_path)
-    assert data.source("train").describe().reader == "indexed"
-    assert batches(data) == batches(module(local, tmp_path))
-    found = asked_for(server, ".idx")
-    assert sorted(set(found)) == [f"shard-{shard:06d}.idx" for shard in range(3)]
-    server.asked.clear()
-    batches(module(by_dali, tmp_path))
-    assert asked_for(server, ".idx") == []  # they are kept
 
 
 @pytest.mark.parametrize("name", ["a b", "ü", "100%", "a#b", "a?b", "a%20b"])
@@ -63,28 +41,25 @@ def test_counts_name_shards_as_they_are_or_as_urls_escape_them(
     assert batches(module(urls, tmp_path)) == batches(module(local, tmp_path))
 
 
-def test_an_index_without_names_is_streamed_and_it_is_said_why(by_dali, server, tmp_path, caplog):
-    server.objects["data/shard-000000.idx"] = b"v1.1 5\n" + b"png 512 1\n" * 5
-    data = module(by_dali, tmp_path, sampling="sequential")
+def test_shards_without_tables_are_streamed_and_a_line_names_the_command_that_makes_them(
+    published_shards, local, server, tmp_path, caplog
+):
+    caplog.set_level(logging.INFO)
+    for path in local:
+        del server.objects[f"data/{Path(path).name}.members"]
+    data = module(published_shards, tmp_path, sampling="sequential")
     assert data.source("train").describe().reader == "stream"
-    assert "shard-000000.idx cannot stand for a member table: version v1.1 has no" in caplog.text
-    with pytest.raises(FileAccessError, match=r"version v1.1 has no names of members, so samples"):
-        module(by_dali, tmp_path, reader="indexed").source("train")
+    assert "because there are no member tables beside" in caplog.text
+    assert "`lightning-shards index" in caplog.text
 
 
-def test_an_index_of_another_shard_is_an_error_of_its_own(by_dali, server, tmp_path):
-    server.objects["data/shard-000001.idx"] = server.objects["data/shard-000002.idx"]
-    with pytest.raises(FileAccessError, match=r"000001.idx cannot stand for .* would end at byte"):
-        batches(module(by_dali, tmp_path))
-
-
-def test_a_replaced_object_is_noticed_without_checksums(by_dali, server, tmp_path):
-    batches(module(by_dali, tmp_path))
+def test_an_object_that_is_replaced_between_two_runs_is_noticed(published_shards, server, tmp_path):
+    batches(module(published_shards, tmp_path))
     rmtree(tmp_path / "cache" / "pieces")  # they are of the old version
     name = "data/shard-000001.tar"
     server.objects[name] = server.objects[name][:-1] + b"\1"
     with pytest.raises(IndexMismatchError, match=r"shard-000001.tar changed since it was indexed"):
-        batches(module(by_dali, tmp_path))
+        batches(module(published_shards, tmp_path))
 
 
 # --- names of classes

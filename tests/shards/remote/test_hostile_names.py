@@ -79,8 +79,6 @@ FILES = [
     (f"{SHARD}.members", ""),
     (f"{SHARD}.members", DEEP),
     (f"{SHARD}.members", "<html>Please log in"),
-    ("shard-000001.idx", f"v1.2 {HUGE}\n"),
-    ("shard-000001.idx", "v1.2 1\npng -5 99999999999999999999 x\n"),
     ("classes.json", DEEP),
 ]  # fmt: skip
 
@@ -92,8 +90,6 @@ def test_what_a_stranger_put_beside_shards_is_passed_over_or_an_error_of_ours(
     publish(local, server_put(server), tmp_path)
     if name == "wids.json":
         del server.objects["data/sizes.json"]
-    if name.endswith(".idx"):
-        del server.objects[f"data/{SHARD}.members"]
     server.objects[f"data/{name}"] = text.encode()
     urls = f"{server.url}/data/shard-{{000000..000002}}.tar"
     with suppress(ShardError):  # every other error fails

@@ -1,7 +1,4 @@
-"""The member tables beside remote shards: fetched, checked, and what is said where there are none.
-
-Beside a shard lies its table, `NAME.tar.members`, or in its place DALI's index, `NAME.idx`.
-"""
+"""The member tables beside remote shards: fetched and checked, and the error where there are none."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -10,7 +7,6 @@ from typing import Final
 
 from lightning_shards.errors import ConfigError, FileAccessError, IndexMismatchError, count_of
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.published.dali_index import dali_table, dali_url
 from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url, unpublished
 from lightning_shards.shards.urls import redact, redact_pattern, scheme_of
@@ -38,15 +34,7 @@ def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTabl
     """
     tables = list(map(published_url, urls))
     contents, stats = storage.read_beside(tables, MAX_PUBLISHED_BYTES + 1, urls)
-    lacking = [url for url, data in zip(urls, contents, strict=True) if data is None]
-    indexes = storage.read_whole(list(map(dali_url, lacking)), MAX_PUBLISHED_BYTES + 1)
-    dali = dict(zip(lacking, indexes, strict=True)) if lacking else {}
-    return (
-        _published_table(url, data, stat)
-        if data is not None
-        else _table_by_dali(url, dali[url], stat, storage)
-        for url, data, stat in zip(urls, contents, stats, strict=True)
-    )
+    return map(_published_table, urls, contents, stats)
 
 
 def published_bytes(url: str, storage: Storage) -> bytes | None:
@@ -68,10 +56,9 @@ def opened_table(url: str, data: bytes, shard_bytes: int) -> MemberTable:
         ) from error
 
 
-def are_beside(url: str, storage: Storage) -> bool:
-    """Whether there is a table or an index of DALI beside this shard; errors as of the store."""
-    beside = ([published_url(url)], [dali_url(url)])
-    return any(storage.read_whole(one, 1)[0] is not None for one in beside)
+def is_beside(url: str, storage: Storage) -> bool:
+    """Whether there is a table beside this shard; errors as of the store."""
+    return storage.read_whole([published_url(url)], 1)[0] is not None
 
 
 def index_command(patterns: str) -> str:
@@ -112,13 +99,9 @@ def duration(size_bytes: int, num_shards: int) -> str:
     return f"about {text} at 100 MB/s for {count_of(num_shards, 'shard')}"
 
 
-def _table_by_dali(url: str, data: bytes | None, stat: ShardStat, storage: Storage) -> MemberTable:
+def _published_table(url: str, data: bytes | None, stat: ShardStat) -> MemberTable:
     if data is None:
         raise ConfigError(absence(url, url, stat.size, 1))
-    return dali_table(data, url, storage, source=dali_url(url))
-
-
-def _published_table(url: str, data: bytes, stat: ShardStat) -> MemberTable:
     table = opened_table(url, data, stat.size)
     if table.file_size != stat.size:
         raise IndexMismatchError(

@@ -1,1 +1,0 @@
-"""What others than a scan say of the members of shards: tables and indexes that lie beside them."""
