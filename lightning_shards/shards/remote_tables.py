@@ -1,4 +1,4 @@
-"""The member tables beside remote shards: fetched and checked, and the error where there are none."""
+"""The member tables beside remote shards: fetched, checked, and the error where there are none."""
 
 import shlex
 from collections.abc import Iterator, Sequence

@@ -10,14 +10,12 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import TypeGuard, cast
 
-from lightning_shards.shards.beside import is_count, json_object
+from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.private_files import CacheFolder
 
 _VERSION = 2
-_LENGTH_OF_ENTRY = 3
 _MAX_BYTES = 256 << 20  # three million shards
 
 _log = logging.getLogger(__name__)
@@ -83,14 +81,4 @@ class CountsCache:
         if fields.get("crc32") != crc32(data.partition(b", ")[2]):  # of all that follows it
             raise ValueError("the checksum does not match")
         is_ours = fields.get("version") == _VERSION and fields.get("folder") == self._folder
-        named = json_object(fields.get("counts")) if is_ours else {}
-        return {name: entry for name, entry in named.items() if _is_entry(entry)}
-
-
-def _is_entry(entry: object) -> TypeGuard[list[int]]:
-    """Whether a stored value is [bytes, mtime_ns, samples]."""
-    if not isinstance(entry, list):
-        return False
-    values = cast("list[object]", entry)
-    is_whole = len(values) == _LENGTH_OF_ENTRY and all(isinstance(value, int) for value in values)
-    return is_whole and is_count(values[-1])
+        return fields["counts"] if is_ours else {}

@@ -210,7 +210,7 @@ def test_the_files_beside_a_shard_on_a_web_server_count_it(serve, load, files, e
     assert (None if shards.counts is None else shards.counts.tolist()) == expected
     names = list(dict.fromkeys(path.removesuffix("?signature=1") for path in asked))
     assert names[:2] == ["/d/sizes.json", "/d/wids.json"]
-    others = ["/d/_info.json", "/d/.nv-meta/.info.json"]
+    others = ["/d/_info.json"]
     assert names[2:] == (others if expected is None else [])
     assert all(path.endswith("?signature=1") for path in asked)
 

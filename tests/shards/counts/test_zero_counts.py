@@ -1,7 +1,6 @@
 """A count of 0 is never believed where the shard can be asked, whoever wrote it."""
 
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
-from lightning_shards.shards.tar.blocks import BLOCK
 from tests.readers.test_stream_http import serving
 
 
@@ -36,14 +34,7 @@ WRITERS = {
     "sizes.json": lambda folder, samples: _json(folder / "sizes.json", {"001.tar": samples}),
     "wids": _wids,
     "timm": _timm,
-    "energon": lambda folder, samples: _json(
-        folder / ".nv-meta" / ".info.json", {"shard_counts": {"001.tar": samples}}
-    ),
     "img2dataset": lambda folder, samples: _json(folder / "001_stats.json", {"successes": samples}),
-    "DALI": lambda folder, samples: (folder / "001.idx").write_text(f"v1.2 {samples}\n"),
-    "energon's index": lambda folder, samples: (folder / "001.tar.idx").write_bytes(
-        struct.pack(f"<{samples + 1}Q", *range(samples + 1))
-    ),
 }
 
 
@@ -72,23 +63,6 @@ def test_a_shard_that_is_rightly_said_to_be_empty_is_not_scanned(
     write(tmp_path, 0)
     forbid_scans()
     assert load(urls[1:]).counts.tolist() == [0]
-
-
-@pytest.mark.parametrize("cut", range(1, 4))
-def test_an_energon_index_that_was_cut_is_passed_over(write_shards, load, tmp_path, cut, caplog):
-    urls = write_shards([3, 4])
-    starts = [4 * BLOCK * sample for sample in range(5)]  # two headers and their data
-    (tmp_path / "001.tar.idx").write_bytes(struct.pack(f"<{5 - cut}Q", *starts[:-cut]))
-    assert load(urls).counts.tolist() == [3, 4]
-    assert "001.tar.idx is passed over: it ends at byte" in caplog.text
-
-
-def test_a_whole_energon_index_is_taken(write_shards, load, tmp_path, forbid_scans):
-    urls = write_shards([4])
-    starts = [4 * BLOCK * sample for sample in range(5)]
-    (tmp_path / "000.tar.idx").write_bytes(struct.pack("<5Q", *starts))
-    forbid_scans()
-    assert load(urls).counts.tolist() == [4]
 
 
 def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
