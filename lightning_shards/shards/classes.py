@@ -8,12 +8,11 @@ import hashlib
 import json
 import logging
 import re
-from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -25,11 +24,8 @@ CLASSES: Final = "classes.json"
 CLASS_SUFFIX: Final = "cls"
 """The suffix of the members in which `pack` stores the numbers of classes."""
 
-_MOST_SHOWN = 80  # letters of a label that a message shows, and bytes that are compared
-_MOST_NEAR = 3
-_MOST_NUMBERS = 10
-_MOST_COMPARED = 500
-"""Names before and after a label in their order that it is compared with: 22,000 took 3 seconds."""
+_SHOWN: Final = 80  # letters of a label that a message shows
+_MOST_SHOWN: Final = 10  # names or numbers
 
 _WHOLE_NUMBER: Final = re.compile(r"(-?\d{1,18})(?:\.0+)?")
 """A name that is a number without a fraction, which programs for tables may write as 3.0. Python
@@ -81,15 +77,9 @@ class ClassNames:
     @property
     def renumbered(self) -> str | None:
         """A name that is itself a number, but not that of its class; None if there is none."""
-        return next(
-            (
-                name
-                for name, number in self.numbers.items()
-                if (value := whole_number(name)) != number
-                and (value is not None or name.isdecimal())
-            ),
-            None,
-        )
+        numbers = ((name, number) for name, number in self.numbers.items() if name.isdecimal())
+        others = (name for name, number in numbers if (name.lstrip("0") or "0") != str(number))
+        return next(others, None)
 
     def digest(self) -> str:
         """The identity of the names with their numbers: 16 hex digits."""
@@ -108,21 +98,13 @@ class ClassNames:
         return {str(number): name for name, number in self.numbers.items()}
 
     def _unknown(self, label: bytes) -> str:
-        shown = label[:_MOST_SHOWN].decode("utf-8", "replace")
-        names = {name[:_MOST_SHOWN].lower(): name for name in self.numbers}
-        in_order = sorted(names)
-        place = bisect(in_order, shown.lower())
-        nearby = in_order[max(0, place - _MOST_COMPARED) : place + _MOST_COMPARED]
-        near = get_close_matches(shown.lower(), nearby, _MOST_NEAR)
-        listed = ", ".join(repr(names[name]) for name in near or list(names)[:_MOST_NEAR])
-        remedy = (
-            "decode it as 'int' if labels are numbers"
-            if label.isdigit()
-            else f"correct the label, or add the class to {self.source}"
-        )
+        shown = label[:_SHOWN].decode("utf-8", "replace")
+        remedy = f"correct the label, or add the class to {self.source}"
+        if label.isdigit():
+            remedy = "decode it as 'int' if labels are numbers"
         return (
             f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
-            f"({'nearest' if near else 'first'}: {listed}); {remedy}"
+            f"({_listed(map(repr, self.numbers))}); {remedy}"
         )
 
 
@@ -154,28 +136,27 @@ def numbered_by_name(numbers: Mapping[Any, object], source: str) -> ClassNames:
     classes = _checked(numbers.items(), source)
     given = sorted(classes.numbers.values())
     if given[-1] != len(given) - 1:
-        shown = ", ".join(map(str, given[:_MOST_NUMBERS])) + ", ..." * (len(given) > _MOST_NUMBERS)
         raise ConfigError(
-            f"{source} gives its {len(given)} classes the numbers {shown}; number them from 0 to "
-            f"{len(given) - 1}"
+            f"{source} gives its {len(given)} classes the numbers {_listed(map(str, given))}; "
+            f"number them from 0 to {len(given) - 1}"
         )
     return classes
 
 
-def read_classes(folder: str) -> ClassNames | None:
-    """The classes in the `classes.json` of a local folder; None if it cannot be read.
+def read_class_file(path: Path) -> ClassNames | None:
+    """The classes in a local file of the form of `classes.json`; None if it cannot be read.
 
     Raises:
         ConfigError: It is not JSON of names and numbers.
         FileAccessError: It is a fifo, a socket, a device or a folder.
     """
-    return read_class_file(Path(folder) / CLASSES)
-
-
-def read_class_file(path: Path) -> ClassNames | None:
-    """The classes in a local file of the form of `classes.json`; as `read_classes` otherwise."""
     data = read_beside(path)
     return None if data is None else _parsed(data, str(path))
+
+
+def read_classes(folder: str) -> ClassNames | None:
+    """The classes in the `classes.json` of a local folder; as `read_class_file` otherwise."""
+    return read_class_file(Path(folder) / CLASSES)
 
 
 def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
@@ -214,12 +195,7 @@ def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Cla
 def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames | None:
     """The classes that the folders of these shards have as far as they have any, with warnings.
 
-    Args:
-        urls: The shards.
-        remote: What was found in the remote folders among theirs.
-
-    Raises:
-        ConfigError: Two folders have different ones.
+    Arguments and errors are those of `agreed_classes`, but a folder need not have any.
     """
     found: dict[str, ClassNames | None] = {}
     for folder in _folders(urls):
@@ -244,7 +220,7 @@ def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
 
 
 def _parsed(data: bytes, source: str) -> ClassNames:
-    """The classes in the bytes of a `classes.json`; errors as of `read_classes`."""
+    """The classes in the bytes of a `classes.json`; errors as of `read_class_file`."""
     try:
         content: object = json.loads(data, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError) as error:
@@ -291,20 +267,22 @@ def _folders(urls: Iterable[str]) -> dict[str, None]:
 
 def _same(found: Mapping[str, ClassNames | None]) -> ClassNames | None:
     """The one that all folders have which have any."""
-    first, *others = [classes for classes in found.values() if classes is not None] or [None]
-    for other in others:
-        if first is not None and other is not None and first != other:
-            name = next(
-                name
-                for name in [*first.numbers, *other.numbers]
-                if first.numbers.get(name) != other.numbers.get(name)
-            )
+    known = [classes for classes in found.values() if classes is not None]
+    for first, other in pairwise(known):
+        differing = first.numbers.items() ^ other.numbers.items()
+        if differing:
+            name, _ = min(differing)
             raise ConfigError(
                 f"{first.source} and {other.source} have different classes: {name!r} is "
                 f"{first.numbers.get(name, 'absent')} and {other.numbers.get(name, 'absent')}; "
                 "read their shards apart, or pack them anew from one folder or table"
             )
-    return first
+    return known[0] if known else None
+
+
+def _listed(texts: Iterable[str]) -> str:
+    first = list(islice(texts, _MOST_SHOWN + 1))
+    return ", ".join([*first[:_MOST_SHOWN], *["..."] * (len(first) > _MOST_SHOWN)])
 
 
 def _encoded(name: str) -> bytes:

@@ -43,23 +43,19 @@ def test_a_label_is_a_name_or_a_number(label, number):
 
 @pytest.mark.parametrize("label", [b"", b"3", b"-1", b"1.0", b"01", b"Cat", b"\xff", b"x" * 10**6])
 def test_a_label_of_no_class_is_an_error(label):
-    with pytest.raises(SampleError, match=r"is none of the 3 classes of x \((nearest|first): "):
+    with pytest.raises(SampleError, match=r"none of the 3 classes of x \('cat', 'dog', 'bird'\)"):
         numbered(["cat", "dog", "bird"], "x").number_of(label)
 
 
-def test_the_error_names_the_nearest_names_and_the_remedy():
+def test_the_error_names_the_file_and_the_remedy():
+    names = [f"n{number}" for number in range(5000)]
     with pytest.raises(SampleError) as raised:
-        numbered(["dog", "cat", "Cart", "mouse"], "a/classes.json").number_of(b"Caat\n")
+        numbered(names, "a/classes.json").number_of(b"Cat\n")
+    first = ", ".join(map(repr, names[:10]))
     assert str(raised.value) == (
-        "'Caat' is none of the 4 classes of a/classes.json (nearest: 'cat', 'Cart'); correct the "
-        "label, or add the class to a/classes.json"
+        f"'Cat' is none of the 5,000 classes of a/classes.json ({first}, ...); correct the label, "
+        "or add the class to a/classes.json"
     )
-
-
-def test_of_many_names_those_that_begin_like_the_label_are_compared():
-    classes = numbered([f"n{number:08d}" for number in range(5000)], "x")
-    with pytest.raises(SampleError, match=r"of the 5,000 classes of x \(nearest: 'n00004321', "):
-        classes.number_of(b"n00004321.")
 
 
 def test_names_that_are_numbers_are_only_names():
@@ -76,10 +72,8 @@ def test_names_that_are_numbers_are_only_names():
         (["1", "2"], "1"),
         (["0", "1"], None),
         (["a", "b"], None),
-        (["0.0", "1.0", "10.0", "2.0"], "10.0"),
-        (["0.0", "1.0"], None),
+        (["00", "01"], None),
         (["0.5", "1.5"], None),
-        (["-1", "a"], "-1"),
     ],
 )
 def test_names_that_are_other_numbers_are_found(names, renumbered):
