@@ -1,4 +1,4 @@
-"""Progress lines and bars by tqdm, which show on a terminal and are silent elsewhere."""
+"""Progress bars by tqdm, which show on a terminal and are silent elsewhere."""
 
 import sys
 from collections.abc import Callable, Generator
@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from tqdm import tqdm
 
 _LOOK_S: Final = 0.5
+_LARGE: Final = 10_000  # from here on numbers are shown as 12.3k
 
 
 class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] only its stubs take one
@@ -24,24 +25,31 @@ cast("Any", _Bar).set_lock(RLock())
 
 
 @contextmanager
-def progress_line(
-    verb: str, total: int, where: str, *, show: bool | None = None
-) -> Generator[Callable[[], object], None, None]:
-    """A function to call after each shard: it draws `counted 3 of 12 shards in /data`.
+def _bar(
+    text: str, total: int, unit: str, show: bool | None
+) -> Generator[Callable[..., object], None, None]:
+    """A function to call with each step: `counted shards in /data:  25%|##5       | 3/12`.
 
-    `show=None` draws only on a terminal. The line ends when the block ends, also by an error.
+    `show=None` draws only on a terminal, and nowhere where stderr is closed.
     """
-    if not _is_shown(show):
-        yield lambda: None
-        return
-    text = f"{verb} {{n}} of {{total}}{{desc}}"  # the folder may contain braces
+    disable = not show if show is not None or sys.stderr is None else None
     with _Bar(
         total=total,
-        desc=f" shard{'s'[: total != 1]} in {where or '.'}",
-        bar_format=text,
+        desc=text,
+        unit=unit,
+        unit_scale=total >= _LARGE,
+        ascii=True,
         miniters=1,
+        disable=disable,
     ) as bar:
         yield bar.update
+
+
+def progress_line(
+    verb: str, total: int, where: str, *, show: bool | None = None
+) -> AbstractContextManager[Callable[[], object]]:
+    """A function to call after each shard."""
+    return _bar(f"{verb} shards in {where or '.'}", total, " shards", show)
 
 
 @contextmanager
@@ -70,21 +78,15 @@ def progress_bar(
 def bytes_bar(
     verb: str, total: int, *, show: bool | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
-    """A function to call with the bytes of each part: `fetched:  48%|####     | 11.3G/23.6G`.
-
-    `show=None` draws only on a terminal.
-    """
-    return _amounts_bar(verb, total, "B", show)
+    """A function to call with the bytes of each part."""
+    return _bar(verb, total, "B", show)
 
 
 def rows_bar(
     verb: str, total: int, *, show: bool | None = None
 ) -> AbstractContextManager[Callable[[int], object]]:
-    """A function to call with the rows of each part: `join 'text':  48%|####     | 1.13M/2.4M`.
-
-    `show=None` draws only on a terminal.
-    """
-    return _amounts_bar(verb, total, " rows", show)
+    """A function to call with the rows of each part."""
+    return _bar(verb, total, " rows", show)
 
 
 @contextmanager
@@ -120,17 +122,6 @@ def watched_bytes_bar(
             ended.set()
             thread.join()
             draw()
-
-
-@contextmanager
-def _amounts_bar(
-    verb: str, total: int, unit: str, show: bool | None
-) -> Generator[Callable[[int], object], None, None]:
-    if not _is_shown(show):
-        yield lambda _: None
-        return
-    with _Bar(total=total, desc=verb, unit=unit, unit_scale=True, ascii=True) as bar:
-        yield bar.update
 
 
 def _is_shown(show: bool | None) -> bool:

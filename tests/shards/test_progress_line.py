@@ -12,15 +12,18 @@ def test_a_line_counts_shards_and_stays(capsys):
         step()
         step()
     shown = capsys.readouterr().err
-    assert shown.startswith("\rcounted 0 of 2 shards in /data/{a}")
-    assert shown.endswith("\rcounted 2 of 2 shards in /data/{a}\n")
+    assert shown.startswith("\rcounted shards in /data/{a}:   0%|")
+    assert "100%|##########| 2/2" in shown
+    assert shown.endswith("\n")
 
 
 def test_a_line_ends_by_an_error_too(capsys):
     with suppress(OSError), progress_line("counted", 2, "", show=True) as step:
         step()
         raise OSError
-    assert capsys.readouterr().err.endswith("\rcounted 1 of 2 shards in .\n")
+    last = capsys.readouterr().err.split("\r")[-1]
+    assert last.startswith("counted shards in .:  50%|")
+    assert last.endswith("\n")
 
 
 def test_a_bar_counts_tasks_as_they_begin_and_leaves_nothing_behind(capsys):
@@ -51,6 +54,12 @@ def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
     with progress_bar(1) as begin:
         begin("both")
     assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_line("counted", 1, "/data") as step:
+        step()
 
 
 def test_neither_a_thread_nor_a_start_method_comes_with_it():
