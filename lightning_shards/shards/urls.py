@@ -10,25 +10,26 @@ open it; a local path that merely looks like a URL is therefore written with `./
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from braceexpand import braceexpand
+
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
 from lightning_shards.shards.beside import require_shards_alone
-from lightning_shards.shards.braces import count_expanded, expand_braces, nesting_depth
 from lightning_shards.shards.regular_files import open_regular
 from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
 
 MAX_EXPANDED: Final = 10**6
 """Shards that the braces of one data set may stand for."""
 
-_LARGE: Final = 10**18
-_MAX_DEPTH: Final = 50
-_MAX_SHOWN: Final = 60
+_MOST_DIGITS: Final = 18
 _LOCAL: Final = ("", "file")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WILDCARDS = re.compile(r"[*?[]")
@@ -71,8 +72,9 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
     if not patterns:
         raise UrlError("no shards: the list of urls is empty; name at least one shard")
     parts = [part for pattern in patterns for part in split_joined(pattern)]
-    _require_countable(parts)
-    expanded = (url.strip() for part in parts for url in _braces(part))
+    expanded: list[str] = []
+    for part in parts:
+        expanded += _braces(part, MAX_EXPANDED - len(expanded))
     return [shard for url in expanded for shard in _resolve(url, allow_pipe=allow_pipe)]
 
 
@@ -246,34 +248,35 @@ def require_local_shards(urls: Sequence[str]) -> None:
     )
 
 
-def _require_countable(parts: Sequence[str]) -> None:
-    """Refuse braces that stand for too many shards before any are expanded."""
-    total = 0
-    for part in parts:
-        if "{" in part:
-            depth = nesting_depth(part)
-            if depth > _MAX_DEPTH:
-                raise UrlError(
-                    f"{depth:,} braces are nested in {redact(part)[:_MAX_SHOWN]!r}, and "
-                    f"{_MAX_DEPTH} are the most; write the shards in several patterns"
-                )
-            total += count_expanded(part)
-            if total > MAX_EXPANDED:
-                number = f"{total:,}" if total < _LARGE else "over 10^18"
-                raise UrlError(
-                    f"the braces stand for {number} shards up to {redact(part)!r}, and "
-                    f"{MAX_EXPANDED:,} are the most; check the numbers in them, or pack larger "
-                    "shards"
-                )
+def _braces(pattern: str, most: int) -> list[str]:
+    """The urls that the braces of a pattern stand for, at most so many."""
+    urls: list[str] | None = None
+    if any(_num_steps(*bounds) >= MAX_EXPANDED for bounds in _RANGE.findall(pattern)):
+        raise _too_many(pattern)
+    # the messages of these errors hold the whole URL, so they must not become context
+    with suppress(ValueError, RecursionError):
+        urls = [url.strip() for url in islice(braceexpand(pattern), most + 1)]
+    if urls is None:
+        raise UrlError(
+            f"unbalanced braces in {redact(pattern)!r}, or too many inside of each other: every "
+            "{ needs a }, as in {000000..000009}; a brace that belongs to the name is written \\{"
+        )
+    if len(urls) > most:
+        raise _too_many(pattern)
+    return urls
 
 
-def _braces(pattern: str) -> Iterator[str]:
-    with suppress(ValueError):  # its message holds the whole URL, so it must not become context
-        yield from expand_braces(pattern)
-        return
-    raise UrlError(
-        f"unbalanced braces in {redact(pattern)!r}: every {{ needs a }}, as in {{000000..000009}}; "
-        "a brace that belongs to the name is written \\{"
+def _num_steps(first: str, last: str, step: str) -> int:
+    """How many numbers follow the first one of a range; with longer numbers it is no range."""
+    if max(map(len, (first, last, step))) > _MOST_DIGITS:
+        return MAX_EXPANDED
+    return abs(int(last) - int(first)) // (int(step or 1) or 1)
+
+
+def _too_many(pattern: str) -> UrlError:
+    return UrlError(
+        f"the braces up to {redact(pattern)!r} stand for more than {MAX_EXPANDED:,} shards; check "
+        "the numbers in them, or pack larger shards"
     )
 
 

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
-from lightning_shards.shards import braces
 from lightning_shards.shards import urls as urls_module
-from lightning_shards.shards.braces import count_expanded
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.local_copies import local_copy
 from lightning_shards.shards.tar.plain_runs import count_samples
@@ -264,57 +262,44 @@ def test_shards_that_are_there_pass(folder):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "number"),
+    "pattern",
     [
-        ("s-{0..9999999999}.tar", "10,000,000,000"),
-        ("{0..999}{0..999}{0..999}", "1,000,000,000"),
-        ("{0..1000000}", "1,000,001"),
-        ("{{0..999}{0..999}{0..999},x}", "1,000,000,001"),
-        (["{0..599999}", "{0..599999}"], "1,200,000"),
-        ("{0..599999}::{0..599999}", "1,200,000"),
-        ("{0.." + "9" * 5000 + "}", "over 10.18"),
-        ("{0..9}" * 30, "over 10.18"),
-        ("{-9999999..9999999..3}", "6,666,667"),
-        ("https://u:secret@h/{0..9999999}.tar?secret", "10,000,000"),
+        "s-{0..9999999999}.tar",
+        "{0..999}{0..999}{0..999}",
+        "{0..1000000}",
+        "{0..599999}::{0..599999}",
+        "{0.." + "9" * 5000 + "}",
+        f"{{a..z}}{{0..9999999..{5000 * '9'}}}",
+        "{0..9}" * 30,
+        "{-9999999..9999999..3}",
+        "https://u:secret@h/{0..9999999}.tar?secret",
     ],
 )
-def test_braces_that_stand_for_too_many_shards_are_refused_unexpanded(pattern, number, monkeypatch):
-    monkeypatch.setattr(braces, "braceexpand", lambda _: pytest.fail("expanded"))
-    message = f"stand for {number} shards .* 1,000,000 are the most; check the numbers in them"
+def test_braces_that_stand_for_too_many_shards_are_refused(pattern):
+    message = "stand for more than 1,000,000 shards; check the numbers in them, or pack larger"
     with pytest.raises(UrlError, match=message) as caught:
         expand_urls(pattern)
     assert "secret" not in str(caught.value)
 
 
 def test_as_many_shards_as_the_limit_says_are_expanded(monkeypatch):
-    assert braces.count_expanded("http://h/{000..999}/{000..999}.tar") == urls_module.MAX_EXPANDED
     monkeypatch.setattr(urls_module, "MAX_EXPANDED", 1000)
     assert len(expand_urls("http://h/{00..99}/{0..9}.tar")) == 1000
-    with pytest.raises(UrlError, match="stand for 1,001 shards"):
-        expand_urls("http://h/{0..1000}.tar")
+    assert len(expand_urls(["{0..499}", "{0..499}"])) == 1000
+    for pattern in ("http://h/{0..1000}.tar", ["{0..499}", "{0..500}"]):
+        with pytest.raises(UrlError, match="stand for more than 1,000 shards"):
+            expand_urls(pattern)
+
+
+def test_large_numbers_may_be_near_each_other():
+    assert expand_urls("{20240101..20240103}.tar")[-1] == "20240103.tar"
+    assert len(expand_urls("{00000000..00012895}.tar")) == 12_896
+    assert len(expand_urls("{0..9999999..1000000}.tar::{0..9..0}.tar")) == 20
 
 
 def test_braces_nested_without_end_are_refused():
-    with pytest.raises(UrlError, match=r"5,000 braces are nested in .* 50 are the most"):
+    with pytest.raises(UrlError, match="too many inside of each other"):
         expand_urls("{a," * 5000 + "}" * 5000)
-
-
-@given(
-    st.recursive(
-        st.sampled_from(["a", "\\{", "\\,", "{", "}", ",", "0..3", "{1..9..2}", "{c..a}", "x..z"]),
-        lambda inner: (
-            st.lists(inner, max_size=3).map("".join)
-            | st.lists(inner, min_size=1, max_size=3).map(lambda parts: f"{{{','.join(parts)}}}")
-        ),
-        max_leaves=12,
-    )
-)
-def test_shards_are_counted_as_they_are_expanded(pattern):
-    try:
-        expected = len(list(braceexpand(pattern)))
-    except ValueError:
-        return
-    assert braces.count_expanded(pattern) == expected
 
 
 # --- addresses in brackets
@@ -369,7 +354,3 @@ def test_shards_of_an_ipv6_server_are_counted_and_fetched(write_shards, load, tm
         assert load(expand_urls(url)).counts.tolist() == [3]
         with local_copy(url, CacheFolder()) as shard:
             assert count_samples(shard.path) == 3
-
-
-def test_braces_with_a_step_of_thousands_of_digits_are_counted():
-    assert count_expanded(f"{{a..z..{5000 * '9'}}}") == 1
