@@ -202,6 +202,28 @@ def await_lock(folder: int) -> None:
 
 
 @contextmanager
+def locked_file(path: Path) -> Generator[None, None, None]:
+    """A context that one thread or process is in at a time, where the file system has locks.
+
+    Raises:
+        FileAccessError: The file cannot be opened.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        file = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise not_written(path, error) from error
+    try:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        with suppress(OSError):  # a process that was forked meanwhile has the file open, too
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+@contextmanager
 def open_folder(folder: Path) -> Generator[int, None, None]:
     """The descriptor of a folder; when the block ends it is closed, and its lock is given back.
 

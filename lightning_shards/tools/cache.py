@@ -31,7 +31,7 @@ have left, too. fill: fetch what the first
 epoch of a split needs, up to the limit, so that a run does not begin with an empty cache; run again
 after an interruption, it goes on. verify: hold length and CRC-32 of each piece against what was
 written, and remove what is damaged. clear: remove all pieces, never while a run has them open,
-unless --force is given, and all joins and filters that no process uses; a run that needs one makes
+unless --force is given, and all joins and filters; a run that needs one makes
 it again. On a network file system each machine has pieces of its own; those of all machines are
 cleared by --all-hosts, which is for machines that do not come back. Member tables and counts stay.
 Exit status: 0 done, 1 verify has found damaged pieces, 2 not done."""
@@ -101,15 +101,12 @@ def _list(options: Namespace) -> int:
 
 
 def _files(files: Sequence[MadeFile]) -> list[dict[str, Any]]:
-    return [
-        {"path": str(file.path), "bytes": file.size_bytes, "is_used": file.is_used}
-        for file in files
-    ]
+    return [{"path": str(file.path), "bytes": file.size_bytes} for file in files]
 
 
 def _made_text(of: str, files: Sequence[MadeFile]) -> str:
-    size, used = sum(file.size_bytes for file in files), sum(file.is_used for file in files)
-    line = f"{of}: {human(size)} in {count_of(len(files), 'file')}, {used:,} in use"
+    size = sum(file.size_bytes for file in files)
+    line = f"{of}: {human(size)} in {count_of(len(files), 'file')}"
     rows = [[file.path.name, human(file.size_bytes)] for file in files]
     lines = [line, table([["file", "size"], *rows[:_MAX_LISTED]])]
     if len(files) > _MAX_LISTED:
@@ -232,7 +229,7 @@ def _clear(options: Namespace) -> int:
     (pieces, size_bytes), refused = _cleared(folders, force=options.force)
     if refused is not None and not options.all_hosts:
         raise refused
-    files, made_bytes = clear_made(_cache_of(options), force=options.force)
+    files, made_bytes = clear_made(_cache_of(options))
     if options.json:
         freed = {"pieces": pieces, "bytes": size_bytes, "made_files": files}
         print(json.dumps(freed | {"made_bytes": made_bytes}))

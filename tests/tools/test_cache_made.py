@@ -51,30 +51,20 @@ def test_joins_and_filters_are_listed_and_cleared(module, run, tmp_path):
     shown = run("list")
     assert joined.name in shown
     assert kept.name in shown
-    run("clear", "--force")
+    run("clear")
     assert not joined.exists()
     assert not kept.exists()
     assert "keeps nothing of remote shards, joins and filters" in run("list")
-    assert (tmp_path / "cache" / "joins" / "making.lock").exists()  # somebody may hold one
+    assert list((tmp_path / "cache" / "joins").glob("*.lock"))  # a process may hold one
     assert list((tmp_path / "cache" / "members").rglob("*.members"))
     assert texts(module) == before
 
 
-def test_what_a_run_has_open_stays(module, run, tmp_path):
-    """And what an earlier one made goes."""
-    old = tmp_path / "cache" / "joins" / f"{'0' * 24}.join"
+def test_a_run_goes_on_when_its_joins_and_filters_are_cleared(module, run):
     loader = module.loader("train", rank=0, world_size=1)
-    old.write_bytes(b"old")
     batches = iter(loader)
     first = next(batches)
-    (joined,) = set((tmp_path / "cache" / "joins").glob("*.join")) - {old}
-    (kept,) = (tmp_path / "cache" / "kept").glob("*.kept")
-    used = [each for of in json.loads(run("list", "--json"))["made"].values() for each in of]
-    assert {each["path"] for each in used if each["is_used"]} == {str(joined), str(kept)}
-    assert json.loads(run("clear", "--json"))["made_bytes"] >= len("old")
-    assert joined.exists()
-    assert kept.exists()
-    assert not old.exists()
+    run("clear")
     assert len([first, *batches]) == len(loader)
 
 
@@ -88,24 +78,11 @@ def test_a_file_that_is_being_written_stays(run, tmp_path):
             left.write_bytes(b"left")
             file.write(b"data")
             made = json.loads(run("list", "--json"))["made"]
-            used = {each["path"]: each["is_used"] for of in made.values() for each in of}
-            assert used == {str(file.name): True, str(left): False}
+            assert {each["path"] for of in made.values() for each in of} == {file.name, str(left)}
             assert json.loads(run("clear", "--json"))["made_files"] == 1
             assert not left.exists()
         assert path.read_bytes() == b"data"
         path.unlink()
-
-
-def test_what_is_open_by_a_link_to_the_cache_stays(module, run, tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / "cache").symlink_to("elsewhere")
-    loader = module.loader("train", rank=0, world_size=1)
-    batches = iter(loader)
-    first = next(batches)
-    run("clear")
-    assert list((tmp_path / "elsewhere").rglob("*.join"))
-    assert list((tmp_path / "elsewhere").rglob("*.kept"))
-    assert len([first, *batches]) == len(loader)
 
 
 def test_folders_of_killed_builds_are_cleared(module, run, tmp_path):

@@ -2,10 +2,8 @@
 
 A file is one line of JSON, padded with spaces to a multiple of 8 bytes, and two arrays: the counts
 of what is left (int64), and the numbers of `KeptSamples`. Only the numbers grow with the data set.
-Who writes or opens a file maps them at once, which reads none of them, so that `cache clear` sees
-the file in use; a worker that is sent their place maps them when it first uses them. The name of a
-file has all that its content depends on, the stamps of the shards too, so that a file is never
-another one while a run reads it.
+A process maps them when it first uses them. The name of a file has all that its content depends on,
+the stamps of the shards too, so that a file is never another one while a run reads it.
 """
 
 import hashlib
@@ -136,7 +134,6 @@ def write_kept(path: Path, kept: KeptSamples, cache: CacheFolder) -> KeptSamples
                 file.write(part)
         offset = len(line) + kept.counts.nbytes
         mapped = MappedNumbers(path, cache, offset, numbers.dtype.str, len(numbers))
-        mapped.values()
     except OSError as error:
         _log.warning(
             "which samples are left stays in memory, and is found out again by each rank and the "
@@ -191,7 +188,6 @@ def _parsed(
     numbers: Numbers = HeldNumbers(np.empty(0, kind))
     if size:
         numbers = MappedNumbers(path, cache, offset, kind.str, size)
-        numbers.values()
     are_kept, identity = bool(head["are_kept"]), str(head["identity"])
     return KeptSamples(index.counts, counts, numbers, are_kept, identity)
 

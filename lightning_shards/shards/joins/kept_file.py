@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.joins.spill import RowNumbers
+from lightning_shards.shards.joins.rows import RowNumbers
 from lightning_shards.shards.private_files import CacheFolder
 
 _MAGIC: Final = b"LSjoined"

@@ -12,15 +12,14 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from hashlib import sha256
-from math import inf
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError, count_of
-from lightning_shards.shards.atomic import new_file, not_written
+from lightning_shards.shards.atomic import locked_file, new_file, not_written
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.building import ShardKeys, write_join
 from lightning_shards.shards.joins.finding import Join, JoinedShards
@@ -36,17 +35,13 @@ from lightning_shards.shards.joins.table_copies import (
     linked_copies,
     remove_copies,
 )
-from lightning_shards.shards.joins.table_files import (
-    LOCKS,
-    have_changed,
-)
+from lightning_shards.shards.joins.table_files import have_changed
 from lightning_shards.shards.joins.tar_table import TarTable, key_chunks
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, release_pages
 from lightning_shards.shards.urls import split_url
-from lightning_shards.system.file_locks import FileLocks
 
 _FETCHED_TOGETHER: Final = 256
 _FILE_MODE: Final = 0o600
@@ -199,20 +194,18 @@ class KeptJoins:
         self._require_same_table(join)
         _log.info("join %r: %s is read twice", join.settings.name, join.where)
         keys = _SplitKeys(self._index, self._store)
-        scratch = Path(mkdtemp(prefix=f"{path.stem}.", dir=path.parent))
         try:
             with (
-                _opened_table(join, self._cache, scratch) as table,
+                TemporaryDirectory(prefix=f"{path.stem}.", dir=path.parent) as scratch,
+                _opened_table(join, self._cache, Path(scratch)) as table,
                 new_file(path, mode=_FILE_MODE) as file,
             ):
-                write_join(file, join.settings.name, table, keys, scratch)
+                write_join(file, join.settings.name, table, keys)
                 self._require_same_table(join)
         except OSError as error:
             if isinstance(error, ShardError):
                 raise
             raise not_written(path, error) from error
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
         kept = self._opened(join)
         if kept is None:
             raise FileAccessError(f"{path} was written a moment ago and is gone; start again")
@@ -238,11 +231,9 @@ class KeptJoins:
             self._cache.make_folder(path.parent)
         except OSError as error:
             raise not_written(path.parent, error) from error
-        locks, number = FileLocks(path.parent / LOCKS), int(path.stem[:12], 16)
-        with locks.held(number, wait_s=inf) as lock:
-            if lock is not None and lock.is_sure:  # otherwise another one may be at work
-                for left in path.parent.glob(f"{path.stem}.*/"):
-                    shutil.rmtree(left, ignore_errors=True)
+        with locked_file(path.with_suffix(".lock")):
+            for left in path.parent.glob(f"{path.stem}.*/"):  # by a build that was killed
+                shutil.rmtree(left, ignore_errors=True)
             yield
 
     def _path(self, join: Join) -> Path:

@@ -1,7 +1,6 @@
-"""Matching the keys of samples with those of rows, part by part.
+"""Matching the keys of samples with those of rows.
 
-Keys are compared by 128 bits of a cryptographic hash, so that records have one size, and the keys
-of one part are found by the first bits of it.
+Keys are compared by 128 bits of a cryptographic hash, so that records have one size.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +9,6 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-from lightning_shards.shards.joins.spill import RowNumbers
 
 HASHED: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
 """The hash of a key, and the number of its sample or row."""
@@ -34,13 +31,8 @@ def hashed(keys: Sequence[bytes], numbers: Iterable[int]) -> Hashed:
     return records
 
 
-def hash_parts(records: Hashed, num_parts: int) -> RowNumbers:
-    """The part of each record, by its hash."""
-    return (records["high"] % np.uint64(num_parts)).astype(np.int64)
-
-
 def match(samples: Hashed, rows: Hashed) -> tuple[NDArray[np.void], tuple[int, int] | None]:
-    """The pairs of one part: each sample with the row that has its key.
+    """The pairs of all: each sample with the row that has its key, in the order of the rows.
 
     Returns:
         The pairs, of dtype `PAIR`, and the numbers of two rows that have the same key; None if
@@ -69,4 +61,4 @@ def match(samples: Hashed, rows: Hashed) -> tuple[NDArray[np.void], tuple[int, i
     pairs = np.empty(int(has_row.sum()), PAIR)
     pairs["row"] = rows_of_samples[has_row]
     pairs["sample"] = sorted_records["number"][~is_row][has_row]
-    return pairs, None
+    return pairs[np.argsort(pairs["row"], kind="stable")], None

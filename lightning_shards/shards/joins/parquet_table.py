@@ -7,9 +7,8 @@ from typing import Any, Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.joins.arrow_values import as_keys, as_values, value_kind, value_type
-from lightning_shards.shards.joins.rows import RowValues
+from lightning_shards.shards.joins.rows import RowNumbers, RowValues
 from lightning_shards.shards.joins.settings import JoinSettings
-from lightning_shards.shards.joins.spill import RowNumbers
 
 _CHUNK_BYTES: Final = 1 << 22
 _MOST_ROWS: Final = 1 << 15

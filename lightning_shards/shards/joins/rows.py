@@ -3,7 +3,11 @@
 from collections.abc import Iterator
 from typing import Protocol, TypeAlias
 
-from lightning_shards.shards.joins.spill import RowNumbers
+import numpy as np
+from numpy.typing import NDArray
+
+RowNumbers: TypeAlias = NDArray[np.int64]
+"""Numbers of rows or of samples."""
 
 RowValues: TypeAlias = list[bytes | None]
 """The bytes of keys or values; None where a row has none."""

@@ -5,12 +5,11 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import inf
 from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.atomic import not_written
+from lightning_shards.shards.atomic import locked_file, not_written
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.joins.table_copies import copy_path, crc32_of, fetch_copy
 from lightning_shards.shards.private_files import CacheFolder
@@ -24,10 +23,6 @@ from lightning_shards.shards.urls import (
     redact,
     require_local_shards,
 )
-from lightning_shards.system.file_locks import FileLocks
-
-LOCKS: Final = "making.lock"
-"""The file in the folder of joins whose locks say who makes what."""
 
 _MOST_BYTES: Final = 1 << 16  # of a kept crc32
 
@@ -148,7 +143,7 @@ def _remote_file(url: str, stat: ShardStat, storages: Storages, cache: CacheFold
             cache.make_folder(kept.parent)
         except OSError as error:
             raise not_written(kept.parent, error) from error
-        with FileLocks(kept.parent / LOCKS).held(int(kept.stem[:12], 16), wait_s=inf):
+        with locked_file(kept.with_suffix(".lock")):
             checksum = _kept_crc32(kept, stat, cache)  # another process may have been first
             if checksum is None:
                 checksum = fetch_copy(url, stat, storages, cache)

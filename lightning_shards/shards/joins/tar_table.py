@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.joins.rows import RowValues
+from lightning_shards.shards.joins.rows import RowNumbers, RowValues
 from lightning_shards.shards.joins.settings import JoinSettings
-from lightning_shards.shards.joins.spill import RowNumbers
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.tables import TableStore, release_pages
 

@@ -12,8 +12,6 @@ import pytest
 from lightning_shards.errors import FileAccessError, IndexMismatchError
 from lightning_shards.shards.filters import applying
 from lightning_shards.shards.filters.key_hashes import parse_parts
-from lightning_shards.shards.joins.made_files import clear_made
-from lightning_shards.shards.private_files import CacheFolder
 from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
@@ -240,18 +238,6 @@ def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
     path.unlink()
     with pytest.raises(FileAccessError, match="was removed during the run; start it anew"):
         pickle.loads(sent).kept.of_shard(0)
-
-
-@pytest.mark.parametrize("earlier_runs", [0, 1])
-def test_a_cache_that_is_cleared_before_the_first_use_keeps_the_file(urls, cache, earlier_runs):
-    """A worker that is sent its place maps it later."""
-    for _ in range(earlier_runs):
-        applied(urls, cache, exclude=THIRD)
-    index = applied(urls, cache, exclude=THIRD)
-    assert clear_made(CacheFolder(cache)) == (0, 0)
-    assert numbers_left(pickle.loads(pickle.dumps(index))) == numbers_left(index)
-    del index
-    assert clear_made(CacheFolder(cache))[0] == 1
 
 
 def test_a_filter_that_drops_nothing_leaves_all(urls, cache, no_tables):

@@ -13,8 +13,8 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
-from lightning_shards.errors import StateError
-from lightning_shards.shards.joins import building, kept_file, kept_joins, spill
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.shards.joins import building, kept_file, kept_joins
 from lightning_shards.shards.private_files import CacheFolder
 
 COUNTS = [3, 4, 2]
@@ -75,21 +75,10 @@ def test_a_join_is_made_once(make, count_builds):
     assert count_builds == ["t"]
 
 
-@pytest.mark.parametrize("part", [1, 2, 3, 8])
-def test_many_parts_give_what_one_gives(part, make, monkeypatch, tmp_path):
-    """As in a table that does not fit into memory."""
-    for module in (building, spill):
-        monkeypatch.setattr(module, "PART_RECORDS", part)
-    assert values(make()) == EXPECTED
-    assert not [path for path in (tmp_path / "cache" / "joins").iterdir() if path.is_dir()]
-
-
-@pytest.mark.parametrize("part", [7, 1 << 19])
-def test_random_keys_find_their_rows(part, monkeypatch, tmp_path, write_tar, make_module):
+@pytest.mark.parametrize("seed", [7, 8])
+def test_random_keys_find_their_rows(seed, tmp_path, write_tar, make_module):
     """Keys that repeat over shards, rows without samples, samples without rows."""
-    for module in (building, spill):
-        monkeypatch.setattr(module, "PART_RECORDS", part)
-    draws = random.Random(part)
+    draws = random.Random(seed)
     shards = [draws.sample(range(60), draws.randrange(20)) for _ in range(6)]
     urls = [
         str(
@@ -223,6 +212,16 @@ def test_a_run_may_go_on_with_a_join_more_or_less(make, make_module, pack_shards
     plain.load_state_dict(joined.state_dict())
 
 
+def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, monkeypatch):
+    def fail(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(building, "match", fail)
+    message = rf"join 't': matching {NUM} samples with {NUM} rows takes 0.0 GB of memory, which is"
+    with pytest.raises(ConfigError, match=message):
+        make().source("train").prepare()
+
+
 def test_threads_that_need_a_join_at_once_make_it_once(make, count_builds):
     modules = [make() for _ in range(6)]
     with ThreadPoolExecutor(6) as threads:
@@ -249,12 +248,13 @@ def prepare():
 
 STOPPED = """
 from lightning_shards.shards.joins import building
-whole = building._write_slots
+whole = building._write_values
 def stop(*given):
+    stops = whole(*given)
     print("values are written", flush=True)
     input()
-    return whole(*given)
-building._write_slots = stop
+    return stops
+building._write_values = stop
 prepare()
 """
 
