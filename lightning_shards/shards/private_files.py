@@ -1,9 +1,9 @@
 """Files of the cache folder, which must be private to this user to be believed.
 
 The cache says how many samples a shard holds and where they are, and is checked only against the
-size and time of the shard. So no other user may have written it: the cache folder, all folders
-below it and each file belong to this user (or to root), and no one else may write them. Folders
-above the cache folder are the system's business and are not checked.
+size and time of the shard. So no other user may have written it: the cache folder belongs to this
+user (or to root), and no one else may write into it. A process looks at that once. Folders above
+it are the system's business and are not checked, and in it there is only what this user has made.
 """
 
 import hashlib
@@ -63,25 +63,19 @@ class CacheFolder:
         """A file of the cache, open for reading, which the caller closes; None if there is none.
 
         Args:
-            path: Below the folder; no part of it below the folder may be a link.
+            path: Below the folder; it may not be a link.
 
         Raises:
-            FileAccessError: The file, or a folder that it is in, is another user's or could have
-                been written by one; or it is not a regular file or cannot be opened.
+            FileAccessError: The folder is another user's or could have been written by one; or the
+                file is not a regular one or cannot be opened.
         """
         root = self.root
-        if _lacks_home(root) or not all(_is_there(folder, root) for folder in _folders(root, path)):
+        if _lacks_home(root) or not _is_there(root):
             return None
         try:
-            file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+            return open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
         except ShardNotFoundError:
             return None
-        try:
-            _require_private(path, os.fstat(file))
-        except BaseException:
-            os.close(file)
-            raise
-        return file
 
     def write(self, path: Path, data: bytes | bytearray, *, outlives_power: bool = True) -> None:
         """Put a file into the cache in one step; missing folders are made.
@@ -89,8 +83,8 @@ class CacheFolder:
         `outlives_power` is as of `new_file`.
 
         Raises:
-            FileAccessError: A folder is another user's or open to others, there is no home folder,
-                or the file is not written.
+            FileAccessError: The cache folder is another user's or open to others, there is no home
+                folder, or the file is not written.
             OSError: A folder cannot be made.
         """
         self.make_folder(path.parent)
@@ -101,19 +95,16 @@ class CacheFolder:
         """Make the cache folder, or a folder below it, if it is missing.
 
         Raises:
-            FileAccessError: It, or a folder that it is in, is another user's or open to others, or
-                there is no home folder.
+            FileAccessError: The cache folder is another user's or open to others, or there is no
+                home folder.
             OSError: It cannot be made.
         """
         root = self.root
         if _lacks_home(root):
             raise FileAccessError("Could not determine home directory.")
-        for above in reversed(root.parents):
-            above.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-        for part in _folders(root, folder / "file"):
-            if not _is_there(part, root):
-                part.mkdir(mode=_FOLDER_MODE, exist_ok=True)  # another process may have made it
-                _is_there(part, root)
+        _make(root)
+        _is_there(root)
+        _make(folder)
 
 
 def sidecar_name(shard: str | os.PathLike[str]) -> str:
@@ -140,41 +131,37 @@ def _lacks_home(root: Path) -> bool:
     return str(root).startswith("~")
 
 
-def _folders(root: Path, path: Path) -> list[Path]:
-    """The cache folder and the folders below it that lead to a file."""
-    depth = len(path.parts) - len(root.parts)
-    return list(reversed(path.parents[:depth]))
+def _make(folder: Path) -> None:
+    """Make a folder and those above it; another process may do the same."""
+    if not folder.is_dir():
+        for part in (*reversed(folder.parents), folder):
+            part.mkdir(mode=_FOLDER_MODE, exist_ok=True)
 
 
-def _is_there(folder: Path, root: Path) -> bool:
-    """Whether the folder exists; it must then be private to this user."""
+_looked_at: set[Path] = set()
+"""The cache folders that are private, as this process has seen."""
+
+
+def _is_there(root: Path) -> bool:
+    """Whether the cache folder exists; it must then be private to this user."""
+    if root in _looked_at:
+        return True
     try:
-        name = target = folder.lstat()
-        if stat.S_ISLNK(name.st_mode):
-            target = folder.stat()
+        name, target = root.lstat(), root.stat()
     except OSError:
         return False
-    if target is not name and folder != root:
-        raise FileAccessError(f"{folder} is a link, and the cache has none; remove it")
     if not stat.S_ISDIR(target.st_mode):
         return False
-    _require_owner(folder, name)
-    _require_private(folder, target)
-    return True
-
-
-def _require_private(path: Path, status: os.stat_result) -> None:
-    _require_owner(path, status)
-    if status.st_mode & _OTHERS_WRITE:
+    for status in (name, target):
+        if status.st_uid not in (0, os.geteuid()):
+            raise FileAccessError(
+                f"{root} belongs to another user (uid {status.st_uid}), and what is in the cache "
+                "is believed; make it yours (chown) or remove it, or name another cache_dir"
+            )
+    if target.st_mode & _OTHERS_WRITE:
         raise FileAccessError(
-            f"{path} may be written by other users, and what is in the cache is believed; remove "
+            f"{root} may be written by other users, and what is in the cache is believed; remove "
             "what is not yours and take that right away (chmod go-w), or name another cache_dir"
         )
-
-
-def _require_owner(path: Path, status: os.stat_result) -> None:
-    if status.st_uid not in (0, os.geteuid()):
-        raise FileAccessError(
-            f"{path} belongs to another user (uid {status.st_uid}), and what is in the cache is "
-            "believed; make it yours (chown) or remove it, or name another cache_dir"
-        )
+    _looked_at.add(root)
+    return True

@@ -207,14 +207,6 @@ def test_a_file_that_was_cut_is_made_again_though_another_process_has_checked_it
     assert numbers_left(applied(urls, cache, exclude=THIRD, is_prepared=True)) == expected
 
 
-def test_a_file_that_others_may_write_is_refused(urls, cache):
-    applied(urls, cache, exclude=THIRD)
-    (path,) = cache.glob("kept/*")
-    path.chmod(0o666)
-    with pytest.raises(FileAccessError, match="may be written by other users"):
-        applied(urls, cache, exclude=THIRD)
-
-
 def test_without_a_cache_it_is_found_out_each_time(urls, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     index = applied(urls, tmp_path / "file" / "cache", exclude=THIRD)

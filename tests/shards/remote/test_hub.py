@@ -190,8 +190,7 @@ def test_a_location_lies_in_a_file_of_this_user_alone(hub, transport, tmp_path):
 
 
 def test_a_folder_that_others_may_write_is_refused(hub, transport, tmp_path):
-    (tmp_path / "locations").mkdir()
-    (tmp_path / "locations").chmod(0o777)
+    tmp_path.chmod(0o777)
     with pytest.raises(FileAccessError, match="may be written by other users"):
         transport.read(URL, 0, 9)
 

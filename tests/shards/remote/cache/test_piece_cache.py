@@ -69,23 +69,6 @@ def test_folders_and_files_are_private(cache, folder):
     }
 
 
-@pytest.mark.parametrize("where", ["cache", "cache/pieces", "cache/pieces/parts"])
-def test_a_folder_that_others_may_write_is_refused(cache, folder, where, tmp_path):
-    load(cache, PIECE)
-    cache.close()
-    (tmp_path / where).chmod(0o777)
-    with pytest.raises(FileAccessError, match="may be written by other users"):
-        cache.open(PIECE)
-
-
-def test_a_folder_of_another_user_is_refused(cache, folder, monkeypatch):
-    load(cache, PIECE)
-    cache.close()
-    os.chown(folder / "pieces", 1234, 1234)
-    with pytest.raises(FileAccessError, match="belongs to another user"):
-        cache.open(PIECE)
-
-
 def test_a_link_in_place_of_the_folder_is_refused(folder, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     folder.mkdir(mode=0o700)

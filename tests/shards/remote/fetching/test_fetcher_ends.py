@@ -139,8 +139,8 @@ def test_memory_is_used_again_once_its_bytes_are_in_a_file(make_fetcher, transpo
 
 
 def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
-    (tmp_path / "cache" / "pieces").mkdir(parents=True, mode=0o700)
-    (tmp_path / "cache" / "pieces").chmod(0o777)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
     fetcher = make_fetcher()
     fetcher.fetch_ahead(PIECES[:1])
     with pytest.raises(FileAccessError, match="may be written by other users"):
