@@ -28,7 +28,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.schedule import EpochSchedule
-from lightning_shards.shards.counts import believed
+from lightning_shards.shards import counts
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
@@ -337,7 +337,7 @@ def forbid_scans(monkeypatch):
     """Once called, no shard may be scanned any more."""
 
     def forbid():
-        monkeypatch.setattr(believed, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
+        monkeypatch.setattr(counts, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
 
     return forbid
 

@@ -8,7 +8,7 @@ import torch
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
-from lightning_shards.shards.counts import believed
+from lightning_shards.shards import counts
 from lightning_shards.summary import BatchTable, as_html
 
 
@@ -55,7 +55,7 @@ def test_after_setup_a_module_knows_samples_steps_and_readers(make_module, urls,
     module.setup("validate")
     for url in urls:
         Path(url).unlink()  # nothing is opened any more
-    monkeypatch.setattr(believed, "count_samples", pytest.fail)
+    monkeypatch.setattr(counts, "count_samples", pytest.fail)
     assert repr(module).splitlines()[1:] == [
         f"train: {urls[0]} and 2 more, resampled, batches of 2 samples per rank; not counted yet",
         "val: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples",

@@ -11,8 +11,7 @@ from contextlib import closing
 from lightning_shards.dataprep.input_files import INDEXED_ANEW
 from lightning_shards.dataprep.inspection.listed_shards import have_same_extents, known_tables
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
-from lightning_shards.shards.counts.believed import believed_claims
-from lightning_shards.shards.counts.claims import CountClaim
+from lightning_shards.shards.counts import CountClaim, believed_claims
 from lightning_shards.shards.index import names_by_folder
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder

@@ -1,9 +1,9 @@
 """The index of a data set: how many samples each shard holds.
 
-Every order and every epoch is computed from these counts. They come from files beside the shards
-(`count_files`), otherwise from a scan of the headers, which is kept for the next run
-(`counts.cache`). Remote shards are never scanned. If one of them is counted by no file, the whole
-index has no counts, and at most a total is known.
+Every order and every epoch is computed from these counts (`counts`). They come from files beside
+the shards, otherwise from a scan of the headers, which is kept for the next run. Remote shards are
+never scanned. If one of them is counted by no file, the whole index has no counts, and at most a
+total is known.
 """
 
 import hashlib
@@ -23,12 +23,7 @@ from lightning_shards.errors import IndexMismatchError, count_of
 from lightning_shards.plan.kept_order import KeptSamples, StreamTests
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
-from lightning_shards.shards.counts.believed import (
-    believed_claims,
-    folder_total,
-    scan_all,
-)
-from lightning_shards.shards.counts.count_files import bytes_beside
+from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from braceexpand import braceexpand
 
@@ -28,6 +28,8 @@ MAX_EXPANDED: Final = 10**6
 
 _MOST_DIGITS: Final = 18
 _LOCAL: Final = ("", "file")
+_WEB: Final = ("http", "https")
+_UNESCAPED: Final = "/!$&'()*+,;=:@"  # in a path; some stores take an escaped + for another name
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _INNER = re.compile(r"://|pipe:")
@@ -208,6 +210,26 @@ def url_beside(url: str, name: str) -> str:
     """
     path, query = BEFORE_QUERY.split(url, maxsplit=1)
     return f"{path.rpartition('/')[0]}/{name}{query}"
+
+
+def unescaped(name: str, url: str) -> str:
+    """A part of the path of this URL, as the file is named.
+
+    The keys of object stores are names as they are: a % in one is its own.
+
+    >>> unescaped("a%20b.tar", "https://host/a%20b.tar"), unescaped("a%20b.tar", "s3://c/a%20b.tar")
+    ('a b.tar', 'a%20b.tar')
+    """
+    return unquote(name, errors="surrogateescape") if scheme_of(url) in _WEB else name
+
+
+def escaped(path: str, url: str) -> str:
+    """The path of a file, as a URL of the same kind as this one names it.
+
+    >>> escaped("a b/c.tar", "https://host/"), escaped("a b/c.tar", "s3://bucket/")
+    ('a%20b/c.tar', 'a b/c.tar')
+    """
+    return quote(path, _UNESCAPED, errors="surrogateescape") if scheme_of(url) in _WEB else path
 
 
 def split_joined(pattern: str) -> list[str]:

@@ -17,6 +17,11 @@ from urllib.parse import unquote
 from lightning_shards.dataprep.indexes.cards import CARD, ListedSplit, listed_in_card
 from lightning_shards.dataprep.indexes.energon import FOLDER, INFO, INFO_FIELDS
 from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
+from lightning_shards.dataprep.inspection.earlier_claims import (
+    entries_listed,
+    entry_parts,
+    folder_parts,
+)
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.beside import (
@@ -27,11 +32,9 @@ from lightning_shards.shards.beside import (
     json_object,
     read_json,
 )
-from lightning_shards.shards.counts.claims import entries_listed, entry_parts
-from lightning_shards.shards.counts.count_files import folder_parts
-from lightning_shards.shards.counts.wids import foreign_field, shard_entries
 from lightning_shards.shards.regular_files import read_regular, stamp_of
 from lightning_shards.shards.urls import is_local
+from lightning_shards.shards.wids import foreign_field, shard_entries
 
 _TOGETHER: Final = "it describes the whole folder: index all of its shards together, or leave out "
 

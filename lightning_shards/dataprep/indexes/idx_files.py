@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
+from lightning_shards.dataprep.inspection.earlier_claims import DALI_VERSIONS, with_own_stems
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.counts.count_formats import DALI_VERSIONS, with_own_stems
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import group_members, walk_members

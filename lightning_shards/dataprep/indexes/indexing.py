@@ -39,12 +39,12 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.atomic import await_lock, open_folder, replace_file
 from lightning_shards.shards.beside import SIZES
-from lightning_shards.shards.counts.count_files import local_claims
-from lightning_shards.shards.counts.wids import wids_entry, write_wids
+from lightning_shards.shards.counts import local_claims
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.wids import wids_entry, write_wids
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,6 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, SIZES
-from lightning_shards.shards.counts.escaped_names import escaped
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     Transport,
@@ -36,7 +35,7 @@ from lightning_shards.shards.remote.transport import (
 )
 from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.table_bytes import published_url
-from lightning_shards.shards.urls import redact, url_beside
+from lightning_shards.shards.urls import escaped, redact, url_beside
 
 _QUERY = re.compile(r"[?#].*", re.DOTALL)
 

@@ -17,11 +17,17 @@ from lightning_shards.dataprep.indexes.idx_files import require_own_dali_paths
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.atomic import make_folder
 from lightning_shards.shards.beside import WIDS
-from lightning_shards.shards.counts.escaped_names import unescaped
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url
-from lightning_shards.shards.urls import is_local, plain_path, redact, scheme_of, split_url
+from lightning_shards.shards.urls import (
+    is_local,
+    plain_path,
+    redact,
+    scheme_of,
+    split_url,
+    unescaped,
+)
 
 Format = Literal["wids", "members", "sizes", "dali", "energon", "card"]
 FORMATS: Final = get_args(Format)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
+from lightning_shards.dataprep.inspection.earlier_claims import ShardClaim
 from lightning_shards.dataprep.inspection.findings import (
     NOT_SURVEYED,
     Finding,
@@ -44,7 +45,6 @@ from lightning_shards.dataprep.inspection.survey import (
     without_samples,
 )
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.counts.claims import ShardClaim
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings

@@ -17,18 +17,19 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.findings import Finding, reported_name
-from lightning_shards.errors import DamagedShardError, FileAccessError
-from lightning_shards.shards.beside import SIZES, WIDS, json_object, read_start
-from lightning_shards.shards.counts.claims import ShardClaim, claims_in, entries_listed
-from lightning_shards.shards.counts.count_files import (
+from lightning_shards.dataprep.inspection.earlier_claims import (
+    REMOTE_NAMES,
+    ShardClaim,
+    claims_in,
     claims_of_file,
+    entries_listed,
     folder_parts,
     json_contents,
     other_claims,
 )
-from lightning_shards.shards.counts.count_formats import REMOTE_NAMES
-from lightning_shards.shards.counts.wids import MARKER, shard_entries
+from lightning_shards.dataprep.inspection.findings import Finding, reported_name
+from lightning_shards.errors import DamagedShardError, FileAccessError
+from lightning_shards.shards.beside import SIZES, WIDS, json_object, read_start
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.regular_files import open_regular, read_regular
@@ -39,6 +40,7 @@ from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote
 from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, split_url
+from lightning_shards.shards.wids import MARKER, shard_entries
 
 _MOST_PACKED: Final = 64
 """How many times its bytes a published table may have unpacked. The size of the shard is no limit

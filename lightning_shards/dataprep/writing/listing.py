@@ -24,7 +24,7 @@ from lightning_shards.errors import (
     count_of,
 )
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
-from lightning_shards.shards.counts.claims import CountClaim
+from lightning_shards.shards.counts import CountClaim
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tar.tar_bytes import open_tar

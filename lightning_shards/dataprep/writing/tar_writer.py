@@ -19,9 +19,9 @@ from lightning_shards.dataprep.writing.keys import check_field, check_key, check
 from lightning_shards.errors import IndexMismatchError, SampleError
 from lightning_shards.shards.atomic import await_lock, make_folder, new_file, open_folder
 from lightning_shards.shards.beside import WIDS, json_object, read_json
-from lightning_shards.shards.counts.wids import shard_entries, wids_entry, write_wids
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
+from lightning_shards.shards.wids import shard_entries, wids_entry, write_wids
 
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""

@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.shards import index
-from lightning_shards.shards.counts import believed
+from lightning_shards.shards import counts, index
 from lightning_shards.shards.private_files import CacheFolder
 
 
@@ -35,7 +34,7 @@ def test_shard_that_changes_while_it_is_scanned_is_counted_anew(
 ):
     (url,) = write_shards([3])
     os.utime(url, ns=(1, 1))
-    count = believed.count_samples
+    count = counts.count_samples
 
     def counted_too_early(path):
         samples = count(path)
@@ -44,7 +43,7 @@ def test_shard_that_changes_while_it_is_scanned_is_counted_anew(
         return samples
 
     with monkeypatch.context() as patched:
-        patched.setattr(believed, "count_samples", counted_too_early)
+        patched.setattr(counts, "count_samples", counted_too_early)
         load([url])
     assert load([url]).samples == 2
 

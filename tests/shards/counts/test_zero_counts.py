@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_shards.shards.counts.cache import CountsCache
+from lightning_shards.shards.counts import _keep_entries
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
@@ -67,10 +67,8 @@ def test_a_shard_that_is_rightly_said_to_be_empty_is_not_scanned(
 
 def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
     urls = write_shards([3, 4])
-    cache = CountsCache(str(tmp_path), CacheFolder(tmp_path / "cache"))
-    for url in urls:
-        cache.put(Path(url).name, stamp_of(Path(url)), 0)
-    cache.store()
+    entries = {Path(url).name: [*stamp_of(Path(url)), 0] for url in urls}
+    _keep_entries(str(tmp_path), CacheFolder(tmp_path / "cache"), entries)
     assert load(urls).counts.tolist() == [3, 4]
 
 

@@ -12,6 +12,7 @@ each value before they use it.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
@@ -22,6 +23,8 @@ from lightning_shards.shards.beside import is_count, is_number, json_object
 MARKER: Final = b'"wids_version"'
 """Bytes that every wids JSON contains."""
 
+
+_UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
 _FIELDS: Final = frozenset({"__kind__", "wids_version", "name", "shardlist"})
 _ENTRY_FIELDS: Final = frozenset({"url", "md5sum", "nsamples", "filesize", "members"})
@@ -43,6 +46,47 @@ def shard_entries(content: object) -> list[dict[str, Any]] | None:
     """
     listed = json_object(content).get("shardlist")
     return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
+
+
+def stated_counts(
+    fields: Mapping[str, Any], folder: tuple[str, ...], names: frozenset[str]
+) -> list[tuple[str, object, object]]:
+    """What a wids index says of these shards: their file names, samples and bytes, as they stand.
+
+    An entry whose path ends in this folder is certain to be meant. Entries with another folder (the
+    shards were moved) count if all with their file name say the same. The file may come from a
+    stranger: names are only compared, and no path in it is opened.
+
+    Args:
+        fields: The index.
+        folder: The parts of the path or URL of the folder that the shards are in.
+        names: File names of the shards.
+    """
+    here: list[tuple[str, object, object]] = []
+    moved: dict[str, list[tuple[str, object, object]]] = {}
+    for entry in shard_entries(fields) or ():
+        url = entry.get("url")
+        parts = entry_parts(fields.get("base"), url) if isinstance(url, str) else ()
+        if parts and parts[-1] in names:
+            above, stated = parts[:-1], (parts[-1], entry.get("nsamples"), entry.get("filesize"))
+            if not above or folder[-len(above) :] == above:
+                here.append(stated)
+            else:
+                moved.setdefault(parts[-1], []).append(stated)
+    certain = {name for name, _, _ in here}
+    alike = [
+        stated[0]
+        for name, stated in moved.items()
+        if name not in certain and all(each == stated[0] for each in stated)
+    ]
+    return here + alike
+
+
+def entry_parts(base: object, url: str) -> tuple[str, ...]:
+    """The relative path of an entry; empty if it does not lead below the index's folder."""
+    path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
+    parts = () if _UNSAFE_NAME.search(path) else path.split("/")
+    return tuple(part for part in parts if part not in ("", "."))
 
 
 def foreign_field(content: object) -> str | None:

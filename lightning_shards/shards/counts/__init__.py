@@ -1,1 +1,0 @@
-"""Sample counts: files that other tools leave beside shards, and our own cache of scans."""
