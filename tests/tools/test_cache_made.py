@@ -43,7 +43,7 @@ def texts(module):
 def test_joins_and_filters_are_listed_and_cleared(module, run, tmp_path):
     before = texts(module)
     (joined,) = (tmp_path / "cache" / "joins").glob("*.join")
-    (kept,) = (tmp_path / "cache" / "kept").glob("*.kept")
+    (kept,) = (tmp_path / "cache" / "kept").glob("*.npy")
     made = json.loads(run("list", "--json"))["made"]
     sizes = {each["path"]: each["bytes"] for files in made.values() for each in files}
     assert sizes[str(joined)] == joined.stat().st_size

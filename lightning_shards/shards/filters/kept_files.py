@@ -1,19 +1,17 @@
 """What a filter left of a data set, kept in the cache for later runs and for other processes.
 
-A file is one line of JSON, padded with spaces to a multiple of 8 bytes, and two arrays: the counts
-of what is left (int64), and the numbers of `KeptSamples`. Only the numbers grow with the data set.
-A process maps them when it first uses them. The name of a file has all that its content depends on,
-the stamps of the shards too, so that a file is never another one while a run reads it.
+The numbers of `KeptSamples`, which grow with the data set, are a .npy file that each process maps
+when it first uses them. A JSON file beside it, which is written last, has the counts of what is
+left and the checksum of the numbers. The names of both have all that their content depends on, the
+stamps of the shards too, so that a file is never another one while a run reads it.
 """
 
 import hashlib
 import json
 import logging
-import mmap
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples, Numbers
+from lightning_shards.plan.kept_order import KeptSamples, Numbers
 from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.checksums import crc32
@@ -35,36 +33,20 @@ _log = logging.getLogger(__name__)
 
 _Ints = NDArray[np.int64]
 
-_VERSION = 2
-_ALIGNED = 8
-_LONGEST_LINE = 4096
+_VERSION = 3
 _FILE_MODE = 0o600
 _ABSENT = (-1, -1)
-_READ_BYTES = 1 << 18
-"""Bytes of a file that are read at once: what stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class MappedNumbers(Numbers):
-    """Numbers in a file of the cache, which each process maps when it first needs them.
-
-    Attributes:
-        path: The file.
-        cache: The folder that it is in.
-        offset: Where the numbers begin.
-        kind: Their type.
-        size: How many there are.
-    """
+    """Numbers in a file of the cache, which each process maps when it first needs them."""
 
     path: Path
-    cache: CacheFolder
-    offset: int
-    kind: str
-    size: int
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the place, not the map."""
-        return MappedNumbers, (self.path, self.cache, self.offset, self.kind, self.size)
+        return MappedNumbers, (self.path,)
 
     def values(self) -> NDArray[Any]:
         """The numbers.
@@ -76,15 +58,13 @@ class MappedNumbers(Numbers):
 
     @cached_property
     def _mapped(self) -> NDArray[Any]:
-        opened = self.cache.open(self.path)
-        if opened is None:
+        try:
+            return np.asarray(np.load(self.path, mmap_mode="r"))
+        except FileNotFoundError:
             raise FileAccessError(
                 f"{self.path}, which says which samples are left, was removed during the run; "
                 "start it anew, and leave the cache_dir alone while it runs"
-            )
-        with os.fdopen(opened, "rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(data, self.kind, count=self.size, offset=self.offset)
+            ) from None
 
 
 def kept_path(index: ShardIndex, digest: str, stamps: _Ints, cache: CacheFolder) -> Path:
@@ -93,7 +73,7 @@ def kept_path(index: ShardIndex, digest: str, stamps: _Ints, cache: CacheFolder)
     text = "\n".join([digest, *map(sidecar_name, index.urls)])
     hashed = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
     hashed.update(index.counts.tobytes() + stamps.tobytes())
-    return cache.root / "kept" / f"{hashed.hexdigest()[:32]}.kept"
+    return cache.root / "kept" / f"{hashed.hexdigest()[:32]}.json"
 
 
 def stamps_of(index: ShardIndex, cache: CacheFolder) -> _Ints:
@@ -112,28 +92,19 @@ def stamps_of(index: ShardIndex, cache: CacheFolder) -> _Ints:
 
 def write_kept(path: Path, kept: KeptSamples, cache: CacheFolder) -> KeptSamples:
     """Write what is left, and take the numbers from the file from now on; held if it fails."""
-    numbers = kept.numbers.values()
-    parts = [np.ascontiguousarray(part).view(np.uint8).data for part in (kept.counts, numbers)]
-    head = json.dumps(
-        {
-            "version": _VERSION,
-            "identity": kept.identity,
-            "are_kept": kept.are_kept,
-            "kind": numbers.dtype.str,
-            "numbers": len(numbers),
-            "shards": len(kept.counts),
-            "crc32": crc32(parts[1], crc32(parts[0])),
-        }
-    )
-    line = head.ljust(-(-(len(head) + 1) // _ALIGNED) * _ALIGNED - 1) + "\n"
+    numbers, of_numbers = kept.numbers.values(), path.with_suffix(".npy")
+    head = {
+        "version": _VERSION,
+        "identity": kept.identity,
+        "are_kept": kept.are_kept,
+        "crc32": _checksum(numbers, kept.counts),
+        "counts": kept.counts.tolist(),
+    }
     try:
         cache.make_folder(path.parent)
-        with new_file(path, mode=_FILE_MODE) as file:
-            file.write(line.encode())
-            for part in parts:
-                file.write(part)
-        offset = len(line) + kept.counts.nbytes
-        mapped = MappedNumbers(path, cache, offset, numbers.dtype.str, len(numbers))
+        with new_file(of_numbers, mode=_FILE_MODE) as file:
+            np.save(file, numbers)
+        cache.write(path, json.dumps(head).encode())
     except OSError as error:
         _log.warning(
             "which samples are left stays in memory, and is found out again by each rank and the "
@@ -141,6 +112,7 @@ def write_kept(path: Path, kept: KeptSamples, cache: CacheFolder) -> KeptSamples
             error,
         )
         return kept
+    mapped = MappedNumbers(of_numbers)
     return KeptSamples(kept.totals, kept.counts, mapped, kept.are_kept, kept.identity)
 
 
@@ -149,52 +121,30 @@ def read_kept(
 ) -> KeptSamples | None:
     """What the file says is left of these shards; None if there is none, or it is damaged.
 
-    `is_checked` says that its checksum was compared before, so that its counts alone are read.
+    `is_checked` says that the checksum of the numbers was compared before.
 
     Raises:
-        FileAccessError: It could be another user's work.
+        FileAccessError: The cache folder could be another user's work.
     """
     opened = cache.open(path)
     if opened is None or index.counts is None:
         return None
-    with os.fdopen(opened, "rb") as file:
-        try:
-            line = file.readline(_LONGEST_LINE)
-            head = json_object(json.loads(line))
-            return _parsed(file, len(line), head, (path, index, cache), is_checked=is_checked)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            _log.warning("which samples are left is found out again: %s: %s", path, error)
-            return None
+    mapped = MappedNumbers(path.with_suffix(".npy"))
+    try:
+        with os.fdopen(opened, "rb") as file:
+            head = json_object(json.load(file))
+        numbers, counts = mapped.values(), np.array(head["counts"], np.int64)
+        is_whole = head["version"] == _VERSION and len(counts) == index.num_shards
+        is_whole &= is_checked or _checksum(numbers, counts) == head["crc32"]
+        identity, are_kept = str(head["identity"]), bool(head["are_kept"])
+    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
+        _log.warning("which samples are left is found out again: %s: %s", path, error)
+        return None
+    if not is_whole:
+        _log.warning("which samples are left is found out again: %s is damaged", path)
+        return None
+    return KeptSamples(index.counts, counts, mapped, are_kept, identity)
 
 
-def _parsed(
-    file: BufferedReader,
-    begin: int,
-    head: dict[str, Any],
-    of: tuple[Path, ShardIndex, CacheFolder],
-    *,
-    is_checked: bool,
-) -> KeptSamples:
-    path, index, cache = of
-    shards, size, kind = index.num_shards, int(head["numbers"]), np.dtype(str(head["kind"]))
-    counts = np.frombuffer(file.read(8 * shards), np.int64)
-    offset = begin + counts.nbytes
-    is_whole = os.fstat(file.fileno()).st_size == offset + size * kind.itemsize
-    if head["version"] != _VERSION or head["shards"] != shards or not is_whole:
-        raise ValueError("it is of another version, or damaged")
-    if not is_checked and _crc32_of_rest(file, crc32(counts.data)) != head["crc32"]:
-        raise ValueError("it is damaged: its checksum differs")
-    assert index.counts is not None  # the caller has seen to it
-    numbers: Numbers = HeldNumbers(np.empty(0, kind))
-    if size:
-        numbers = MappedNumbers(path, cache, offset, kind.str, size)
-    are_kept, identity = bool(head["are_kept"]), str(head["identity"])
-    return KeptSamples(index.counts, counts, numbers, are_kept, identity)
-
-
-def _crc32_of_rest(file: BufferedReader, checksum: int) -> int:
-    """The crc32 of what was read of a file, continued to its end."""
-    buffer = memoryview(bytearray(_READ_BYTES))
-    while size := file.readinto(buffer):
-        checksum = crc32(buffer[:size], checksum)
-    return checksum
+def _checksum(numbers: NDArray[Any], counts: _Ints) -> int:
+    return crc32(np.ascontiguousarray(counts), crc32(np.ascontiguousarray(numbers)))

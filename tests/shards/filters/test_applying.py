@@ -115,7 +115,7 @@ def test_the_file_grows_with_the_shorter_list(tmp_path, cache):
 
     def size(least):
         applied(urls, cache, keep=LongKeys(f"{least:04d}"))
-        return max(cache.glob("kept/*"), key=os.path.getmtime).stat().st_size
+        return max(cache.glob("kept/*.npy"), key=os.path.getmtime).stat().st_size
 
     first_few_out, half, few_left = size(3), size(200), size(396)
     assert half - first_few_out == pytest.approx(4 * 196, abs=16)
@@ -192,9 +192,10 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
-def test_a_damaged_file_is_made_again(urls, cache, spoil, caplog):
+@pytest.mark.parametrize("suffix", ["json", "npy"])
+def test_a_damaged_file_is_made_again(urls, cache, spoil, suffix, caplog):
     expected = numbers_left(applied(urls, cache, exclude=THIRD))
-    (path,) = cache.glob("kept/*")
+    (path,) = cache.glob(f"kept/*.{suffix}")
     path.write_bytes(spoil(path.read_bytes()))
     assert numbers_left(applied(urls, cache, exclude=THIRD)) == expected
     assert "is found out again" in caplog.text
@@ -202,7 +203,7 @@ def test_a_damaged_file_is_made_again(urls, cache, spoil, caplog):
 
 def test_a_file_that_was_cut_is_made_again_though_another_process_has_checked_it(urls, cache):
     expected = numbers_left(applied(urls, cache, exclude=THIRD))
-    (path,) = cache.glob("kept/*")
+    (path,) = cache.glob("kept/*.npy")
     path.write_bytes(path.read_bytes()[:-1])
     assert numbers_left(applied(urls, cache, exclude=THIRD, is_prepared=True)) == expected
 
@@ -226,7 +227,7 @@ def test_the_numbers_do_not_travel_to_workers(tmp_path, cache):
 def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
     index = applied(urls, cache, exclude=THIRD)
     sent = pickle.dumps(index)
-    (path,) = cache.glob("kept/*")
+    (path,) = cache.glob("kept/*.npy")
     path.unlink()
     with pytest.raises(FileAccessError, match="was removed during the run; start it anew"):
         pickle.loads(sent).kept.of_shard(0)
