@@ -29,12 +29,12 @@ import numpy as np
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, KeptSamples
 from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.shards.files import stamp_of
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
 
 IN_SHARD = 10_000

@@ -13,9 +13,8 @@ from lightning_shards.shards.filters.sample_filter import SampleFilter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.remote_tables import index_command
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, index_command
 from lightning_shards.shards.urls import is_local, redact
 
 _log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import evaluation_loaders, place_of
 from lightning_shards.setting_checks import require_choice
-from lightning_shards.shards.atomic import make_folder
+from lightning_shards.shards.files import make_folder
 
 
 class ShardPredictionWriter(pl.Callback):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError, count_of
-from lightning_shards.shards.atomic import new_file, not_written
+from lightning_shards.shards.files import new_file, not_written
 
 PredictionFormat: TypeAlias = Literal["parquet", "csv"]
 """A format by its name, which is also the suffix of its files."""

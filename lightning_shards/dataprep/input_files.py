@@ -12,7 +12,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
 )
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.regular_files import absent, irregular, open_regular, stamp_of
+from lightning_shards.shards.files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
 
 UNKNOWN: Final = -1

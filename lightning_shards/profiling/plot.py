@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.profiling.rates import TimeTotals
-from lightning_shards.shards.atomic import make_folder, new_file
+from lightning_shards.shards.files import make_folder, new_file
 
 SUFFIXES = (".pdf", ".png", ".svg")
 

@@ -17,10 +17,9 @@ from lightning_shards.shards.index import (
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.remote_tables import duration, index_command
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, duration, index_command
 from lightning_shards.shards.urls import is_local, redact, scheme_of
 
 _log = logging.getLogger(__name__)

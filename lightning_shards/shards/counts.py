@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards import beside
 from lightning_shards.shards.beside import (
+    MARKER,
     SIZES,
     WIDS,
     is_count,
@@ -27,16 +28,16 @@ from lightning_shards.shards.beside import (
     json_object,
     read_json,
     read_start,
+    stated_counts,
 )
 from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import is_newer, stamp_of
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import is_newer, stamp_of
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
 from lightning_shards.shards.urls import is_local, redact, split_url, unescaped, url_beside
-from lightning_shards.shards.wids import MARKER, stated_counts
 
 _INFO: Final = "_info.json"  # of timm
 _STATS: Final = "_stats.json"  # img2dataset writes 00000_stats.json beside 00000.tar

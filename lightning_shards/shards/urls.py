@@ -20,7 +20,7 @@ from braceexpand import braceexpand
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
 from lightning_shards.shards.beside import require_shards_alone
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
 
 MAX_EXPANDED: Final = 10**6

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.joins.made_files import MadeFile, clear_made, list_made
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.private_files import CacheFolder, MadeFile, clear_made, list_made
 from lightning_shards.shards.progress_line import bytes_bar
 from lightning_shards.shards.remote.cache.file_systems import is_in_memory
 from lightning_shards.shards.remote.cache.limits import kept_fraction

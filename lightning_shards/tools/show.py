@@ -18,9 +18,8 @@ from lightning_shards.dataprep.inspection.chosen_samples import (
 from lightning_shards.dataprep.inspection.contents import class_counts, contents_of, preview
 from lightning_shards.dataprep.inspection.survey import Survey, survey
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular, replace_file
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.tools.console import (

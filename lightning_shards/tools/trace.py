@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
-from lightning_shards.shards.atomic import make_folder, not_written
+from lightning_shards.shards.files import make_folder, not_written
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import is_local, redact
 

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards.plan.draws import draw_sample
-from lightning_shards.shards.filters.key_hashes import parse_parts
+from lightning_shards.shards.filters.keys import parse_parts
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.shards import atomic
-from lightning_shards.shards.atomic import make_folder, new_file, replace_file
+from lightning_shards.shards import files
+from lightning_shards.shards.files import make_folder, new_file, replace_file
 
 LEFT = ".b.json.0123456789abcdef.part"
 """The name of what a killed program left."""
@@ -73,7 +73,7 @@ def test_part_that_was_taken_for_a_left_one_is_begun_anew(tmp_path, monkeypatch)
             Path(file.name).unlink()
         lock(file, operation)
 
-    monkeypatch.setattr(atomic.fcntl, "flock", late)
+    monkeypatch.setattr(files.fcntl, "flock", late)
     replace_file(tmp_path / "a.json", "new")
     assert len(removed) == 1
     assert (tmp_path / "a.json").read_text() == "new"
@@ -89,7 +89,7 @@ def test_part_that_another_program_has_locked_is_begun_anew(tmp_path, monkeypatc
             raise BlockingIOError
         lock(file, operation)
 
-    monkeypatch.setattr(atomic.fcntl, "flock", busy)
+    monkeypatch.setattr(files.fcntl, "flock", busy)
     replace_file(tmp_path / "a.json", "new")
     assert len(tried) == 2
     assert (tmp_path / "a.json").read_text() == "new"
@@ -99,7 +99,7 @@ def test_file_is_written_where_the_file_system_has_no_locks(tmp_path, monkeypatc
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(atomic.fcntl, "flock", no_locks)
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
     replace_file(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "new"
 
@@ -118,7 +118,7 @@ def test_name_is_given_only_once_the_contents_are_on_the_disk(tmp_path, monkeypa
         calls.append(("replace", target.name))
         return replace(part, target)
 
-    monkeypatch.setattr(atomic.os, "fsync", synced)
+    monkeypatch.setattr(files.os, "fsync", synced)
     monkeypatch.setattr(Path, "replace", replaced)
     replace_file(tmp_path / "a.json", "contents")
     assert calls == [("fsync", 8), ("replace", "a.json")]
@@ -202,7 +202,7 @@ def test_part_has_a_name_that_cannot_be_foreseen(tmp_path):
 
 
 def test_part_is_never_opened_if_its_name_is_there(tmp_path, precious, monkeypatch):
-    monkeypatch.setattr(atomic.secrets, "token_hex", lambda _: "0" * 16)
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "0" * 16)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / f".a.json.{'0' * 16}.part").symlink_to(precious)
     with pytest.raises(FileAccessError, match="cannot be written: File exists"):

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
-from lightning_shards.shards.regular_files import open_regular, read_regular
+from lightning_shards.shards.files import open_regular, read_regular
 
 
 def test_regular_file_is_opened_for_reading(tmp_path):

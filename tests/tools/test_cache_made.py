@@ -7,7 +7,7 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
-from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.files import new_file
 from lightning_shards.tools import cache
 
 COUNTS = [3, 2]

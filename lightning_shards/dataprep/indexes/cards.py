@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.beside import MAX_INDEX_BYTES
-from lightning_shards.shards.regular_files import read_regular
+from lightning_shards.shards.files import read_regular, replace_file
 
 CARD: Final = "README.md"
 MARK: Final = "<!-- written by lightning-shards index -->"

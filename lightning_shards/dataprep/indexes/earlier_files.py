@@ -27,14 +27,15 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.beside import (
     MAX_INDEX_BYTES,
     SIZES,
+    foreign_field,
     is_count,
     is_number,
     json_object,
     read_json,
+    shard_entries,
 )
-from lightning_shards.shards.regular_files import read_regular, stamp_of
+from lightning_shards.shards.files import read_regular, stamp_of
 from lightning_shards.shards.urls import is_local
-from lightning_shards.shards.wids import foreign_field, shard_entries
 
 _TOGETHER: Final = "it describes the whole folder: index all of its shards together, or leave out "
 

@@ -17,10 +17,9 @@ import numpy as np
 
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.errors import ConfigError, FileAccessError
-from lightning_shards.shards.atomic import make_folder, new_file, replace_file
 from lightning_shards.shards.beside import MAX_INDEX_BYTES
+from lightning_shards.shards.files import make_folder, new_file, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.tables import TableStore
 
 FOLDER: Final = ".nv-meta"

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 
 from lightning_shards.errors import ConfigError, ShardNotFoundError
-from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
+from lightning_shards.shards.beside import (
+    MAX_INDEX_BYTES,
+    counted_shard,
+    json_object,
+    shard_entries,
+)
+from lightning_shards.shards.files import read_regular
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.regular_files import read_regular
 from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.urls import is_local
-from lightning_shards.shards.wids import counted_shard, shard_entries
 
 
 def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:

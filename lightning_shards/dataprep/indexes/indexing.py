@@ -37,14 +37,13 @@ from lightning_shards.dataprep.inspection.findings import Finding
 from lightning_shards.dataprep.inspection.survey import ShardSurvey, Survey
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.atomic import await_lock, open_folder, replace_file
-from lightning_shards.shards.beside import SIZES
+from lightning_shards.shards.beside import SIZES, wids_entry, write_wids
 from lightning_shards.shards.counts import local_claims
+from lightning_shards.shards.files import await_lock, open_folder, replace_file
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import published_url
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.wids import wids_entry, write_wids
 
 _log = logging.getLogger(__name__)
 

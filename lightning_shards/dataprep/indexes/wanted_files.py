@@ -15,8 +15,8 @@ from typing import Final, Literal, get_args
 
 from lightning_shards.dataprep.indexes.idx_files import require_own_dali_paths
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.atomic import make_folder
 from lightning_shards.shards.beside import WIDS
+from lightning_shards.shards.files import make_folder
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import has_ranges
 from lightning_shards.shards.table_bytes import published_url

@@ -11,17 +11,19 @@ from typing import Any, Final, cast
 from lightning_shards.errors import StorageError
 from lightning_shards.shards import beside
 from lightning_shards.shards.beside import (
+    MARKER,
     SIZES,
+    entry_parts,
     json_files,
     json_object,
     read_json,
     read_start,
+    shard_entries,
 )
 from lightning_shards.shards.counts import bytes_beside
-from lightning_shards.shards.regular_files import is_newer
+from lightning_shards.shards.files import is_newer
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import redact, split_url, unescaped, url_beside
-from lightning_shards.shards.wids import MARKER, entry_parts, shard_entries
 
 FACTS: Final = ("nsamples", "filesize", "md5sum")
 

@@ -29,18 +29,23 @@ from lightning_shards.dataprep.inspection.earlier_claims import (
 )
 from lightning_shards.dataprep.inspection.findings import Finding, reported_name
 from lightning_shards.errors import DamagedShardError, FileAccessError
-from lightning_shards.shards.beside import SIZES, WIDS, json_object, read_start
+from lightning_shards.shards.beside import (
+    MARKER,
+    SIZES,
+    WIDS,
+    json_object,
+    read_start,
+    shard_entries,
+)
+from lightning_shards.shards.files import open_regular, read_regular
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.regular_files import open_regular, read_regular
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.remote_tables import opened_table, published_bytes
 from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
 from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
-from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tables import TableStore, opened_table, published_bytes
 from lightning_shards.shards.urls import is_local, split_url
-from lightning_shards.shards.wids import MARKER, shard_entries
 
 _MOST_PACKED: Final = 64
 """How many times its bytes a published table may have unpacked. The size of the shard is no limit

@@ -37,8 +37,8 @@ from lightning_shards.dataprep.inspection.survey import (
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.read_positions import ReadPositions, read_positions
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
-from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.beside import json_object
+from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.members import MemberTable, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import watched_bytes_bar

@@ -32,8 +32,8 @@ from lightning_shards.errors import (
     IndexMismatchError,
     StorageError,
 )
-from lightning_shards.shards.atomic import make_folder, open_folder, replace_file
 from lightning_shards.shards.beside import json_object, read_json
+from lightning_shards.shards.files import make_folder, open_folder, replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings

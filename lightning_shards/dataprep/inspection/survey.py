@@ -35,7 +35,7 @@ from lightning_shards.dataprep.inspection.repeated_keys import (
 )
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
-from lightning_shards.shards.atomic import replace_file
+from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line

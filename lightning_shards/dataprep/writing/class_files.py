@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.atomic import replace_file
 from lightning_shards.shards.classes import (
     CLASSES,
     ClassNames,
@@ -15,6 +14,7 @@ from lightning_shards.shards.classes import (
     read_classes,
     whole_number,
 )
+from lightning_shards.shards.files import replace_file
 
 
 def number_classes(names: Iterable[str], given: ClassNames | None = None) -> dict[str, int]:

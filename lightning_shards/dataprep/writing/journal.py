@@ -24,10 +24,16 @@ from typing import Any, Final, NamedTuple, Self, cast
 
 from lightning_shards.dataprep.writing.tar_writer import WrittenShard
 from lightning_shards.errors import ConfigError, FileAccessError
-from lightning_shards.shards.atomic import make_folder, not_written, refuse_link, take_lock
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.regular_files import open_regular, stamp_of
+from lightning_shards.shards.files import (
+    make_folder,
+    not_written,
+    open_regular,
+    refuse_link,
+    stamp_of,
+    take_lock,
+)
 
 JOURNAL_NAME: Final = ".lightning-shards.journal"
 

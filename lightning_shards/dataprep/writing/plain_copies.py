@@ -17,9 +17,8 @@ from typing import Any, BinaryIO, Final, NamedTuple
 from lightning_shards.dataprep.processes import run_in_processes
 from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
-from lightning_shards.shards.atomic import make_folder, new_file, open_folder
+from lightning_shards.shards.files import make_folder, new_file, open_folder, open_regular, stamp_of
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.regular_files import open_regular, stamp_of
 from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.walk import damaged
 

@@ -38,7 +38,7 @@ from lightning_shards.dataprep.writing.tar_writer import (
     write_shard,
 )
 from lightning_shards.errors import ConfigError, SampleError, ShardError
-from lightning_shards.shards.atomic import make_folder
+from lightning_shards.shards.files import make_folder
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore

@@ -15,7 +15,7 @@ from lightning_shards.dataprep.writing.listing import Listing
 from lightning_shards.dataprep.writing.parquet import parquet_rows, require_different
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular
 
 TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 

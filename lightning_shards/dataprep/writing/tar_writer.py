@@ -17,11 +17,17 @@ import numpy as np
 
 from lightning_shards.dataprep.writing.keys import check_field, check_key, check_member_name
 from lightning_shards.errors import IndexMismatchError, SampleError
-from lightning_shards.shards.atomic import await_lock, make_folder, new_file, open_folder
-from lightning_shards.shards.beside import WIDS, json_object, read_json
+from lightning_shards.shards.beside import (
+    WIDS,
+    json_object,
+    read_json,
+    shard_entries,
+    wids_entry,
+    write_wids,
+)
+from lightning_shards.shards.files import await_lock, make_folder, new_file, open_folder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
-from lightning_shards.shards.wids import shard_entries, wids_entry, write_wids
 
 Fields = Iterable[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""

@@ -20,7 +20,7 @@ from lightning_shards.dataprep.writing.tar_writer import (
     tar_size,
 )
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.atomic import new_file
+from lightning_shards.shards.files import new_file
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 

@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.plan.kept_order import KeptSamples, Numbers
-from lightning_shards.shards.atomic import new_file
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import new_file, stamp_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder, sidecar_name
-from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.remote.providers.undated import is_of_another_run
 from lightning_shards.shards.urls import is_local
 

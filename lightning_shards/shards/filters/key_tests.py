@@ -11,16 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.filters.key_hashes import (
+from lightning_shards.shards.filters.keys import (
     HashParts,
-    digests_of,
-    keys_of_table,
-    prefix_of,
-)
-from lightning_shards.shards.filters.key_lists import (
     KeyList,
     content_of_lists,
+    digests_of,
     first_unmatched,
+    keys_of_table,
+    prefix_of,
     read_key_list,
 )
 from lightning_shards.shards.filters.sample_filter import SampleFilter

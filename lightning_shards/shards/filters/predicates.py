@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.key_hashes import keys_of_table
+from lightning_shards.shards.filters.keys import keys_of_table
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import redact
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.key_hashes import HashParts, parse_parts
-from lightning_shards.shards.filters.key_lists import digest_of_list
+from lightning_shards.shards.filters.keys import HashParts, digest_of_list, parse_parts
 from lightning_shards.shards.filters.predicates import Predicate, digest_of_predicate
 from lightning_shards.shards.urls import redact, scheme_of
 

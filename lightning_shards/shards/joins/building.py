@@ -12,8 +12,15 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.joins.kept_file import JoinFacts, KeptFileWriter
-from lightning_shards.shards.joins.matching import HASHED, Hashed, hashed, match
-from lightning_shards.shards.joins.rows import JoinTable, RowNumbers, RowValues
+from lightning_shards.shards.joins.rows import (
+    HASHED,
+    Hashed,
+    JoinTable,
+    RowNumbers,
+    RowValues,
+    hashed,
+    match,
+)
 from lightning_shards.shards.progress_line import rows_bar
 
 _Step: TypeAlias = Callable[[int], object]

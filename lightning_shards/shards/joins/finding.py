@@ -9,11 +9,11 @@ from typing import Final
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import JoinSettings
-from lightning_shards.shards.joins.table_copies import parquet_footer
 from lightning_shards.shards.joins.table_files import (
     TableFile,
     content_digest,
     find_table_files,
+    parquet_footer,
 )
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 
 

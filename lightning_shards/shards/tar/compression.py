@@ -5,7 +5,7 @@ import re
 import tarfile
 from typing import Final
 
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular
 
 FIRST_BYTES: Final = 512
 """Bytes of the first header of a tar, which is compared before a name is taken for compression."""

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lightning_shards.shards.counts import _keep_entries
+from lightning_shards.shards.files import stamp_of
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.regular_files import stamp_of
 from lightning_shards.shards.tables import TableStore, write_table
 from tests.readers.test_stream_http import serving
 

@@ -11,7 +11,7 @@ import pytest
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError
 from lightning_shards.shards.filters import applying
-from lightning_shards.shards.filters.key_hashes import parse_parts
+from lightning_shards.shards.filters.keys import parse_parts
 from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}

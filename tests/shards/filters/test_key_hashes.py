@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.key_hashes import digests_of, parse_parts
+from lightning_shards.shards.filters.keys import digests_of, parse_parts
 
 
 def parts(of, *numbers, hash_of="key"):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.key_hashes import digests_of
-from lightning_shards.shards.filters.key_lists import KeyList, digest_of_list, read_key_list
+from lightning_shards.shards.filters.keys import KeyList, digest_of_list, digests_of, read_key_list
 
 
 @pytest.fixture

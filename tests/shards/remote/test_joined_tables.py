@@ -20,7 +20,7 @@ from lightning_shards.errors import (
     StorageError,
     UrlError,
 )
-from lightning_shards.shards.joins.table_copies import copy_path, fetch_copy, linked_copies
+from lightning_shards.shards.joins.table_files import copy_path, fetch_copy, linked_copies
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardStat
 from tests.shards.remote.conftest import QUICK, SIGNED, options_of, url_of

@@ -19,8 +19,8 @@ from time import perf_counter, sleep
 from typing import Final
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
+from lightning_shards.shards.files import REMEDIES
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.regular_files import REMEDIES
 from lightning_shards.shards.remote.cache.file_systems import is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns

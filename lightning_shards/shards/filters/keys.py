@@ -1,8 +1,14 @@
-"""Lists of samples to leave out: a text file with a key, or the id of a sample, on each line.
+"""Keys of samples: fixed parts of them by a hash, and lists of those to leave out.
 
-A line is a key as it is in the tar; or `#FILE:NUMBER`, the sample with this number (from 0) in the
-shard with this file name. A key that begins with `#` or a backslash has a backslash before it.
-Empty lines are passed over.
+The hash of a key is the SHA-256 of its bytes as they are in the tar (UTF-8, as a rule). Its part is
+the first 8 bytes, read as a big-endian number, modulo the number of parts, the same in every run
+and in any program::
+
+    int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % of
+
+A list is a text file with a key, or the id of a sample, on each line. A line is a key as it is in
+the tar; or `#FILE:NUMBER`, the sample with this number (from 0) in the shard with this file name. A
+key that begins with `#` or a backslash has a backslash before it. Empty lines are passed over.
 
 A list of 10^7 keys takes 160 MB as it is held, and four times as much while it is read: of each
 key 16 bytes of its SHA-256 are kept. That another key has the same ones is out of the question.
@@ -12,18 +18,95 @@ import hashlib
 import os
 from array import array
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from hashlib import sha256
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.filters.key_hashes import digests_of
-from lightning_shards.shards.regular_files import open_regular
+from lightning_shards.shards.files import open_regular
+from lightning_shards.shards.members import MemberTable
+
+_WORDS: Final = np.dtype(">u8")
+_DIGEST_BYTES: Final = 16
+MAX_PARTS: Final = 2**32
+"""More parts would not be equally large by a hash of 64 bits."""
+
+
+def digests_of(keys: Iterable[bytes]) -> NDArray[np.uint64]:
+    """The first 16 bytes of the SHA-256 of each key, as two numbers: uint64, shape (n, 2)."""
+    joined = b"".join(sha256(key).digest()[:_DIGEST_BYTES] for key in keys)
+    return np.frombuffer(joined, _WORDS).astype(np.uint64).reshape(-1, 2)
+
+
+def keys_of_table(table: MemberTable) -> list[bytes]:
+    """The keys of all samples of a shard."""
+    keys = table.keys.tobytes()
+    return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
+
+
+def prefix_of(key: bytes) -> bytes:
+    """The part of a key before its first dot, without a leading ``./``."""
+    return key.removeprefix(b"./").partition(b".")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HashParts:
+    """Some of the equal parts that samples are divided into by the hash of their keys.
+
+    Attributes:
+        hash_of: ``key``, or ``prefix``: the part of the key before its first dot, without a leading
+            ``./``, so that samples with one prefix stay together.
+        of: Number of parts.
+        parts: The numbers of those that are meant, from 0 to `of` - 1.
+    """
+
+    hash_of: str
+    of: int
+    parts: tuple[int, ...]
+
+    def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
+        """Whether each of these keys is in one of the parts."""
+        if self.hash_of == "prefix":
+            keys = map(prefix_of, keys)
+        numbers = digests_of(keys)[:, 0] % np.uint64(self.of)
+        return np.isin(numbers, np.array(self.parts, np.uint64))
+
+
+def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
+    """The parts that a mapping names; `name` is the setting that has it.
+
+    Raises:
+        ConfigError: A key is missing or unknown, or a value is out of its range.
+    """
+    if set(given) != {"hash_of", "of", "parts"}:
+        raise ConfigError(
+            f"{name} takes the keys hash_of, of and parts, as in {{hash_of: key, of: 20, parts: "
+            f"[0]}}, got {sorted(map(str, given))}"
+        )
+    hash_of, of, parts = given["hash_of"], given["of"], given["parts"]
+    if hash_of not in ("key", "prefix"):
+        raise ConfigError(f"hash_of of {name} must be 'key' or 'prefix', got {hash_of!r}")
+    if type(of) is not int or not 1 <= of <= MAX_PARTS:
+        raise ConfigError(
+            f"of of {name} must be a number of parts from 1 to {MAX_PARTS}, got {of!r}"
+        )
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ConfigError(f"parts of {name} must be a list of numbers, as in [0, 1], got {parts!r}")
+    numbers: set[int] = set()
+    for part in cast("Sequence[object]", parts):
+        if type(part) is not int or not 0 <= part < of:
+            raise ConfigError(
+                f"parts of {name} must be numbers from 0 to {of - 1}, as of={of}, got {part!r}"
+            )
+        numbers.add(part)
+    return HashParts(hash_of, of, tuple(sorted(numbers)))
+
 
 _Words = NDArray[np.uint64]
 _Ints = NDArray[np.int64]
