@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from lightning_shards.dataprep.indexes.cards import CARD, ListedSplit, listed_in_card
-from lightning_shards.dataprep.indexes.energon import FOLDER, INFO, INFO_FIELDS
-from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
-from lightning_shards.dataprep.inspection.earlier_claims import (
+from lightning_shards.dataprep.earlier_claims import (
     entries_listed,
     entry_parts,
     folder_parts,
 )
+from lightning_shards.dataprep.indexes.cards import CARD, ListedSplit, listed_in_card
+from lightning_shards.dataprep.indexes.energon import FOLDER, INFO, INFO_FIELDS
+from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
 from lightning_shards.dataprep.inspection.listed_shards import ListedMd5
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.beside import (

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 
-from lightning_shards.dataprep.inspection.earlier_claims import DALI_VERSIONS, with_own_stems
+from lightning_shards.dataprep.earlier_claims import DALI_VERSIONS, with_own_stems
 from lightning_shards.dataprep.inspection.layout import lay_out
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.members import MemberTable

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
-from lightning_shards.dataprep.inspection.earlier_claims import ShardClaim
+from lightning_shards.dataprep.earlier_claims import ShardClaim
 from lightning_shards.dataprep.inspection.findings import (
     NOT_SURVEYED,
     Finding,

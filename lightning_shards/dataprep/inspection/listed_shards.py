@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.earlier_claims import (
+from lightning_shards.dataprep.earlier_claims import (
     REMOTE_NAMES,
     ShardClaim,
     claims_in,
