@@ -26,7 +26,6 @@ from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
-from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,
@@ -297,7 +296,6 @@ def share_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "class_files": dict(index.class_files),
         "size_bytes": index.size_bytes,
         "hub_commits": pinned_commits(),
-        "run_number": run_number(),
     }
     path = _shared_path(index.urls, cache, wanted)
     try:
@@ -320,7 +318,6 @@ def shared_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardI
         with os.fdopen(file, "rb") as kept:
             content = json_object(json.loads(kept.read()))
         take_over_commits(json_object(content["hub_commits"]))
-        take_over_run_number(content["run_number"])
         names = ("counts", "total", "has_tables", "class_files", "size_bytes")
         return ShardIndex(tuple(urls), *(content[name] for name in names))
     except (OSError, ValueError, KeyError, RecursionError) as error:

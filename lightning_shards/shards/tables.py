@@ -33,7 +33,6 @@ from lightning_shards.errors import (
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.remote.providers.undated import is_of_another_run, run_number
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (
@@ -134,16 +133,11 @@ class TableStore:
     def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
         """The stored table of this shard, even if the shard has changed since.
 
-        That of a shard of which only another run can know the version counts for that run alone.
-
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
         url = _url_of(path)
-        kept = self._opened(self._cache.sidecar_of(url))
-        if kept is not None and not is_local(url) and is_of_another_run(kept.mtime_ns):
-            return None
-        return kept
+        return self._opened(self._cache.sidecar_of(url))
 
     def missing(self, urls: Iterable[str]) -> list[str]:
         """Those of these shards that are remote and whose tables are not kept yet, each once."""
@@ -215,12 +209,7 @@ class TableStore:
 
     def _is_kept(self, url: str) -> bool:
         sidecar = self._cache.sidecar_of(url)
-        if self._unwritten.get(sidecar) is not None:
-            return True
-        try:
-            return not is_of_another_run(sidecar.stat().st_mtime_ns)
-        except OSError:
-            return False
+        return self._unwritten.get(sidecar) is not None or sidecar.exists()
 
     def _stat(self, url: str) -> ShardStat:
         return shard_stat(url, self._storages.of(url))
@@ -258,11 +247,7 @@ class TableStore:
         sidecar = self._cache.sidecar_of(url)
         try:
             # A block needs hundreds of fetched ones; what a power cut tears is fetched again.
-            is_scanned = self.is_scanned(url)
-            write_table(sidecar, table, self._cache, outlives_power=is_scanned)
-            if not is_scanned and table.mtime_ns == run_number():
-                times = (run_number(), run_number())
-                os.utime(sidecar, ns=times)  # a look shows of which run it is
+            write_table(sidecar, table, self._cache, outlives_power=self.is_scanned(url))
             self._unwritten.put(sidecar, None)
         except OSError as error:
             if self._unwritten.put(sidecar, table):

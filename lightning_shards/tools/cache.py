@@ -9,7 +9,6 @@ from typing import Any, Final
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.private_files import CacheFolder, MadeFile, clear_made, list_made
 from lightning_shards.shards.progress_line import bytes_bar
-from lightning_shards.shards.remote.cache.file_systems import is_in_memory
 from lightning_shards.shards.remote.cache.limits import kept_fraction
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 from lightning_shards.shards.remote.cache.piece_names import group_of
@@ -171,11 +170,6 @@ def _fill(options: Namespace) -> int:
     configured, split = open_data(options.config), options.split or "train"
     require_split(configured, split)
     cache = CacheFolder(configured.loader_config.cache_dir)
-    if is_in_memory(cache.root):
-        raise ConfigError(
-            f"{cache.root} is in memory, and what is kept there is removed by the last process "
-            "that leaves it; fill a cache_dir on a disk"
-        )
     devices, nodes = trainer_size(options.config)
     if devices is None and options.ranks_per_node is None:
         note_unknown_devices("cache fill", options.config, "--ranks-per-node")

@@ -1,7 +1,6 @@
-"""Telling a storage what to fetch ahead, beside the batches.
+"""Telling a storage what to fetch ahead of the batches.
 
-Only the first batch waits for the arithmetic, and not for long. Once all pieces of an epoch are in
-the cache, there is none, until a batch lacks one of them.
+Only the first batch waits for the arithmetic, and not for long.
 """
 
 import logging
@@ -14,7 +13,6 @@ from typing import Final
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.plan.schedule import WorkerEpoch
-from lightning_shards.readers.ahead.known_pieces import KnownPieces
 from lightning_shards.readers.ahead.piece_plan import Announcement
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.storage.schemes import Storages
@@ -28,9 +26,6 @@ bytes are read from the cache."""
 
 _SECOND: Final = 2
 """When this batch is asked for, the first one has been made."""
-
-_NEVER: Final = (sys.maxsize, 0)
-"""A turn and position that no batch comes to."""
 
 Position = tuple[int, int]
 """How many epochs lie between the cursor and this one, and the position in it."""
@@ -61,19 +56,17 @@ class FetchAhead:
 
     def __init__(
         self,
-        announcements: Callable[[Position], Iterator[Announcement]],
+        announcements: Callable[[], Iterator[Announcement]],
         storages: Storages,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._announcements, self._storages, self._end = announcements, storages, end
-        self._known = KnownPieces(storages.is_kept)
         self._changed = threading.Condition()
         self._reached: Position = (0, -1)
         self._due = self._reached
         self._announced_until: Position | None = self._due
         self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
         self._batches, self._is_closed = 0, False
-        self._has_lacked = True  # something that was to be fetched before the last announcement
         self._error: IndexMismatchError | None = None
         self._has_announced = threading.Event()
         self.waited_s = 0.0
@@ -117,8 +110,7 @@ class FetchAhead:
             self._batches += 1
             is_first = self._batches == 1
             # to wake the thread costs more than all else of this, so it is not done for each batch
-            is_lacking = self._due == _NEVER and self._storages.has_lacked()
-            if self._reached >= self._due or self._batches == _SECOND or is_lacking:
+            if self._reached >= self._due or self._batches == _SECOND:
                 self._changed.notify_all()
         if is_first:
             self._start()
@@ -147,10 +139,10 @@ class FetchAhead:
             self._end()
 
     def _run(self) -> None:
-        begin: Position | None = 0, 0
         try:
-            while begin is not None:
-                begin = self._announce_from(begin)
+            for announcement in self._announcements():
+                if not self._is_announced(announcement):
+                    break
         except IndexMismatchError as error:
             with self._changed:
                 self._error = error
@@ -164,53 +156,23 @@ class FetchAhead:
             self._has_announced.set()
             self._end()
 
-    def _announce_from(self, begin: Position) -> Position | None:
-        """Announce block after block, or all pieces at once as long as they are in the cache.
+    def _is_announced(self, announcement: Announcement) -> bool:
+        """Announce it when the batches have come there.
 
         Returns:
-            Where a batch lacked something then; None after `close`, or if nothing more follows.
+            Whether it was announced; not after `close`.
         """
-        self._known.announced_from(begin[0])
-        for announcement in self._announcements(begin):
-            announced = self._announced(announcement)
-            if announced is None:
-                return None
-            is_known = self._known.add(announced)
-            if is_known and not self._has_lacked and self._known.are_kept():
-                return self._announce_known()
-        return None
-
-    def _announced(self, announcement: Announcement) -> Announcement | None:
-        """Announce it when the batches have come there, what is in the cache of the rest as well.
-
-        Returns:
-            What was announced, and what is not in the cache of the rest; None after `close`.
-        """
-        turn, position, stop, reads, rest, _ = announcement
+        turn, position, stop, reads = announcement
         with self._changed:
             self._due = (turn, position)
             self._changed.wait_for(lambda: self._is_closed or self._reached >= self._due)
             if self._is_closed:
-                return None
-            self._has_lacked = self._storages.has_lacked()
-            kept = [each for each in rest if self._storages.is_kept(each)]
-            announced = reads + kept
+                return False
             # with the lock: nothing is announced after `close`
-            self._storages.fetch_ahead(announced)
+            self._storages.fetch_ahead(reads)
             self._announced_until = (turn, stop)
             is_first = not self._has_announced.is_set()
             self._has_announced.set()
             if is_first:  # no tables of later blocks are fetched beside it
                 self._changed.wait_for(lambda: self._is_closed or self._batches >= _SECOND)
-        left = rest if len(kept) < len(rest) else ()
-        return announcement._replace(reads=announced, rest=left)
-
-    def _announce_known(self) -> Position | None:
-        with self._changed:
-            if self._is_closed:
-                return None
-            self._storages.fetch_ahead(self._known.reads)
-            self._due, self._announced_until = _NEVER, None
-            self._changed.wait_for(lambda: self._is_closed or self._storages.has_lacked())
-            self._announced_until = self._reached
-            return None if self._is_closed else self._reached
+        return True

@@ -29,10 +29,9 @@ from lightning_shards.shards.remote.fetching.stamped_transport import (
     StampedTransport,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.providers.undated import run_number
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import RemoteTransport, Transport
 from lightning_shards.shards.storage.remote import version_number
-from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
 from lightning_shards.shards.urls import is_local, redact
 
@@ -89,7 +88,6 @@ class Filling:
             step: Called with the bytes of each piece that is there.
 
         Raises:
-            ConfigError: Of a shard so little is known that no other process may use what is kept.
             ShardError: A table or a piece cannot be had; what was fetched before stays, and what
                 comes within seconds.
         """
@@ -131,7 +129,7 @@ class Filling:
         fraction, named = kept_fraction([self._cache.need]), set[Piece]()
         for number, block in enumerate(plan.first_epoch()):
             pieces = [
-                Piece(url, _lasting_version(url, stat), start, stop)
+                Piece(url, version_of_stamp(stat), start, stop)
                 for url, starts, stops, stat, _ in block.reads
                 if stat is not None and not is_local(url)
                 for start, stop in zip(starts, stops, strict=True)
@@ -165,17 +163,6 @@ def _cached_storage(source: IndexedSource | MixtureSource) -> tuple[MakeRemoteSt
             why = "sampling='sequential' reads shards in the order of the files"
         raise ConfigError(f"nothing is kept of these shards: {why}; so there is nothing to fill")
     return remote, remote.cache
-
-
-def _lasting_version(url: str, stamp: tuple[int, int]) -> str:
-    """The version of a shard, by which a later run finds its pieces."""
-    if stamp[1] == run_number():
-        raise ConfigError(
-            f"the server of {redact(url)} tells neither ETag nor Last-Modified, so that pieces of "
-            "it serve the process alone that fetches them, and no run could use what is filled; "
-            "let the server send one of the two headers, or copy the shards to a disk"
-        )
-    return version_of_stamp(stamp)
 
 
 def _loaded(

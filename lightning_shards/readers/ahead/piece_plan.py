@@ -58,16 +58,14 @@ class PlannedBlock(NamedTuple):
         turn: How many epochs lie between the cursor and that of the block.
         start: Its first position in the epoch.
         stop: The position behind its last one.
-        reads: One range each: first what this process fetches, then the share of the others.
-        rest: Pieces of which so little is used that their samples are read one by one, unless the
-            pieces are in the cache.
+        reads: One range each: first what this process fetches, then the share of the others. Pieces
+            of which so little is used that their samples are read one by one are not there.
     """
 
     turn: int
     start: int
     stop: int
     reads: list[ShardReads]
-    rest: Sequence[ShardReads] = ()
 
 
 class Announcement(NamedTuple):
@@ -78,17 +76,12 @@ class Announcement(NamedTuple):
         position: In the epoch.
         stop: The position behind the block, where another announcement follows.
         reads: One range each, in the order in which they are fetched.
-        rest: As of `PlannedBlock`.
-        is_of_node: Whether these are all pieces that the node uses there, and not those of this
-            process alone.
     """
 
     turn: int
     position: int
     stop: int
     reads: list[ShardReads]
-    rest: Sequence[ShardReads] = ()
-    is_of_node: bool = True
 
 
 @dataclass(frozen=True)
@@ -121,29 +114,24 @@ class PiecePlan:
     window: int = WINDOW
     checked: set[int] = field(default_factory=set[int], init=False, repr=False, compare=False)
 
-    def announcements(self, begin: tuple[int, int] = (0, 0)) -> Iterator[Announcement]:
+    def announcements(self) -> Iterator[Announcement]:
         """What to fetch from the cursor on, block after block, without end.
 
         Asking for the next one costs time for one block, and reads the tables of its shards.
-
-        Args:
-            begin: Turn and position from which on, if that is not the cursor's.
 
         Raises:
             IndexMismatchError: A shard is another one than when its members were listed.
             ShardError: A member table cannot be read.
         """
-        block, is_large = next(blocks := self._blocks(begin))
+        block, is_large = next(blocks := self._blocks())
         if is_large:
-            yield from self._of_batches(begin)
+            yield from self._of_batches()
             return
         yield Announcement(*block)
         for following, _ in blocks:
-            turn, start, stop, reads, rest = block
-            both = [*rest, *following.rest]
-            yield Announcement(turn, start, stop, reads + following.reads, both)
-            middle = (start + stop) // 2
-            yield Announcement(turn, middle, stop, following.reads, following.rest)
+            turn, start, stop, reads = block
+            yield Announcement(turn, start, stop, reads + following.reads)
+            yield Announcement(turn, (start + stop) // 2, stop, following.reads)
             block = following
 
     def first_epoch(self) -> Iterator[PlannedBlock]:
@@ -163,7 +151,7 @@ class PiecePlan:
         of_ranks = (self._batches(place) for place in places)
         return chain.from_iterable(zip(*of_ranks, strict=True))
 
-    def _blocks(self, begin: tuple[int, int] = (0, 0)) -> Iterator[tuple[PlannedBlock, bool]]:
+    def _blocks(self) -> Iterator[tuple[PlannedBlock, bool]]:
         """The blocks of the node, and whether their samples are large.
 
         One process of the node asks for each shard whether it is the same.
@@ -175,7 +163,6 @@ class PiecePlan:
             ranks=self.ranks,
             world_size=self.place.world_size,
             window=self.window,
-            begin=begin,
         )
         process, processes = share_of_process(self.place, self.ranks)
         for block in ahead:
@@ -186,10 +173,9 @@ class PiecePlan:
             in_order = np.argsort(is_of_others, kind="stable")
             is_wanted = _is_worth_it(block, pieces)
             reads = self._reads(pieces, in_order[is_wanted[in_order]])
-            rest = self._reads(pieces, np.flatnonzero(~is_wanted & (pieces.begins < pieces.ends)))
             samples = int((block.stops - block.starts).sum())
             is_large = is_sample_the_unit(int((pieces.ends - pieces.begins).sum()), samples)
-            yield PlannedBlock(block.turn, block.start, block.stop, reads, rest), is_large
+            yield PlannedBlock(block.turn, block.start, block.stop, reads), is_large
 
     def _check(self, shards: Sequence[int]) -> None:
         """Ask whether those of these shards are the same that were not asked about before."""
@@ -198,24 +184,22 @@ class PiecePlan:
             self.require_same(sorted(new))
         self.checked.update(new)
 
-    def _of_batches(self, begin: tuple[int, int]) -> Iterator[Announcement]:
+    def _of_batches(self) -> Iterator[Announcement]:
         """While a batch is read, which is done at once, the two that follow are fetched."""
-        batches = self._batches(self.place, begin)
+        batches = self._batches(self.place)
         ahead = deque([next(batches), next(batches)])
         for batch in batches:
             ahead.append(batch)
             reading = ahead.popleft()
             reads = [read for following in ahead for read in following.reads]
             place = reading.turn, reading.start, reading.stop
-            yield Announcement(*place, reads, is_of_node=False)
+            yield Announcement(*place, reads)
 
-    def _batches(self, place: Place, begin: tuple[int, int] = (0, 0)) -> Iterator[PlannedBlock]:
+    def _batches(self, place: Place) -> Iterator[PlannedBlock]:
         """The batches of one process, each sample as a piece."""
         for turn, epoch in enumerate(self.epochs.worker_epochs(place, self.cursor)):
             for step in epoch.own_steps():
                 start, stop = epoch.span(step)
-                if (turn, stop) <= begin:
-                    continue
                 shards, samples = self.order.at(epoch.epoch, start, stop).T
                 pieces = self._pieces(shards, samples, samples + 1)
                 self._check(list(pieces.stamps))

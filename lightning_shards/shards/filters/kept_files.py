@@ -25,7 +25,6 @@ from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import new_file, stamp_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder, sidecar_name
-from lightning_shards.shards.remote.providers.undated import is_of_another_run
 from lightning_shards.shards.urls import is_local
 
 _log = logging.getLogger(__name__)
@@ -81,9 +80,7 @@ def stamps_of(index: ShardIndex, cache: CacheFolder) -> _Ints:
     for url in index.urls:
         path = url if is_local(url) else cache.sidecar_of(url)
         try:
-            stamp = stamp_of(path)
-            is_other = not is_local(url) and is_of_another_run(stamp[1])
-            stamps.append(_ABSENT if is_other else stamp)
+            stamps.append(stamp_of(path))
         except OSError:
             stamps.append(_ABSENT)  # a local shard that is missing is an error elsewhere
     return np.array(stamps, np.int64).reshape(-1, 2)

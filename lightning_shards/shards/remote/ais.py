@@ -1,8 +1,7 @@
 """Shards of an AIStore cluster: `ais://bucket/object`, by the redirects of its gateway."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from time import perf_counter
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -21,19 +20,12 @@ class AisBackend(RequestBackend):
         options: `endpoint`, the URL of a gateway.
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
-        now: A clock, in seconds.
 
     Raises:
         ConfigError: There is no endpoint.
     """
 
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        policy: RetryPolicy,
-        connections: int,
-        now: Callable[[], float] = perf_counter,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
         require_store_options("ais", options)
         self._endpoint = str(options.get("endpoint", "")).rstrip("/")
         if not self._endpoint.startswith(("http://", "https://")):
@@ -41,7 +33,7 @@ class AisBackend(RequestBackend):
                 "ais:// shards need the URL of a gateway: set storage_options to {'ais': "
                 "{'endpoint': 'http://host:51080'}}, as AIS_ENDPOINT has it"
             )
-        self._client = HttpClient(policy, connections, now)
+        self._client = HttpClient(policy, connections)
 
     def get(
         self, url: str, begin: int, end: int, version: str | None
@@ -54,7 +46,7 @@ class AisBackend(RequestBackend):
         put_object(self._client, self._target(url), data)
 
     def close(self) -> None:
-        """Close all connections, also those that are waited for."""
+        """Close all connections that are not in use."""
         self._client.close()
 
     def _target(self, url: str) -> HttpTarget:

@@ -18,7 +18,6 @@ _DENIED: Final = frozenset({401, 403, 407})
 _ABSENT: Final = frozenset({404, 410})
 _CHANGED: Final = 412
 _BEYOND: Final = 416
-_NO_DATE: Final = "no date"
 
 
 class RequestFailure(Exception):  # noqa: N818 it never leaves this folder
@@ -65,9 +64,6 @@ class RangeAnswer:
         chunks: The bytes; it raises RequestFailure where they break off.
         has_ranges: Whether the store sent this range, and not the whole object, out of which the
             range is cut.
-        read_into: The same bytes without a copy, where they can be had so: fills memory with what
-            has arrived, and gives the number of bytes, 0 behind the last one. It raises as `chunks`
-            does; only one of the two is used.
         arrived: Bytes of the body that have come so far, where more of it comes than the range;
             they show that the store is at work. None: those of the range are all.
     """
@@ -78,7 +74,6 @@ class RangeAnswer:
     version: str
     chunks: Iterable[bytes | memoryview]
     has_ranges: bool = True
-    read_into: Callable[[memoryview], int] | None = None
     arrived: Callable[[], int] | None = None
 
 
@@ -114,7 +109,7 @@ class RequestBackend(Protocol):
         """
 
     def close(self) -> None:
-        """Close all connections and end what waits for them, as far as can be; open no new ones."""
+        """Close all connections that are not in use, and open no new ones."""
 
 
 def closed_failure() -> RequestFailure:
@@ -160,29 +155,28 @@ def version_of(etag: str | None, changed: object, size: int, number: str | None 
         etag: Its ETag.
         changed: Its time of change.
         size: Its bytes.
-        number: What the store counts up when it is written anew. It shows a change within a run,
-            and no more: a bucket of this name in another cluster, or made anew, begins at 1.
+        number: What the store counts up when the object is written again.
+
+    Raises:
+        RequestFailure: The store says none of these, so that a replaced object could not be
+            recognised.
 
     >>> version_of('"a1"', None, 3), version_of(None, "Sun, 22 Nov 2026 20:00:00 GMT", 3)
     ('"a1"', 'Sun, 22 Nov 2026 20:00:00 GMT, 3 bytes')
-    >>> version_of('W/"a1"', None, 3)
-    'W/"a1", no date, 3 bytes'
+    >>> version_of('W/"a1"', None, 3), version_of(None, None, 3, number="7")
+    ('W/"a1", 3 bytes', 'number 7, 3 bytes')
     """
     if etag is not None and is_exact(etag):
         return etag
-    date = changed or (f"{_NO_DATE}, number {number}" if number else _NO_DATE)
-    return f"{f'{etag}, ' if etag else ''}{date}, {size} bytes"
-
-
-def is_undated(version: str) -> bool:
-    """Whether a version has neither ETag nor date, so that it is one of this run alone.
-
-    >>> is_undated(version_of(None, None, 3)), is_undated(version_of('W/"a1"', None, 3))
-    (True, False)
-    >>> is_undated(version_of(None, None, 3, number="7"))
-    True
-    """
-    return version.startswith(f"{_NO_DATE}, ")
+    known = [etag, str(changed or ""), f"number {number}" if number else ""]
+    if not any(known):
+        raise RequestFailure(
+            "its server tells neither ETag nor Last-Modified, so that a replaced shard could not "
+            "be recognised",
+            "final",
+            remedy="let the server send one of the two headers, or copy the shards to a disk",
+        )
+    return ", ".join([*filter(None, known), f"{size} bytes"])
 
 
 def is_exact(version: str | None) -> bool:

@@ -29,7 +29,6 @@ from lightning_shards.shards.remote.backend import (
     RequestBackend,
     RequestFailure,
     closed_failure,
-    failure_of_status,
     is_exact,
     version_of,
 )
@@ -92,8 +91,7 @@ class CloudBackend(RequestBackend):
         self._policy = policy
         self._stores: dict[str, Any] = {}
         self._lock = Lock()
-        self._has_had_credentials = False
-        self._is_closed = False
+        self._is_closed = self._has_answered = False
 
     @contextmanager
     def get(
@@ -104,14 +102,15 @@ class CloudBackend(RequestBackend):
         options: GetOptions = {"range": (begin, end)}
         if version is not None and is_exact(version):
             options["if_match"] = version
+        result: Any = None
+        meta: Any = None
         try:
             result = self._asked(bucket, lambda store: store.get(key, options=options))
         except RequestFailure as failure:
             if failure.kind != "beyond":
                 raise
-            result = None
-        if result is None:
             meta = self._asked(bucket, lambda store: store.head(key))
+        if meta is not None:
             yield RangeAnswer(begin, begin, meta["size"], _version(meta), ())
             return
         first, stop = result.range
@@ -207,18 +206,12 @@ class CloudBackend(RequestBackend):
             given = act()
         except (ConfigError, RequestFailure):
             raise
-        except FileNotFoundError:  # from the store itself, never from what gives credentials
-            self._has_had_credentials = True
-            failure = failure_of_status(404)
-        except Exception as error:  # noqa: BLE001 obstore raises several kinds without a common root
-            had = self._has_had_credentials
-            failure = failure_of_error(error, self._scheme, has_had_credentials=had)
         except BaseException as error:
-            if not is_panic(error):
+            if not isinstance(error, Exception) and not is_panic(error):
                 raise
-            failure = failure_of_error(error, self._scheme)
+            failure = failure_of_error(error, self._scheme, has_answered=self._has_answered)
         else:
-            self._has_had_credentials = True
+            self._has_answered = True
             return given
         raise failure
 

@@ -1,20 +1,17 @@
 """Shards over http and https: single ranged GETs, and what their answers claim to be."""
 
 import re
-from base64 import b64decode
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
 from itertools import chain
-from time import perf_counter
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
-from lightning_shards.shards.remote.answers.timed_response import timed_of
 from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
@@ -28,7 +25,6 @@ from lightning_shards.shards.remote.http_client import (
     HttpReply,
     HttpTarget,
     basic,
-    body_reader,
     drain,
     failure_of_http_error,
 )
@@ -50,10 +46,7 @@ _OK, _PARTIAL = 200, 206
 _NUMBER: Final = "[0-9]{1,18}"  # Python refuses to read a number of thousands of digits
 _CONTENT_RANGE = re.compile(f"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER})")
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
-_SHOWN: Final = 64  # bytes of a page that is no shard
-_LOOKED_AT: Final = 4096
 _AS_IT_IS: Final = frozenset({"", "identity", "aws-chunked"})  # the last one is how it was written
-_SIGN: Final = 4  # characters by which a secret is known
 
 
 class HttpBackend(RequestBackend):
@@ -63,18 +56,11 @@ class HttpBackend(RequestBackend):
         options: None are known.
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
-        now: A clock, in seconds.
     """
 
-    def __init__(
-        self,
-        options: Mapping[str, Any],
-        policy: RetryPolicy,
-        connections: int,
-        now: Callable[[], float] = perf_counter,
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
         require_store_options("http", options)
-        self._client = HttpClient(policy, connections, now)
+        self._client = HttpClient(policy, connections)
 
     def get(
         self, url: str, begin: int, end: int, version: str | None
@@ -87,7 +73,7 @@ class HttpBackend(RequestBackend):
         put_object(self._client, target_of(url), data)
 
     def close(self) -> None:
-        """Close all connections, also those that are waited for."""
+        """Close all connections that are not in use."""
         self._client.close()
 
 
@@ -125,14 +111,12 @@ def answered(
     if reply.response.status == RANGE_BEYOND:  # which says neither version nor, often, size
         drain(reply.response)
         reply = client.request("GET", target, {})
-    with read_reply(reply, target, begin, end) as answer:
+    with read_reply(reply, begin, end) as answer:
         yield answer
 
 
 @contextmanager
-def read_reply(
-    reply: HttpReply, target: HttpTarget, begin: int, end: int
-) -> Generator[RangeAnswer, None, None]:
+def read_reply(reply: HttpReply, begin: int, end: int) -> Generator[RangeAnswer, None, None]:
     """The answer that a response is; its connection is kept if the body is read to its end.
 
     Raises:
@@ -140,7 +124,7 @@ def read_reply(
     """
     response = reply.response
     try:
-        yield _answer_of(reply, target, begin, end)
+        yield _answer_of(reply.response, begin, end)
     except RequestFailure as failure:
         failure.what += reply.through
         raise
@@ -171,34 +155,19 @@ def put_object(client: HttpClient, target: HttpTarget, data: bytes) -> None:
     drain(response)
 
 
-def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> RangeAnswer:
-    response = reply.response
-    headers = response.headers
-    etag, changed = headers.get("ETag"), headers.get("Last-Modified")
-    # The checksum of an AIStore is no version: it is of the range where its bucket is set so
-    number = headers.get("Ais-Version")
+def _answer_of(response: BaseHTTPResponse, begin: int, end: int) -> RangeAnswer:
     if response.status == _PARTIAL:
-        match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
-        kind = headers.get("Content-Type", "")
-        if match is None or kind.lower().startswith("multipart/byteranges"):
-            raise RequestFailure("the server does not say which bytes of how many it answers with")
-        first, last, size = map(int, match.groups())
-        if not first <= last < size:
-            raise RequestFailure("the server answers with an impossible range")
-        version = version_of(etag, changed, size, number)
-        into = _range_reader(response, last + 1 - first)
-        chunks = chunks_of(response)
-        return RangeAnswer(first, last + 1, size, version, chunks, read_into=into)
+        return _answer_of_range(response)
     if response.status != _OK:
         raise _refused(response)
     chunks = chunks_of(response)
     first = next(chunks, b"")
-    _require_no_page(first, reply, target)
+    _require_no_page(first, response.headers.get("Content-Type", ""))
     size = _whole_size(response)
     if size is None:
         first += _rest_in_parts(response)
         size = len(first)
-    version = version_of(etag, changed, size, number)
+    version = _version_of(response, size)
     if begin >= size:
         return RangeAnswer(begin, begin, size, version, (), has_ranges=False)
     if begin and size > LARGEST_WHOLE:
@@ -213,12 +182,25 @@ def _answer_of(reply: HttpReply, target: HttpTarget, begin: int, end: int) -> Ra
     )
 
 
-def _range_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview], int] | None:
-    """What `body_reader` gives; a range that is not as long as it says must not be compressed."""
-    into = body_reader(response, size)
-    if into is None:  # while one of a file that is stored compressed is right
-        _require_uncompressed(response)
-    return into
+def _answer_of_range(response: BaseHTTPResponse) -> RangeAnswer:
+    headers = response.headers
+    match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
+    kind = headers.get("Content-Type", "")
+    if match is None or kind.lower().startswith("multipart/byteranges"):
+        raise RequestFailure("the server does not say which bytes of how many it answers with")
+    first, last, size = map(int, match.groups())
+    if not first <= last < size:
+        raise RequestFailure("the server answers with an impossible range")
+    if headers.get("Content-Length") != str(last + 1 - first):
+        _require_uncompressed(response)  # a range of a file that is stored compressed is right
+    return RangeAnswer(first, last + 1, size, _version_of(response, size), chunks_of(response))
+
+
+def _version_of(response: BaseHTTPResponse, size: int) -> str:
+    headers = response.headers
+    # The checksum of an AIStore is no version: it is of the range where its bucket is set so
+    number = headers.get("Ais-Version")
+    return version_of(headers.get("ETag"), headers.get("Last-Modified"), size, number)
 
 
 def _whole_size(response: BaseHTTPResponse) -> int | None:
@@ -227,8 +209,7 @@ def _whole_size(response: BaseHTTPResponse) -> int | None:
     length = response.headers.get("Content-Length", "")
     if re.fullmatch(_NUMBER, length):
         return int(length)
-    timed = timed_of(response)
-    if timed is not None and timed.chunked:
+    if response.headers.get("Transfer-Encoding", "").lower() == "chunked":
         return None
     raise _unknown_length()
 
@@ -244,7 +225,7 @@ def _require_uncompressed(response: BaseHTTPResponse) -> None:
 
 def _rest_in_parts(response: BaseHTTPResponse) -> bytes:
     """What else comes of a small object that is sent in parts."""
-    rest = _received(response, partial(response.read, LARGEST_IN_PARTS))
+    rest = _received(partial(response.read, LARGEST_IN_PARTS))
     if len(rest) == LARGEST_IN_PARTS:
         raise _unknown_length()
     return rest
@@ -282,18 +263,15 @@ def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
     Raises:
         RequestFailure: It broke off.
     """
-    while chunk := _received(response, partial(response.read1, _CHUNK)):
+    while chunk := _received(partial(response.read1, _CHUNK)):
         yield chunk
 
 
-def _received(response: BaseHTTPResponse, read: Callable[..., bytes]) -> bytes:
-    """What is read of the body, as it was sent, in the time that an answer may take."""
-    timed = timed_of(response)
-    try:  # an answer in parts says before each how long it is
-        with timed.in_time() if timed else nullcontext():
-            return read(decode_content=False)
-    except (HTTPError, OSError, ValueError, AttributeError) as error:
-        # What a closing thread leaves behind may be None
+def _received(read: Callable[..., bytes]) -> bytes:
+    """What is read of the body, as it was sent."""
+    try:
+        return read(decode_content=False)
+    except (HTTPError, OSError, ValueError) as error:
         failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())
     raise failure
 
@@ -318,31 +296,11 @@ class _Cut:
                 return
 
 
-def _require_no_page(chunk: bytes, reply: HttpReply, target: HttpTarget) -> None:
+def _require_no_page(chunk: bytes, kind: str) -> None:
     """Refuse a page for people by its first bytes, before its size and version are believed."""
-    kind = reply.response.headers.get("Content-Type", "")
-    if not kind.lower().startswith("text/html") and not _PAGE.match(chunk):
-        return
-    text = chunk[:_LOOKED_AT].decode("ascii", "replace")
-    for secret in _secrets_of(reply.url, target):
-        before, sign, _ = text.partition(secret[:_SIGN])  # the end of it may not have come yet
-        text = f"{before}..." if sign else text
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    raise RequestFailure(
-        f"the server answers with a page for people and not with a shard: {shown[:_SHOWN]!r}",
-        "final",
-        remedy="check the URL, and whether the server wants a login",
-    )
-
-
-def _secrets_of(url: str, target: HttpTarget) -> set[str]:
-    """What of the URLs and credentials a page might repeat."""
-    secrets: set[str] = set()
-    for query in {urlsplit(each).query for each in (url, target.url)}:
-        secrets |= {query, *(value for _, value in parse_qsl(query))}
-        secrets |= {pair.partition("=")[2] for pair in query.split("&")}
-    for header in target.credentials.values():
-        kind, _, secret = header.partition(" ")
-        user = b64decode(secret).decode() if kind == "Basic" else ""
-        secrets |= {secret, user, *user.split(":", 1)}
-    return {secret for secret in secrets | set(map(unquote, secrets)) if len(secret) >= _SIGN}
+    if kind.lower().startswith("text/html") or _PAGE.match(chunk):
+        raise RequestFailure(
+            "the server answers with a page for people and not with a shard",
+            "final",
+            remedy="check the URL, and whether the server wants a login",
+        )

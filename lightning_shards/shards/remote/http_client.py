@@ -1,4 +1,4 @@
-"""Single HTTP requests by urllib3: pools of connections, redirects, and nothing of it in logs.
+"""Single HTTP requests by urllib3: pools of connections, and redirects.
 
 urllib3 follows no redirect and retries nothing here; both are decided by us.
 """
@@ -8,15 +8,12 @@ import re
 import ssl
 import threading
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from functools import lru_cache, partial
-from socket import SHUT_RDWR, socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from string import punctuation
-from time import perf_counter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
-from weakref import WeakSet
 
 import urllib3
 from urllib3.exceptions import (
@@ -30,7 +27,6 @@ from urllib3.exceptions import (
 )
 from urllib3.response import BaseHTTPResponse
 
-from lightning_shards.shards.remote.answers.timed_response import TimedResponse, timed_of
 from lightning_shards.shards.remote.backend import RequestFailure, closed_failure
 from lightning_shards.shards.remote.providers.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -60,6 +56,11 @@ _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST"})
 _AUTHORITY_END = re.compile("[/?#]")
 _Origin = tuple[str, str | None, int | None]
 """Scheme, host and port."""
+
+
+for _name in ("connection", "connectionpool"):
+    # what urllib3 logs of less than an error may hold the queries of signed URLs
+    logging.getLogger(f"urllib3.{_name}").setLevel(logging.ERROR)
 
 
 class HttpTarget(NamedTuple):
@@ -96,22 +97,15 @@ class HttpClient:
     Args:
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
-        now: A clock, in seconds.
     """
 
-    def __init__(
-        self, policy: RetryPolicy, connections: int, now: Callable[[], float] = perf_counter
-    ) -> None:
-        self._make_response = partial(TimedResponse, now=now, limit_s=policy.stall_s)
+    def __init__(self, policy: RetryPolicy, connections: int) -> None:
         self._is_closed = False
         self._timeout = urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s)
         self._connections = connections
         self._managers: dict[str, urllib3.PoolManager] = {}
         self._pools: dict[_Origin, urllib3.HTTPConnectionPool] = {}
-        self._in_use: WeakSet[Any] = WeakSet()  # connections and responses
         self._lock = threading.Lock()
-        for name in ("connection", "connectionpool", "response"):
-            logging.getLogger(f"urllib3.{name}").addFilter(_NOT_OURS)
 
     def request(
         self,
@@ -148,15 +142,11 @@ class HttpClient:
             url = following
 
     def close(self) -> None:
-        """Close all connections for good; who waits for bytes on one is woken by an error."""
+        """Close all idle connections for good; one in use ends by its read timeout."""
         with self._lock:
             self._is_closed = True
-            used = list(self._in_use)
             managers = list(self._managers.values())
             self._managers, self._pools = {}, {}
-        for connection in used:
-            with suppress(OSError):
-                _shut(connection)
         for manager in managers:
             manager.clear()
 
@@ -166,7 +156,6 @@ class HttpClient:
         if self._is_closed:
             raise closed_failure()
         failure, through = None, ""
-        _THREAD.is_ours = True
         try:
             pool = self._pool(url)
             through = f", through the proxy {pool.proxy}" if pool.proxy else ""
@@ -186,23 +175,10 @@ class HttpClient:
         except (HTTPError, OSError, ValueError) as error:
             failure = failure_of_http_error(error, through)
         else:
-            with self._lock:
-                self._in_use.add(response)
             return response, through
-        finally:
-            _THREAD.is_ours = False
         raise failure
 
-    def _response(self, sock: Any, **settings: Any) -> TimedResponse:
-        """What an answer is read from, unless its connection was made while all were closed."""
-        response = self._make_response(sock, **settings)
-        if self._is_closed:
-            response.close()
-            raise ConnectionAbortedError("the connections were closed")
-        return response
-
     def _pool(self, url: str) -> urllib3.HTTPConnectionPool:
-        """The pool of the URL's host, whose connections are remembered until they are gone."""
         origin = _origin(url)
         with self._lock:
             pool = self._pools.get(origin)
@@ -211,11 +187,6 @@ class HttpClient:
             if len(self._pools) == _NUM_HOSTS:  # redirects may lead to ever new ones
                 self._pools.clear()
             pool = self._manager(url).connection_from_url(_without_path(url))
-            make = cast("Any", pool).ConnectionCls
-            if not isinstance(make, _Remembered):
-                cast("Any", pool).ConnectionCls = _Remembered(
-                    make, self._response, self._in_use, self._lock
-                )
             self._pools[origin] = pool
             return pool
 
@@ -233,39 +204,6 @@ class HttpClient:
                     plain, proxy_headers=headers, **settings
                 )
         return self._managers[proxy]
-
-
-class _Remembered:
-    """Makes the connections of a pool, and keeps weak references to them."""
-
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        response: Callable[..., TimedResponse],
-        made: WeakSet[Any],
-        lock: threading.Lock,
-    ) -> None:
-        self._make, self._response = make, response
-        self._made = made
-        self._lock = lock
-
-    def __call__(self, *args: Any, **settings: Any) -> Any:
-        connection = self._make(*args, **settings)
-        connection.response_class = self._response
-        with self._lock:
-            self._made.add(connection)
-        return connection
-
-
-class _NotOurs(logging.Filter):
-    """Lets pass what other users of urllib3 log: its lines hold the queries of signed URLs."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not getattr(_THREAD, "is_ours", False)
-
-
-_THREAD = threading.local()
-_NOT_OURS = _NotOurs()
 
 
 def _require_http(proxy: str) -> None:
@@ -303,39 +241,9 @@ def basic(user: str) -> str:
     return f"Basic {b64encode(unquote(user).encode()).decode()}"
 
 
-def body_reader(response: BaseHTTPResponse, size: int) -> Callable[[memoryview], int] | None:
-    """What reads a body of so many bytes to memory, as it arrives; None if it has another size.
-
-    urllib3 makes new bytes of each part, which costs more than to read it from the kernel. So it
-    is read from the file of http.client below. The connection is given back behind the last byte.
-    """
-    raw = timed_of(response)
-    if raw is None or raw.chunked or raw.length != size:
-        return None
-
-    def read_into(memory: memoryview) -> int:
-        try:
-            read: int = cast("Any", raw.fp).readinto1(memory)
-            raw.length = left = cast("int", raw.length) - read
-            if not left:
-                response.read(decode_content=False)  # of no byte, which is how it is ended
-        except (HTTPError, OSError, ValueError, AttributeError) as error:
-            # What a closing thread leaves behind may be None
-            is_known = isinstance(error, (HTTPError, TimeoutError))
-            failure = failure_of_http_error(error if is_known else OSError())
-        else:
-            return read
-        raise failure
-
-    return read_into
-
-
 def drain(response: BaseHTTPResponse) -> None:
-    """Keep the connection of an answer that is not wanted, if its page is short and there."""
-    timed = timed_of(response)
-    # A length below 0 is a ValueError, and what a closing thread leaves behind may be None
-    errors = (HTTPError, OSError, ValueError, AttributeError)
-    with suppress(*errors), timed.shortly() if timed else nullcontext():
+    """Keep the connection of an answer that is not wanted, if its page is short."""
+    with suppress(HTTPError, OSError, ValueError):  # of a length below 0
         if len(response.read(_DRAINED)) < _DRAINED:
             response.release_conn()
             return
@@ -376,15 +284,3 @@ def _path_of(url: str) -> str:
     parts = urlsplit(url)
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.path or '/'}{query}"
-
-
-def _shut(used: Any) -> None:
-    """Shut the socket of a connection or a response, which wakes whoever reads from it.
-
-    The method of a TLS socket would forget first how to decrypt, and whoever reads on would be
-    given what is still encrypted as the body. So its plain socket is shut.
-    """
-    sock = getattr(timed_of(used) if isinstance(used, BaseHTTPResponse) else used, "sock", None)
-    if sock is not None:
-        # Where TLS to a server runs through that to a proxy, urllib3 wraps the socket
-        socket.shutdown(getattr(sock, "socket", sock), SHUT_RDWR)

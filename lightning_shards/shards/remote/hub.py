@@ -1,24 +1,21 @@
 """Shards of the Hugging Face hub: one request for a shard's signed location, then ranges from it.
 
-The hub allows few requests, and its storage many. So a location is kept until it expires, for all
-processes of this machine in a file that only this user can read.
+The hub allows few requests, and its storage many. So a location is kept until it is refused, for
+all processes of this machine in a file that only this user can read.
 """
 
 import json
 import logging
 import re
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from hashlib import sha256
 from os import fdopen
 from pathlib import Path
 from threading import Lock
-from time import perf_counter
 from typing import Any, Final
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
@@ -43,8 +40,6 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 _log = logging.getLogger(__name__)
 
 _ENDPOINT: Final = "https://huggingface.co"
-_KEPT_S: Final = 3600.0
-_MARGIN_S: Final = 60.0  # a location is not used so shortly before it expires
 _GIVEN: Final = frozenset({200, 206, RANGE_BEYOND})
 _PATH = re.compile(
     r"hf://(?P<kind>datasets/|spaces/)?(?P<repo>(?!datasets/|spaces/)[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)"
@@ -57,18 +52,11 @@ class HubLocation:
 
     Attributes:
         url: A signed URL: a secret while it is valid.
-        until: Seconds since 1970 (UTC), by this machine's clock, at which it is asked for anew.
         commit: The commit that its revision stands for; empty if the hub did not say.
     """
 
     url: str
-    until: float
     commit: str
-
-
-def _wall_clock() -> float:
-    """Seconds since 1970: locations expire at times of the day, for all processes alike."""
-    return datetime.now(UTC).timestamp()
 
 
 class HubBackend(RequestBackend):
@@ -82,8 +70,6 @@ class HubBackend(RequestBackend):
         policy: Its time limits.
         connections: Idle connections that are kept for each host.
         cache_dir: In which folder locations are kept.
-        now: Seconds since 1970.
-        timer: A clock, in seconds, by which requests are given up.
     """
 
     def __init__(
@@ -92,20 +78,16 @@ class HubBackend(RequestBackend):
         policy: RetryPolicy,
         connections: int,
         cache_dir: str | None = None,
-        now: Callable[[], float] = _wall_clock,
-        timer: Callable[[], float] = perf_counter,
     ) -> None:
         require_store_options("hf", options)
         self._endpoint = str(options.get("endpoint", _ENDPOINT)).rstrip("/")
         self._is_anonymous = bool(options.get("anonymous", False))
-        self._client = HttpClient(policy, connections, timer)
+        self._client = HttpClient(policy, connections)
         self._cache = CacheFolder(cache_dir)
-        self._now = now
         self._locations: dict[str, HubLocation] = {}
         self._lock = Lock()
         self._resolving: dict[str, Lock] = {}
         self._refused: dict[str, str] = {}
-        self._has_warned = False
 
     @contextmanager
     def get(
@@ -114,10 +96,7 @@ class HubBackend(RequestBackend):
         """Ask the shard's location for a range; the hub only where none is known."""
         location, reply = self._located(url, range_headers(begin, end, version))
         if reply is not None and reply.response.status != RANGE_BEYOND:
-            with (
-                self._explained(None),
-                read_reply(reply, self._hub_target(url), begin, end) as answer,
-            ):
+            with self._explained(None), read_reply(reply, begin, end) as answer:
                 yield answer
             return
         if reply is not None:
@@ -146,7 +125,7 @@ class HubBackend(RequestBackend):
                     del self._locations[url]
 
     def close(self) -> None:
-        """Close all connections, also those that are waited for."""
+        """Close all connections that are not in use."""
         self._client.close()
 
     def _located(
@@ -162,24 +141,9 @@ class HubBackend(RequestBackend):
             target, reply, commit = self._asked(url, headers)
             if _host(reply.url) == _host(target.url) or reply.response.status not in _GIVEN:
                 return None, reply
-            now = self._now()
-            valid_s = _valid_s(reply, now)
-            if valid_s <= 0:
-                self._warn()
-            location = HubLocation(reply.url, now + valid_s, commit)
+            location = HubLocation(reply.url, commit)
             self._keep(url, location)
             return location, reply
-
-    def _warn(self) -> None:
-        with self._lock:
-            is_first, self._has_warned = not self._has_warned, True
-        if is_first:
-            _log.warning(
-                "the locations that the hub gives have expired, or do so in less than %d s, so it "
-                "is asked for each range of which it allows few: check the clock of this machine, "
-                "and the endpoint of storage_options",
-                _MARGIN_S,
-            )
 
     def _asked(self, url: str, headers: Mapping[str, str]) -> tuple[HttpTarget, HttpReply, str]:
         """What the hub answers for the commit that its revision is pinned to, and that commit.
@@ -203,8 +167,7 @@ class HubBackend(RequestBackend):
     def _known(self, url: str) -> HubLocation | None:
         """The location that this process, or another one of this machine, has found."""
         location = self._locations.get(url) or self._read(url)
-        # What lasts longer than an hour was kept by a clock that was wrong, or is damaged
-        if location is None or not 0 < location.until - self._now() <= _KEPT_S:
+        if location is None:
             return None
         with self._lock:
             revision = _revision_of(url)
@@ -286,32 +249,13 @@ def _commit_of(reply: HttpReply) -> str:
     return ""
 
 
-def _valid_s(reply: HttpReply, now: float) -> float:
-    """For how many seconds a signed URL can be used by what it says itself, an hour at the most.
-
-    They count from the time of the answer that it came with, as this machine's clock may be wrong.
-    """
-    query = {
-        name.lower(): values[0] for name, values in parse_qs(urlsplit(reply.url).query).items()
-    }
-    with suppress(ValueError, TypeError, OverflowError):
-        now = parsedate_to_datetime(reply.response.headers.get("Date", "")).timestamp()
-    valid_s = _KEPT_S
-    with suppress(KeyError, ValueError):
-        valid_s = min(valid_s, float(query["expires"]) - now)
-    with suppress(KeyError, ValueError):
-        signed = datetime.strptime(query["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-        valid_s = min(valid_s, signed.timestamp() + float(query["x-amz-expires"]) - now)
-    return valid_s - _MARGIN_S
-
-
 def _location_of(data: bytes) -> HubLocation | None:
     """The location in a file; None if the file holds none."""
     with suppress(ValueError, TypeError, KeyError):
         facts = json.loads(data)
         url, commit = str(facts["url"]), str(facts["commit"])
         if url.startswith(("http://", "https://")):
-            return HubLocation(url, float(facts["until"]), commit)
+            return HubLocation(url, commit)
     return None
 
 

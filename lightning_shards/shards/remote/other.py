@@ -1,6 +1,6 @@
 """Shards of any further scheme that fsspec knows: `sftp://`, `ftp://`, `hdfs://` and others.
 
-Few of its file systems know time limits, so each call is made in a thread that can be given up.
+Few of its file systems know time limits. A worker whose call hangs is ended by its watchdog.
 """
 
 import inspect
@@ -14,19 +14,15 @@ from urllib.parse import unquote
 import fsspec
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.remote.answers.bounded_calls import Alive, BoundedCalls
 from lightning_shards.shards.remote.backend import (
     FailureKind,
     RangeAnswer,
     RequestBackend,
     RequestFailure,
+    closed_failure,
     version_of,
 )
 from lightning_shards.shards.remote.options import require_no_secret
-from lightning_shards.shards.remote.retries import RetryPolicy
-
-_READ_AT_ONCE: Final = 1 << 20
-"""Bytes that must come within the read timeout; each further call may open the file anew."""
 
 _ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
@@ -58,20 +54,17 @@ class OtherBackend(RequestBackend):
         scheme: What fsspec knows it by.
         options: The arguments of that file system, such as `host` and `port`; what a URL says goes
             before them.
-        policy: Its time limits.
 
     Raises:
         ConfigError: An option looks like a secret.
     """
 
-    def __init__(self, scheme: str, options: Mapping[str, Any], policy: RetryPolicy) -> None:
+    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
         require_no_secret(scheme, options)
         self._scheme = scheme
         self._options = dict(options)
-        self._policy = policy
-        self._calls = BoundedCalls()
         self._mine = _OfThread()
-        self._has_answered = False
+        self._has_answered = self._is_closed = False
 
     @contextmanager
     def get(
@@ -79,34 +72,32 @@ class OtherBackend(RequestBackend):
     ) -> Generator[RangeAnswer, None, None]:
         """Read a range, and ask afterwards what the object is: it may be replaced meanwhile."""
 
-        def read(alive: Alive) -> RangeAnswer:
+        def read() -> RangeAnswer:
             files, path = self._opened(url)
-            alive()
-            is_known = version is not None and end - begin <= _READ_AT_ONCE
-            before = None if is_known else _described(files, path)
+            before = None if version is not None else _described(files, path)
             size = min(end, before[1]) if before else end
-            data = _read(files, path, range(begin, size), alive)
+            data = cast("bytes", files.cat_file(path, begin, size)) if size > begin else b""
             found = _described(files, path)
             if before is not None and found != before:
                 raise RequestFailure("it changed while it was read")
             stop = min(begin + len(data), max(begin, found[1]))
             return RangeAnswer(begin, stop, found[1], found[0], (data,) if data else ())
 
-        yield self._call(read, self._policy.stall_s)
+        yield self._call(read)
 
     def put(self, url: str, data: bytes) -> None:
         """Write a whole file."""
 
-        def write(alive: Alive) -> None:
+        def write() -> None:
             files, path = self._opened(url)
-            alive()
             files.pipe_file(path, data)
 
-        self._call(write, self._policy.longest_s(len(data)))
+        self._call(write)
 
     def close(self) -> None:
-        """End the threads that wait for calls; those within a call end when it returns."""
-        self._calls.close()
+        """Let go of all file systems; those within a call end when it returns."""
+        self._is_closed = True
+        self._mine = _OfThread()
 
     def _opened(self, url: str) -> tuple[Any, str]:
         """The file system of this thread for a URL, and the path in it."""
@@ -141,11 +132,13 @@ class OtherBackend(RequestBackend):
                 f"{', '.join(name for name in there if name not in ('self', 'password'))}"
             )
 
-    def _call(self, act: Callable[[Alive], Any], limit_s: float) -> Any:
-        """What fsspec gives in time; its errors may hold the URL, so they go no further."""
+    def _call(self, act: Callable[[], Any]) -> Any:
+        """What fsspec gives; its errors may hold the URL, so they go no further."""
+        if self._is_closed:
+            raise closed_failure()
         failure: Exception
         try:
-            given = self._calls.call(lambda alive: self._tried(act, alive), limit_s)
+            given = self._tried(act)
         except (ConfigError, RequestFailure):
             raise
         except ImportError as error:
@@ -160,10 +153,10 @@ class OtherBackend(RequestBackend):
             return given
         raise failure
 
-    def _tried(self, act: Callable[[Alive], Any], alive: Alive) -> Any:
+    def _tried(self, act: Callable[[], Any]) -> Any:
         """What a call returns; where it fails, its thread connects anew at the next one."""
         try:
-            return act(alive)
+            return act()
         except (FileNotFoundError, PermissionError, RequestFailure):
             raise
         except BaseException:
@@ -196,19 +189,6 @@ def _failure_of(error: Exception, *, has_answered: bool) -> RequestFailure:
     what, kind = known[0] if known else ("", "again" if has_answered else "final")
     remedy = "check storage_options" if kind == "final" else ""
     return RequestFailure(what or f"fsspec raised {type(error).__name__}", kind, remedy=remedy)
-
-
-def _read(files: Any, path: str, wanted: range, alive: Alive) -> bytes:
-    """The bytes of a range, or those in front of the file's end."""
-    parts: list[bytes] = []
-    for begin in wanted[::_READ_AT_ONCE]:
-        alive()
-        end = min(begin + _READ_AT_ONCE, wanted.stop)
-        parts.append(cast("bytes", files.cat_file(path, begin, end)))
-        if len(parts[-1]) < end - begin:
-            break
-    alive()
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _described(files: Any, path: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
     RequestFailure,
+    closed_failure,
     is_exact,
 )
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -21,7 +22,6 @@ class PartialBody:
         begin: Offset of the first byte.
         end: Offset behind the last one, beyond `begin`; the object may end before.
         version: What the object must be; None: what the first answer says.
-        memory: Gives the memory for so many bytes.
 
     Attributes:
         data: The bytes; not all of them are there before `is_whole`.
@@ -31,16 +31,8 @@ class PartialBody:
         has_ranges: Whether the last answer was a range, and not the whole object.
     """
 
-    def __init__(
-        self,
-        url: str,
-        begin: int,
-        end: int,
-        version: str | None,
-        memory: Callable[[int], bytearray] = bytearray,
-    ) -> None:
+    def __init__(self, url: str, begin: int, end: int, version: str | None) -> None:
         self.data = bytearray()
-        self._memory = memory
         self.version: str | None = version
         self.size = -1
         self.has_ranges = True
@@ -51,15 +43,21 @@ class PartialBody:
         self._arrived = 0
         self._arrived_before = 0
 
-    def fill(self, backend: RequestBackend, policy: RetryPolicy, now: Callable[[], float]) -> None:
-        """Ask once for what is missing, and keep what arrives.
+    def fill(
+        self,
+        backend: RequestBackend,
+        policy: RetryPolicy,
+        now: Callable[[], float],
+        is_closed: Callable[[], bool] = bool,
+    ) -> None:
+        """Ask once for what is missing, and keep what arrives until `is_closed`.
 
         Raises:
             RequestFailure: The answer is no such range, or it broke off.
         """
         begin = self._begin + self._arrived
         try:
-            self._fill(backend, begin, policy, now)
+            self._fill(backend, begin, Flow(policy, now), is_closed)
         except RequestFailure as failure:
             if failure.kind != "changed":
                 raise
@@ -69,12 +67,13 @@ class PartialBody:
         raise other_version(self.version, found or version_now(backend, self._url, self._begin))
 
     def _fill(
-        self, backend: RequestBackend, begin: int, policy: RetryPolicy, now: Callable[[], float]
+        self, backend: RequestBackend, begin: int, flow: "Flow", is_closed: Callable[[], bool]
     ) -> None:
         with backend.get(self._url, begin, self._end, self.version) as answer:
             self._accept(answer, begin)
-            flow = Flow(policy, now)
             for size in self._arriving(answer):
+                if is_closed():
+                    raise closed_failure()
                 flow.count(size, is_last=self._arrived == len(self.data))
             missing = answer.stop - self._begin - self._arrived
             if missing > 0:
@@ -112,25 +111,16 @@ class PartialBody:
         self.version, self.has_ranges = answer.version, answer.has_ranges
         if self.size < 0:
             self.size = answer.size
-            self.data = self._memory(stop - self._begin)
+            self.data = bytearray(stop - self._begin)
 
     def _arriving(self, answer: RangeAnswer) -> Iterator[int]:
         """Keep what arrives, and give the number of bytes that came, kept or not, each time."""
-        if answer.read_into is None:
-            before = 0
-            for chunk in answer.chunks:
-                self._append(chunk, answer.stop)
-                came = before + len(chunk) if answer.arrived is None else answer.arrived()
-                yield came - before
-                before = came
-            return
-        with memoryview(self.data) as memory:
-            while self._arrived < answer.stop - self._begin:
-                size = answer.read_into(memory[self._arrived : answer.stop - self._begin])
-                if not size:
-                    return
-                self._arrived += size
-                yield size
+        before = 0
+        for chunk in answer.chunks:
+            self._append(chunk, answer.stop)
+            came = before + len(chunk) if answer.arrived is None else answer.arrived()
+            yield came - before
+            before = came
 
     def _append(self, chunk: bytes | memoryview, answered_stop: int) -> None:
         stop = self._arrived + len(chunk)

@@ -15,7 +15,6 @@ from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.shards.remote.answers.spare_memory import SpareMemory
 from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure, closed_failure
 from lightning_shards.shards.remote.connections import (
     Connections,
@@ -90,9 +89,6 @@ class Transport(Protocol):
         """
         yield bytes(self.read(url, 0, first.size, first.version).data)
 
-    def take_back(self, data: bytearray) -> None:
-        """Read later ranges to the memory of a body of which nobody needs a byte any more."""
-
     @abstractmethod
     def size_of(self, url: str) -> int:
         """Bytes of an object, asked anew by one request for a range.
@@ -121,10 +117,8 @@ class Transport(Protocol):
     def close(self) -> None:
         """Let go of all connections of this process.
 
-        Reads under way in other threads end with a StorageError: those of s3, gs and az at the end
-        of their read timeout at the latest, all others within a second, also where the server has
-        stalled; but one that is just connecting when its connection is made, or given up. A later
-        call opens connections again.
+        Reads under way in other threads end with a StorageError, at the end of their read timeout
+        at the latest. A later call opens connections again.
         """
         ...
 
@@ -175,8 +169,6 @@ class RemoteTransport(Transport):
         self._sleep = sleep
         self._counters: dict[int, RequestCounter] = {}  # by process, as what follows
         self._opened: dict[int, _Opened] = {}
-        self._spare = SpareMemory()
-        self.take_back = self._spare.give_back
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
@@ -201,11 +193,13 @@ class RemoteTransport(Transport):
         """One range of bytes, fetched by as many requests as its retries need."""
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
-        partial = PartialBody(url, begin, max(end, begin + 1), version, self._spare.take)
+        partial = PartialBody(url, begin, max(end, begin + 1), version)
         self._persist(
             url,
             lambda: f"bytes {begin:,} to {end:,} of {redact(url)} cannot be read",
-            lambda backend: partial.fill(backend, self._settings.policy, self._now),
+            lambda backend, closed: partial.fill(
+                backend, self._settings.policy, self._now, closed.is_set
+            ),
             partial,
         )
         data = partial.data if end > begin else bytearray()
@@ -218,7 +212,7 @@ class RemoteTransport(Transport):
         The request is one of those under way until the caller closes the generator.
         """
         opened, forward = self._of_this_process(), ForwardBody(url, first.version, first.size)
-        backend = opened.backend(scheme_of(url), self._settings, self._now)
+        backend = opened.backend(scheme_of(url), self._settings)
         policy, sleep = self._settings.policy, self._sleep or opened.closed.wait
 
         def what() -> str:
@@ -242,7 +236,7 @@ class RemoteTransport(Transport):
         self._persist(
             url,
             lambda: f"{redact(url)} cannot be written",
-            lambda backend: backend.put(url, data),
+            lambda backend, _: backend.put(url, data),
             None,
         )
 
@@ -256,12 +250,12 @@ class RemoteTransport(Transport):
         self,
         url: str,
         what: Callable[[], str],
-        act: Callable[[RequestBackend], None],
+        act: Callable[[RequestBackend, Event], None],
         partial: PartialBody | None,
     ) -> None:
         """Act on the backend until it is done; the last failure becomes an error of ours."""
         opened = self._of_this_process()
-        backend = opened.backend(scheme_of(url), self._settings, self._now)
+        backend = opened.backend(scheme_of(url), self._settings)
         sleep = self._sleep or opened.closed.wait
         tries = Tries(self._settings.policy, what, self._now, sleep)
         failure: RequestFailure | None = None
@@ -284,7 +278,7 @@ class RemoteTransport(Transport):
         self,
         opened: "_Opened",
         backend: RequestBackend,
-        act: Callable[[RequestBackend], None],
+        act: Callable[[RequestBackend, Event], None],
         *,
         is_repeated: bool,
     ) -> RequestFailure | None:
@@ -294,7 +288,7 @@ class RemoteTransport(Transport):
             began = self._now()
             self._counter().add(requests=1, repeated=int(is_repeated))
             try:
-                act(backend)
+                act(backend, opened.closed)
             except RequestFailure as failure:
                 if failure.kind == "busy":
                     opened.connections.halve(began)
@@ -341,12 +335,10 @@ class _Opened:
         self._lock = Lock()
         self._backends: dict[str, RequestBackend] = {}
 
-    def backend(
-        self, scheme: str, settings: TransportSettings, now: Callable[[], float]
-    ) -> RequestBackend:
+    def backend(self, scheme: str, settings: TransportSettings) -> RequestBackend:
         with self._lock:
             if scheme not in self._backends:
-                self._backends[scheme] = make_backend(scheme, settings, now)
+                self._backends[scheme] = make_backend(scheme, settings)
             if self.closed.is_set():  # this one may have been made too late for `close`
                 self._backends[scheme].close()
             return self._backends[scheme]
@@ -360,15 +352,12 @@ class _Opened:
                 backend.close()
 
 
-def make_backend(
-    scheme: str, settings: TransportSettings, now: Callable[[], float] = perf_counter
-) -> RequestBackend:
+def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
     """The backend of a scheme; its packages are imported here, with its first URL.
 
     Args:
         scheme: What its URLs begin with.
         settings: Of the transport.
-        now: A clock, in seconds.
 
     Raises:
         ConfigError: Its package is not installed, its options cannot work, or the scheme names no
@@ -381,20 +370,19 @@ def make_backend(
     if row.client == "http":
         from lightning_shards.shards.remote.http import HttpBackend
 
-        return HttpBackend(options, settings.policy, settings.connections, now)
+        return HttpBackend(options, settings.policy, settings.connections)
     if row.client == "ais":
         from lightning_shards.shards.remote.ais import AisBackend
 
-        return AisBackend(options, settings.policy, settings.connections, now)
+        return AisBackend(options, settings.policy, settings.connections)
     if row.client == "hub":
         from lightning_shards.shards.remote.hub import HubBackend
 
-        given = (settings.policy, settings.connections, settings.cache_dir)
-        return HubBackend(options, *given, timer=now)
+        return HubBackend(options, settings.policy, settings.connections, settings.cache_dir)
     if row.client == "cloud":
         from lightning_shards.shards.remote.cloud import CloudBackend
 
         return CloudBackend(scheme, options, settings.policy)
     from lightning_shards.shards.remote.other import OtherBackend
 
-    return OtherBackend(scheme, options, settings.policy)
+    return OtherBackend(scheme, options)

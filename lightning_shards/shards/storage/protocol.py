@@ -151,14 +151,6 @@ class Storage(Protocol):
         """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
         return True
 
-    def has_lacked(self) -> bool:
-        """Whether a read has lacked something since `fetch_ahead` was called last."""
-        return False
-
-    def is_kept(self, read: ShardReads) -> bool:
-        """Whether these ranges need not be fetched, now or in a later epoch."""
-        return True
-
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched from afar so far, and how long its batches waited."""
         return NO_FETCHES

@@ -2,8 +2,7 @@
 
 The first range is small, so that the first bytes are soon there and tell the version and the size.
 The ranges behind it grow, and a bounded number of them is under way or waits to be read. A store
-that knows no ranges is read by one request. So is one that tells of an object its size alone: two
-ranges of it might be of two objects.
+that knows no ranges is read by one request.
 """
 
 import io
@@ -17,10 +16,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
-from lightning_shards.shards.remote.backend import version_of
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Body, Transport
-from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import result_of
 from lightning_shards.system.stage_byte import Fetching
 
@@ -170,8 +168,7 @@ class _ForwardFile(io.RawIOBase):
         self._position = len(first.data)
         self._data = memoryview(b"")
         self._whole: Generator[bytes] | None = None
-        is_sized_alone = first.version == version_of(None, None, first.size)
-        if (is_sized_alone or not first.has_ranges) and self._position < first.size:
+        if not first.has_ranges and self._position < first.size:
             self._whole = line.transport.read_forward(url, first)
             self._position = first.size
         else:

@@ -11,26 +11,20 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.shards.remote.backend import is_undated
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
+from lightning_shards.shards.remote.fetching.segments import ObjectReads
 from lightning_shards.shards.remote.fetching.stamped_transport import (
     StampedTransport,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.providers.undated import (
-    run_number,
-    take_over_run_number,
-    warn_of_undated,
-)
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.storage.fetch_totals import FetchTotals
 from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
-from lightning_shards.shards.storage.request_threads import RequestThreads
 from lightning_shards.system.cancellation import result_of, take_from
 from lightning_shards.system.stage_byte import Fetching
 
@@ -100,9 +94,6 @@ class RemoteStorage(Storage):
         began = perf_counter()
         (data,) = self._results([partial(self._fetched, url, start, stop, stat)])
         self._count_read(len(data or b""), began)
-        if self._fetcher is not None and stat is not None and data:  # as a batch was damaged
-            version, end = version_of_stamp(stat), start + len(data)
-            self._fetcher.drop_unlike(Segment(url, version, start, end, memoryview(data)))
         return bytes(data or b"")
 
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
@@ -131,14 +122,6 @@ class RemoteStorage(Storage):
     def has_fetched_ahead(self) -> bool:
         """Whether pieces were named, and all that were named last are in the cache."""
         return self._fetcher is None or self._fetcher.has_all()
-
-    def has_lacked(self) -> bool:
-        """Whether a read has lacked something since pieces were named last."""
-        return self._fetcher is not None and self._fetcher.has_lacked()
-
-    def is_kept(self, read: ShardReads) -> bool:
-        """Whether these pieces are in the cache."""
-        return self._fetcher is not None and self._fetcher.has(_pieces_of([read]))
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
@@ -176,7 +159,6 @@ class RemoteStorage(Storage):
                 elif sizes[part.shard][part.range] >= 0:
                     part.into[: len(data)] = data
                     sizes[part.shard][part.range] += len(data)
-                    self._transport.take_back(data)
         finally:
             for future in begun:
                 future.cancel()
@@ -217,8 +199,8 @@ class RemoteStorage(Storage):
         self._transport.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made from alone, and the number of the run."""
-        return _unpickled, (*self._given, run_number())
+        """Pickle what it was made from alone."""
+        return RemoteStorage, self._given
 
     def __repr__(self) -> str:
         """The transport, which shows no options."""
@@ -227,8 +209,6 @@ class RemoteStorage(Storage):
     def _stat(self, url: str) -> ShardStat:
         body = self._transport.read(url, 0, 0)
         self._versions[url] = body.version
-        if is_undated(body.version):
-            warn_of_undated(url)
         return ShardStat(body.size, version_number(body.version))
 
     def _fetched(
@@ -277,19 +257,8 @@ class RemoteStorage(Storage):
                 future.cancel()
 
 
-def _unpickled(*given: Any) -> RemoteStorage:
-    *settings, number = given
-    take_over_run_number(number)
-    return RemoteStorage(*settings)
-
-
 def version_number(version: str) -> int:
-    """A hash of an object's version that fits where a file has its time of change: 63 bits.
-
-    Of an object of which nothing but the size is known, the number of this run.
-    """
-    if is_undated(version):
-        return run_number()
+    """A hash of an object's version that fits where a file has its time of change: 63 bits."""
     return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
 
 

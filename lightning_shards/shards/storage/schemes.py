@@ -10,7 +10,6 @@ from typing import Any, Final
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
-from lightning_shards.shards.remote.providers.undated import run_number, take_over_run_number
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import (
     ANY_FURTHER,
@@ -71,17 +70,9 @@ class Storages:
             of_storage = set(urls)
             storage.fetch_ahead([read for read in reads if read.url in of_storage])
 
-    def is_kept(self, read: ShardReads) -> bool:
-        """Whether these ranges need not be fetched, now or in a later epoch; by any thread."""
-        return self.of(read.url).is_kept(read)
-
     def has_fetched_ahead(self) -> bool:
         """Whether none of them is still fetching what it was told to fetch ahead."""
         return all(storage.has_fetched_ahead() for storage in tuple(self._made.values()))
-
-    def has_lacked(self) -> bool:
-        """Whether a read of one of them has lacked something that was to be fetched ahead."""
-        return any(storage.has_lacked() for storage in tuple(self._made.values()))
 
     def fetch_totals(self) -> FetchTotals:
         """What all storages together have fetched from afar in this process."""
@@ -104,7 +95,7 @@ class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
 
     With it goes what revisions of the hub are pinned to, so that all processes of a run read the
-    same commits, and the number of the run.
+    same commits.
 
     Attributes:
         settings: Of its transport.
@@ -125,8 +116,8 @@ class MakeRemoteStorage:
         return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the commits of the hub that are pinned now, and the number of the run, too."""
-        return _unpickled, (self.settings, self.cache, pinned_commits(), run_number())
+        """Pickle the commits of the hub that are pinned now, too."""
+        return _unpickled, (self.settings, self.cache, pinned_commits())
 
     def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
         """What makes the storage of a worker of one rank, where a node has so many ranks."""
@@ -135,10 +126,9 @@ class MakeRemoteStorage:
 
 
 def _unpickled(
-    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str], number: int
+    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
 ) -> MakeRemoteStorage:
     take_over_commits(commits)
-    take_over_run_number(number)
     return MakeRemoteStorage(settings, cache)
 
 

@@ -30,19 +30,13 @@ def forever():
 
 
 class FakeStorages:
-    """Storages of which nothing is in the cache, or all."""
+    """Storages that say what they were told to fetch."""
 
     def __init__(self, told):
-        self._told, self.is_there, self.lacked = told, False, False
+        self._told = told
 
     def fetch_ahead(self, reads):
         self._told.extend(each.url for each in reads)
-
-    def has_lacked(self):
-        return self.lacked
-
-    def is_kept(self, read):
-        return self.is_there
 
 
 @pytest.fixture
@@ -55,7 +49,7 @@ def make_ahead(told):
     made = []
 
     def make(announcements):
-        made.append(FetchAhead(lambda _: announcements, FakeStorages(told)))
+        made.append(FetchAhead(lambda: announcements, FakeStorages(told)))
         return made[-1]
 
     yield make
@@ -221,7 +215,7 @@ def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
     monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
     ended = threading.Event()
 
-    def stalled(_):
+    def stalled():
         assert ended.wait(WITHIN_S)
         yield from ()
 
@@ -230,102 +224,3 @@ def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
     assert not ended.is_set()
     ahead.close()
     assert ended.is_set()
-
-
-def test_pieces_that_are_not_worth_fetching_are_read_if_they_are_in_the_cache(told, monkeypatch):
-    shards = FakeStorages(told)
-    monkeypatch.setattr(shards, "is_kept", lambda read: read.url == "kept")
-    rest = [*reads_named("kept"), *reads_named("other")]
-    due = iter([Announcement(0, 0, 50, reads_named("fetched"), rest)])
-    ahead = FetchAhead(lambda _: due, shards)
-    ahead.reach(0, 0)
-    assert wait_for(lambda: told == ["fetched", "kept"], WITHIN_S)
-    ahead.close()
-
-
-class Blocks:
-    """Five blocks an epoch, each with a piece of its own, from any position on."""
-
-    def __init__(self):
-        self.asked, self.may_begin = [], threading.Event()
-        self.may_begin.set()
-
-    def __call__(self, begin):
-        turn, position = begin
-        assert self.may_begin.wait(WITHIN_S)
-        while True:
-            for start in range(position // 10 * 10, 50, 10):
-                self.asked.append((turn, start))
-                reads = reads_named(str(start))
-                yield Announcement(turn, max(start, position), start + 10, reads)
-            turn, position = turn + 1, 0
-
-
-@pytest.fixture
-def blocks(told):
-    """Blocks, shards whose cache has all of them, and who announces them."""
-    blocks, shards = Blocks(), FakeStorages(told)
-    shards.is_there = True
-    ahead = FetchAhead(blocks, shards)
-    for position in range(5, 50, 10):
-        ahead.reach(0, position)
-        ahead.reach(0, position)
-    assert wait_for(lambda: len(told) == 5, WITHIN_S)
-    ahead.reach(1, 3)
-    assert wait_for(lambda: ahead.most_batches() == sys.maxsize, WITHIN_S)
-    yield blocks, shards, ahead
-    ahead.close()
-
-
-ALL = ["0", "10", "20", "30", "40"]
-
-
-def test_no_block_is_worked_out_while_all_pieces_are_in_the_cache(blocks, told, monkeypatch):
-    blocks, _, ahead = blocks
-    assert told == [*ALL, "0", *ALL]  # the first block of the second epoch, and then all
-    asked, woken = list(blocks.asked), []
-    monkeypatch.setattr(ahead._changed, "notify_all", lambda: woken.append(True))
-    for turn in range(1, 5):
-        for position in range(4, 50):
-            ahead.reach(turn, position)
-    assert blocks.asked == asked == [*((0, start) for start in range(0, 50, 10)), (1, 0)]
-    assert not woken
-
-
-def test_blocks_are_announced_again_from_where_a_batch_lacked_something(blocks, told):
-    blocks, shards, ahead = blocks
-    epoch = next(EpochSchedule(50, 5, "drop").worker_epochs(Place(0, 1), Cursor(0)))
-    next(ahead.announcing(3, epoch, iter([None])))
-    blocks.may_begin.clear()
-    shards.lacked = True
-    ahead.reach(3, 25)
-    assert wait_for(lambda: ahead.most_batches() == 5, WITHIN_S)  # up to position 25
-    blocks.may_begin.set()
-    assert wait_for(lambda: told[11:] == ["20"], WITHIN_S)
-    shards.lacked = False
-    assert blocks.asked[6:] == [(3, 20), (3, 30)]
-    ahead.reach(3, 31)
-    ahead.reach(3, 41)
-    assert wait_for(lambda: told[12:] == ["30", "40"], WITHIN_S)
-    ahead.reach(4, 0)  # the rest of an epoch is not all of it, but another one is
-    assert wait_for(lambda: told[14:] == ["0", *ALL], WITHIN_S)
-
-
-def test_blocks_are_announced_where_batches_lack_what_is_no_piece(told):
-    blocks, shards = Blocks(), FakeStorages(told)
-    shards.is_there = shards.lacked = True
-    ahead = FetchAhead(blocks, shards)
-    for turn in range(3):
-        for position in range(5, 50, 10):
-            ahead.reach(turn, position)
-            ahead.reach(turn, position)
-            assert wait_for(lambda: ahead._due > ahead._reached, WITHIN_S)
-    ahead.close()
-    assert told == 3 * ALL
-
-
-def test_closing_ends_the_wait_for_a_batch_that_lacks_something(blocks):
-    _, _, ahead = blocks
-    ahead.close()
-    gone = lambda: not any(each.name == "fetch-ahead" for each in threading.enumerate())  # noqa: E731
-    assert wait_for(gone, WITHIN_S)

@@ -147,12 +147,7 @@ def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
     assert whole.reads
     # of most pieces no sample or one is left; its members are fewer bytes
     assert len(little[0].reads) < len(whole.reads) / 2
-    assert not whole.rest
-    assert {*ranges(little[0].reads), *ranges(little[0].rest)} <= set(ranges(whole.reads))
-    assert little[0].rest
-    assert (
-        little[1].rest == little[0].rest
-    )  # together with the next block, of which all is worth it
+    assert set(ranges(little[0].reads)) <= set(ranges(whole.reads))
     assert held(make_plan(size=300_000), little[1].reads) >= {
         tuple(each) for each in make_plan().order.at(0, 50, 100).tolist()
     }
@@ -178,22 +173,6 @@ def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
         wanted = [plan.order.at(0, *epoch.rank_span(step, 1)).tolist() for step in steps[1:]]
         assert held(plan, announcement.reads) == {tuple(each) for ids in wanted for each in ids}
         assert len(announcement.reads) == 10
-        assert not announcement.is_of_node
-
-
-@pytest.mark.parametrize("size", [1000, 2 * 2**20])
-def test_announcements_begin_anew_where_a_batch_lacked_something(size):
-    asked = []
-    plan = replace(make_plan(size=size), require_same=asked.extend)
-    whole = announced(plan, 120)
-    at = [(each.turn, each.position) for each in whole].index((2, 100))
-    again = list(islice(plan.announcements((2, 103)), 9))  # the batch of 100 to 105
-    stops = [
-        list(dict.fromkeys((each.turn, each.stop) for each in some)) for some in (again, whole[at:])
-    ]
-    assert stops[0] == stops[1][: len(stops[0])]
-    assert set(ranges(again[0].reads)) <= set(ranges(whole[at].reads))
-    assert sorted(asked) == np.flatnonzero(COUNTS).tolist()  # no shard a second time
 
 
 def test_shards_of_large_samples_are_asked_for_once_by_each_process():

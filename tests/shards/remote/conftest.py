@@ -15,7 +15,6 @@ from real_servers import START, RealServer
 from lightning_shards.build import sources
 from lightning_shards.readers import reader_choice
 from lightning_shards.shards.remote.providers.hub_commits import forget_commits
-from lightning_shards.shards.remote.providers.undated import forget_run_number
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA, Store
@@ -43,11 +42,9 @@ def server(started_server: FaultServer) -> Iterator[FaultServer]:
     """Our server without objects and faults."""
     started_server.reset()
     forget_commits()
-    forget_run_number()
     yield started_server
     started_server.reset()
     forget_commits()
-    forget_run_number()
 
 
 def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:

@@ -1,7 +1,7 @@
 """The arithmetic of ranges of bytes, against the same done member by member."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.shards.remote.byte_ranges import (
@@ -28,6 +28,7 @@ def table(sizes):
     return ints(starts), offsets, flat
 
 
+@settings(max_examples=40)
 @given(SIZES, st.data())
 def test_a_piece_has_all_members_of_its_samples(sizes, data):
     starts, offsets, flat = table(sizes)
@@ -41,6 +42,7 @@ def test_a_piece_has_all_members_of_its_samples(sizes, data):
         assert end == max((offsets[member] + flat[member] for member in members), default=0)
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 50), st.integers(0, 200), st.integers(1, 40))
 def test_parts_are_the_whole_and_no_more_than_needed(begin, size, most):
     parts = parts_of(begin, begin + size, most)
@@ -49,6 +51,7 @@ def test_parts_are_the_whole_and_no_more_than_needed(begin, size, most):
     assert len(parts) == -(-size // most)
 
 
+@settings(max_examples=40)
 @given(GAPS, st.integers(0, 12), st.integers(1, 60))
 def test_joined_ranges_have_each_member_and_no_wide_gap(members, gap, most):
     begins = ints(np.cumsum([step for step, _ in members]))
@@ -62,6 +65,7 @@ def test_joined_ranges_have_each_member_and_no_wide_gap(members, gap, most):
         assert (begins[group][1:] <= reached[:-1] + gap).all()
 
 
+@settings(max_examples=40)
 @given(GAPS, st.integers(0, 12))
 def test_members_with_small_gaps_are_one_range(members, gap):
     begins = ints(np.cumsum([min(step, gap) for step, _ in members]))

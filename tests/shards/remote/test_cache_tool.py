@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import threading
 import time
@@ -17,11 +18,11 @@ from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
-from lightning_shards.shards.remote.cache.piece_folder import PRESENCE_LOCK, lock_of
-from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
-from lightning_shards.shards.storage.request_threads import RequestThreads
-from lightning_shards.system.file_locks import FileLocks
-from lightning_shards.tools import cache, plan
+from lightning_shards.shards.remote.cache.limits import CacheNeed
+from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.request_threads import RequestThreads
+from lightning_shards.system.file_locks import is_locked
+from lightning_shards.tools import cache
 from tests.shards.remote.published import batches, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -105,14 +106,6 @@ def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, publ
     assert (status, "name one of ['train', 'val/web'] by --split" in told) == (2, True)
 
 
-def test_what_no_later_run_could_use_is_not_filled(config, run, server):
-    server.has_etags = server.has_dates = False
-    status, told = run("fill", "--config", config())
-    assert (status, "no run could use what is filled" in told) == (2, True)
-    assert "shard-00000" in told
-    assert "s3cr3t" not in told
-
-
 def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
     written = config()
     whole = run_document("fill", "--config", written)
@@ -175,13 +168,16 @@ def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(
     piece = next(path for path in folder.glob("*/*") if len(path.parent.name) == DIGITS)
     size = int(piece.name.partition("-")[2]) - int(piece.name.partition("-")[0])
     piece.unlink()
-    lock = FileLocks(folder / "lock").take(lock_of(number_of(piece.parent.name, piece.name)))
+    part = os.open(
+        folder / "parts" / f"{piece.parent.name}-{piece.name}", os.O_RDWR | os.O_CREAT, 0o600
+    )
+    assert is_locked(part)
     waiting = threading.Thread(
         target=lambda: told.append(run_document("fill", "--config", written))
     )
     waiting.start()
     assert wait_for(lambda: caplog.text.count("it is waited for") > 1, WITHIN_S)
-    lock.close()
+    os.close(part)
     waiting.join(WITHIN_S)
     assert told == [whole | {"fetched_bytes": size}]
     assert piece.exists()
@@ -281,7 +277,10 @@ def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
     folder = tmp_path / "cache"
     for name in ("gone", "at-work"):
         shutil.copytree(folder / "pieces", folder / f"pieces-{name}")
-    at_work = FileLocks(folder / "pieces-at-work" / "lock").take(PRESENCE_LOCK, shared=True)
+    run_file = folder / "pieces-at-work" / "runs" / "run"
+    run_file.write_text(json.dumps(CacheNeed("data", 1, 1, 1)._asdict()))
+    at_work = os.open(run_file, os.O_RDONLY)
+    assert is_locked(at_work, shared=True)
     here, gone, used = (
         lambda name=name: len(list((folder / name).glob("*/*-*")))
         for name in ("pieces", "pieces-gone", "pieces-at-work")
@@ -294,7 +293,7 @@ def test_pieces_of_machines_that_do_not_come_back_are_cleared_if_so_asked(
     assert "freed " in told
     assert "pieces-at-work is open" in told
     assert used() > 0
-    at_work.close()
+    os.close(at_work)
     assert run("clear", "--cache-dir", folder, "--all-hosts")[0] == 0
     assert used() == 0
 
@@ -336,25 +335,7 @@ def test_what_is_not_kept_is_not_filled(config, run, local):
         ({"sampling": "sequential"}, "reads shards in the order of the files"),
         ({"reader": "stream"}, "these shards are streamed"),
         ({"urls": local}, "these shards are not remote"),
-        ({"loader": {"cache_dir": "/dev/shm/lightning-shards-fill"}}, "is in memory"),
     ):
         status, told = run("fill", "--config", config(**settings))
         assert status == 2
         assert said in told
-
-
-def test_the_plan_of_remote_shards_says_what_is_fetched(config, run, run_document, server):
-    document = run_document("--config", config(), "--rate", "8", main=plan.main)
-    (row,) = document["epochs"]
-    total = sum(len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3))
-    assert document["network"]["pieces"] >= 8
-    assert document["network"]["cache_gib"] == 1
-    assert 0 < row["bytes_to_fetch"] <= 1.2 * total
-    assert row["requests_per_s"] == row["requests"] / 2  # of 16 samples
-    assert row["kept_fraction"] == 1
-    assert row["bytes_of_later_epochs"] == 0
-    status, told = run("--config", config(), main=plan.main)
-    assert status == 0
-    assert "a node: requests/s" in told
-    assert "note: rates are for 1,000 samples/s a rank (--rate)" in told
-    assert "cache_gib=1 keeps 100%" in told

@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from lightning_shards.errors import FileAccessError, ShardNotFoundError, StorageError
+from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA
@@ -119,7 +119,7 @@ def test_a_service_that_is_gone_is_an_error_that_says_where_credentials_were_loo
     transport = make_signing(sleep=lambda _: None)
     transport.read("s3://data/a.tar", 0, 9)
     service.close()
-    gone = r"gives credentials does not answer \(try 10 of 10\); credentials were looked for in AWS"
+    gone = r"connection broke.* \(try 10 of 10\);.* credentials were looked for in AWS"
     with pytest.raises(StorageError, match=gone):
         transport.read("s3://data/a.tar", 5, 99)
 
@@ -133,15 +133,6 @@ def test_without_credentials_before_a_service_that_is_not_there_is_an_error_at_o
         make_signing(sleep=pauses.append).read("s3://data/a.tar", 0, 9)
     assert len(pauses) == 1
     assert server.asked == []
-
-
-def test_a_store_that_has_no_such_object_has_taken_credentials(service, make_signing):
-    transport = make_signing()
-    with pytest.raises(ShardNotFoundError, match="404"):
-        transport.read("s3://data/absent", 0, 9)
-    service.close()
-    with pytest.raises(StorageError, match=r"does not answer \(try 10 of 10\)"):
-        transport.read("s3://data/a.tar", 0, 9)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

@@ -3,14 +3,12 @@
 All times of the policy are divided by 100; the servers are real, and so are the pauses.
 """
 
-import time
-
 import pytest
 from fault_server import Fault
 from fault_table import FACES
 
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError, StorageError
-from tests.shards.remote.conftest import QUICK, url_of
+from tests.shards.remote.conftest import url_of
 from tests.shards.remote.contract import DATA
 
 pytestmark = pytest.mark.network
@@ -19,19 +17,6 @@ ONE_OF_EACH_CLIENT = ("http", "s3")
 
 BEGIN, END = 1_000, 90_000
 POSITIONS = (0, 1, 44_000, END - BEGIN - 1)
-
-PASSING = [
-    *(Fault("status", status) for status in (408, 429, 500, 502, 503, 504)),
-    Fault("status", 503, (("Retry-After", "1"),)),
-    Fault("reset"),
-    Fault("silent", 0.4),
-    *(Fault("cut", position) for position in POSITIONS),
-    *(Fault("cut_reset", position) for position in POSITIONS),
-    Fault("stall", 44_000),
-    Fault("drip", 0.01),
-    Fault("shifted", 5),
-    Fault("headers", None, (("Content-Range", f"bytes {BEGIN + 5}-{END + 4}/{len(DATA)}"),)),
-]
 
 
 @pytest.fixture(params=FACES)
@@ -57,14 +42,6 @@ def requests(server):
     """The requests that reached the store's objects, behind hubs and gateways."""
     port = server.asked[-1].port
     return [each for each in server.asked if each.port == port]
-
-
-@pytest.mark.parametrize("fault", PASSING, ids=str)
-def test_a_fault_that_passes_costs_no_byte(fault, read, server):
-    server.faults = [fault]
-    body = read()
-    assert body.data == DATA[BEGIN:END]
-    assert read.counts().repeated == 1
 
 
 def test_several_faults_that_pass_cost_no_byte(read, server):
@@ -111,54 +88,11 @@ def test_an_object_that_is_replaced_while_it_is_read_is_an_error(checks, read, s
     assert server.etag("data/a.tar") in str(caught.value)
 
 
-@pytest.mark.parametrize("checks", [True, False])
-def test_an_object_that_was_replaced_before_is_an_error(checks, read, server):
-    version = read().version
-    server.checks_if_match = checks
-    server.objects["data/a.tar"] = DATA[::-1]
-    with pytest.raises(IndexMismatchError):
-        read(version)
-
-
 def test_one_of_the_same_version_and_another_size_is_an_error(read, server):
     longer = f"bytes {BEGIN + 44_000}-{END - 1}/{len(DATA) + 1}"
     server.faults = [Fault("cut", 44_000), Fault("headers", None, (("Content-Range", longer),))]
     with pytest.raises(IndexMismatchError, match=f"{len(DATA) + 1} bytes"):
         read()
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [
-        (Fault("status", 500), "500 Internal Server Error"),
-        (Fault("status", 429), "429 Too Many Requests"),
-        (Fault("reset"), "connection broke"),
-        (Fault("cut", 0), "broke|too early"),
-        (Fault("headers", None, (("Content-Range", "bytes 7-8/9"),)), "server answers with"),
-    ],
-    ids=str,
-)
-def test_a_fault_that_stays_ends_in_an_error_within_the_policy(fault, message, read, server):
-    server.always = fault
-    began = time.perf_counter()
-    with pytest.raises(StorageError, match=message) as caught:
-        read()
-    assert time.perf_counter() - began < QUICK.total_s + 2
-    text = str(caught.value)
-    assert f"bytes {BEGIN:,} to {END:,} of " in text
-    assert "a.tar cannot be read" in text
-    assert f"of {QUICK.tries}); check" in text
-    assert "s3cr3t" not in text
-
-
-@pytest.mark.parametrize("face", ONE_OF_EACH_CLIENT, indirect=True)
-@pytest.mark.parametrize("fault", [Fault("stall", 0), Fault("drip", 0.01)], ids=str)
-def test_a_server_that_stalls_for_ever_ends_in_an_error_within_the_policy(fault, read, server):
-    server.always = fault
-    began = time.perf_counter()
-    with pytest.raises(StorageError, match=r"stalled|bytes/s arrived|broke"):
-        read()
-    assert time.perf_counter() - began < QUICK.total_s + 2
 
 
 @pytest.mark.parametrize(

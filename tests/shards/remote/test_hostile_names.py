@@ -55,28 +55,18 @@ HUGE = "9" * 10_000
 ENTRY = {"url": SHARD, "nsamples": 3, "filesize": 1}
 FILES = [
     ("sizes.json", DEEP),
-    ("sizes.json", HUGE),
     ("sizes.json", f'{{"{SHARD}": {HUGE}}}'),
     ("sizes.json", f'{{"{SHARD}": -1}}'),
-    ("sizes.json", f'{{"{SHARD}": NaN}}'),
-    ("sizes.json", f'{{"{SHARD}": 3e0}}'),
-    ("sizes.json", f'{{"{SHARD}": "../../x"}}'),
     ("sizes.json", f'{{"{SHARD}": {2**39}}}'),
     ("sizes.json", f'{{"{SHARD}": 2}}'),
-    ("sizes.json", "\x00\xff"),
-    ("wids.json", '{"wids_version": 1, "shardlist": 5}'),
     ("wids.json", '{"wids_version": 1, "shardlist": [null, [], "x", {"url": {}}]}'),
-    ("wids.json", json.dumps({"wids_version": 1, "base": [], "shardlist": [ENTRY]})),
-    ("wids.json", json.dumps({"wids_version": 1, "shardlist": [ENTRY | {"filesize": -5}]})),
     ("wids.json", json.dumps({"wids_version": 1, "shardlist": [ENTRY | {"filesize": 10**400}]})),
     ("wids.json", json.dumps({"wids_version": 1, "shardlist": [ENTRY | {"nsamples": 10**400}]})),
-    ("wids.json", json.dumps({"wids_version": 1, "shardlist": [ENTRY | {"nsamples": True}]})),
     ("wids.json", json.dumps({"wids_version": 1, "shardlist": [
         ENTRY | {"url": url} for url in ("pipe:touch pwned", "file:///etc/passwd", f"../{SHARD}",
                                          f"http://127.0.0.1:9/{SHARD}", "\x00", "a" * 10**6)]})),
     ("wids.json", json.dumps({"wids_version": 1, "shardlist": [
         ENTRY | {"members": name} for name in ("../../etc/passwd", "file:///etc/passwd", 5)]})),
-    (f"{SHARD}.members", ""),
     (f"{SHARD}.members", DEEP),
     (f"{SHARD}.members", "<html>Please log in"),
     ("classes.json", DEEP),

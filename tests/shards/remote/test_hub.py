@@ -106,55 +106,6 @@ def test_a_location_that_another_thread_has_asked_for_anew_is_not_dropped(hub, t
     backend.close()
 
 
-@pytest.mark.parametrize(("signed_s", "used_s"), [(9_000, 3_540), (600, 540)])
-def test_a_location_is_used_for_an_hour_or_until_shortly_before_it_expires(
-    signed_s, used_s, hub, tmp_path
-):
-    time = [1_000_000.0]
-    hub.signed_until, hub.now = int(time[0]) + signed_s, time[0]
-    options = {"endpoint": hub.url, "anonymous": True}
-    backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path), now=lambda: time[0])
-
-    def hub_requests():
-        with backend.get(URL, 0, 9, None) as answer:
-            assert b"".join(answer.chunks) == DATA[:9]
-        return len(asked_of_hub(hub))
-
-    assert hub_requests() == 1
-    time[0] += used_s - 1
-    assert hub_requests() == 1
-    time[0] += 2
-    assert hub_requests() == 2
-    backend.close()
-
-
-@pytest.mark.parametrize("ahead_s", [-7_200, 0, 3_600, 86_400])
-def test_a_location_is_used_also_where_the_clock_of_the_machine_is_wrong(ahead_s, hub, tmp_path):
-    hub.signed_until, hub.now = 1_003_600, 1_000_000
-    options = {"endpoint": hub.url, "anonymous": True}
-    for _ in range(2):  # another process of this machine
-        backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path), lambda: 1_000_000 + ahead_s)
-        for _ in range(3):
-            with backend.get(URL, 0, 9, None) as answer:
-                assert b"".join(answer.chunks) == DATA[:9]
-        backend.close()
-    assert len(asked_of_hub(hub)) == 1
-
-
-def test_locations_that_have_expired_when_they_come_are_warned_of_once(hub, tmp_path, caplog):
-    hub.signed_until, hub.now = 1_000_050, 1_000_000
-    options = {"endpoint": hub.url, "anonymous": True}
-    backend = HubBackend(options, RetryPolicy(), 4, str(tmp_path), lambda: 1_000_000)
-    for _ in range(3):
-        with backend.get(URL, 0, 9, None) as answer:
-            assert b"".join(answer.chunks) == DATA[:9]
-    backend.close()
-    assert len(asked_of_hub(hub)) == 3
-    (record,) = caplog.records
-    assert "check the clock of this machine" in record.message
-    assert "s3cr3t" not in record.message
-
-
 def test_a_hub_that_does_not_say_its_commit_is_asked_once_for_each_shard(tmp_path):
     """And one that says it for some files only."""
     asked = []

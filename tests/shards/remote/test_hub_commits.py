@@ -98,7 +98,10 @@ def test_two_threads_that_ask_while_the_branch_moves_read_one_commit(server, tmp
             pin_commit(options["endpoint"], "datasets/me/data@None", COMMIT)
             commit = MOVED
         response = SimpleNamespace(
-            status=206, headers={"X-Repo-Commit": commit}, close=lambda: None
+            status=206,
+            headers={"X-Repo-Commit": commit},
+            read=lambda _: b"",
+            release_conn=lambda: None,
         )
         return HttpReply(response, f"https://elsewhere.invalid/{revision}/{name}", [])
 

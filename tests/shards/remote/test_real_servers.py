@@ -13,11 +13,9 @@ from fault_server import Fault
 from real_servers import TRAITS
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     TransportSettings,
-    make_backend,
 )
 from lightning_shards.shards.storage.range_streams import StreamAhead
 from lightning_shards.shards.storage.remote import RemoteStorage
@@ -45,26 +43,6 @@ def store(request, real_store):
 
 class TestContract(TransportContract):
     pass
-
-
-@pytest.mark.parametrize("name", TRAITS)
-def test_another_version_is_refused_by_the_server_or_known_by_its_answer(name, real_store):
-    """Where the server ignores If-Match, only the comparison of versions saves the reader."""
-    store, traits = real_store(name), TRAITS[name]
-    store.put("replaced", b"old bytes")
-    url = store.url_of("replaced")
-    old = store.transport.read(url, 0, 3).version
-    store.put("replaced", b"new")
-    backend = make_backend(traits.scheme, store.transport._settings)
-    if traits.checks_if_match:
-        with pytest.raises(RequestFailure, match="412"), backend.get(url, 0, 3, old):
-            pass
-    else:
-        with backend.get(url, 0, 3, old) as answer:
-            assert b"".join(map(bytes, answer.chunks)) == b"new"
-            assert answer.version != old
-    with pytest.raises(IndexMismatchError):
-        store.transport.read(url, 0, 3, old)
 
 
 @pytest.mark.parametrize("name", [name for name, traits in TRAITS.items() if traits.is_private])

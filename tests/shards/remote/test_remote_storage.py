@@ -8,11 +8,11 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage import remote
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.remote import RemoteStorage
-from lightning_shards.shards.storage.request_threads import RequestThreads
 from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.contract import DATA, SIZE
 

@@ -1,11 +1,9 @@
-"""The place of a folder: a disk of this machine, its memory, or another machine."""
+"""The place of a folder: this machine or another one."""
 
 import os
 import re
 from pathlib import Path
 from typing import Final, NamedTuple
-
-MEMORY_FOLDER: Final = "/dev/shm"  # noqa: S108 files in it are memory; Linux has it there
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = re.compile(
@@ -52,8 +50,3 @@ def is_shared_by_machines(path: str | os.PathLike[str], mounts: Path = _MOUNTS) 
     """Whether the path is on a network file system."""
     mount = mount_of(path, mounts)
     return mount is not None and _NETWORK.fullmatch(mount.kind) is not None
-
-
-def is_in_memory(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is in the system's folder of shared memory."""
-    return os.path.realpath(path).startswith(MEMORY_FOLDER + "/")

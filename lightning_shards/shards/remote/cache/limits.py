@@ -5,14 +5,12 @@ epoch, by a number that each piece has for ever, and the others are dropped, old
 what was used last would be worse: in random orders a cache for half of the data then gives 16 % of
 it, and a cache for a quarter 4 %; the fixed half gives 49 %, the fixed quarter 25 %.
 
-Several runs may have a folder open. Together they may take the largest of their limits, and each of
-them as much as its own: one with a small limit empties nothing that others hold. A run is let in if
-what it works on fits in beside what the open ones work on. Pieces of data that no open run reads go
-first.
+A folder has one limit, whatever the number of runs that have it open. Pieces of data that no open
+run reads go first.
 """
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError
@@ -27,9 +25,6 @@ _SLACK: Final = 16
 bytes vary, and an eviction makes more room than is needed at once."""
 
 _STAYS: Final = 2  # behind what nobody reads, 0, and what does not stay, 1
-
-_DEVIATIONS: Final = 3
-"""So many standard deviations more may stay than the fraction of what is read."""
 
 _EVICTED_AHEAD: Final = 32
 """An eviction makes this part free at once, because it begins by looking at every file."""
@@ -80,18 +75,6 @@ class CachedPiece(NamedTuple):
     group: str = ""
 
 
-class OwnShare(NamedTuple):
-    """What a run may hold in a folder of which another run has a larger limit.
-
-    Attributes:
-        groups: The groups of pieces that only runs with no larger limit read.
-        limit_bytes: What their pieces may take.
-    """
-
-    groups: frozenset[str]
-    limit_bytes: int
-
-
 def default_limit(free_bytes: int, used_bytes: int) -> int:
     """The limit where the user sets none: three quarters of the disk that is free, 50 GiB left.
 
@@ -107,19 +90,9 @@ def default_limit(free_bytes: int, used_bytes: int) -> int:
 
 
 def limit_of_pieces(needs: Collection[CacheNeed]) -> int:
-    """What pieces may take: the largest limit of all open runs, less the tables."""
+    """What pieces may take: the limit, less the tables."""
     limit = max((need.limit_bytes for need in needs), default=0)
     return max(0, limit - _tables_bytes(needs))
-
-
-def own_share(needs: Iterable[CacheNeed], own: CacheNeed) -> OwnShare | None:
-    """What a run may hold; None where its limit is that of the folder."""
-    larger = [need for need in needs if need.limit_bytes > own.limit_bytes]
-    if not larger:
-        return None
-    of_others = {group for need in larger for group in need.groups}
-    limit = max(0, own.limit_bytes - own.tables_bytes)
-    return OwnShare(frozenset(own.groups) - of_others, limit)
 
 
 def kept_fraction(needs: Collection[CacheNeed]) -> float:
@@ -130,50 +103,27 @@ def kept_fraction(needs: Collection[CacheNeed]) -> float:
     >>> kept_fraction([CacheNeed("a", 160, reads_bytes=100, working_set_bytes=50)])
     1.0
     """
-    reads, fractions = _reads(needs), _kept_fractions(needs)
-    total = sum(reads.values())
-    return sum(size * fractions[data] for data, size in reads.items()) / total if total else 1.0
-
-
-def _kept_fractions(needs: Collection[CacheNeed]) -> dict[str, float]:
-    """The fraction that stays of each data: the same, unless a smaller limit allows less."""
-    reads, works = _reads(needs), dict.fromkeys(_reads(needs), 0)
-    alone: dict[str, float] = {}
-    for data in reads:
-        of_data = [need for need in needs if need.data == data]
-        works[data] = min(sum(need.working_set_bytes for need in of_data), reads[data])
-        is_drawn = all(need.is_drawn for need in of_data)
-        room = limit_of_pieces(of_data)
-        alone[data] = 0.0 if is_drawn else _fraction(room, reads[data], works[data])
-    limit, fractions = limit_of_pieces(needs), dict[str, float]()
-    left = sorted(reads, key=lambda data: (alone[data], data))
-    while left:
-        common = _fraction(limit, *(sum(of[data] for data in left) for of in (reads, works)))
-        data = left[0]
-        if alone[data] >= common:
-            return fractions | dict.fromkeys(left, common)
-        fractions[data] = alone[data]
-        limit -= works[data] + round(alone[data] * (reads[data] - works[data]))
-        left.pop(0)
-    return fractions
-
-
-def _fraction(limit: int, reads: int, works: int) -> float:
-    """Of what is read, as much as the limit holds beside what runs work on.
-
-    Of what they work on, the same fraction stays. So its bytes are looked for in the rest alone.
-    """
-    if reads <= limit:
+    if needs and all(need.is_drawn for need in needs):
+        return 0.0
+    limit, reads, works = limit_of_pieces(needs), _staying_bytes(needs), working_bytes(needs)
+    if reads + sum(need.working_set_bytes for need in needs if need.is_drawn) <= limit:
         return 1.0
+    # Of what they work on, the same fraction stays. So its bytes are looked for in the rest alone.
     return max(limit - works - limit // _SLACK, 0) / max(reads - works, 1)
 
 
-def _reads(needs: Iterable[CacheNeed]) -> dict[str, int]:
-    """What is read of each data: two runs that read the same data share its pieces."""
+def working_bytes(needs: Iterable[CacheNeed]) -> int:
+    """What the runs work on together."""
+    return sum(need.working_set_bytes for need in needs)
+
+
+def _staying_bytes(needs: Iterable[CacheNeed]) -> int:
+    """What is read of the data of which pieces come again; runs that read the same share them."""
     reads: dict[str, int] = {}
     for need in needs:
-        reads[need.data] = max(need.reads_bytes, reads.get(need.data, 0))
-    return reads
+        if not need.is_drawn:
+            reads[need.data] = max(need.reads_bytes, reads.get(need.data, 0))
+    return sum(reads.values())
 
 
 def _tables_bytes(needs: Iterable[CacheNeed]) -> int:
@@ -212,21 +162,19 @@ def pieces_to_drop(
     no open run reads may be those of an evaluation between two epochs.
     """
     since_ns = min((need.begun_ns for need in needs), default=0)
-    fractions, of_others = _kept_fractions(needs), kept_fraction(needs)
-    of_groups: dict[str, float] = {}
-    for need in needs:
-        for group in need.groups:
-            of_groups[group] = max(fractions[need.data], of_groups.get(group, 0.0))
+    groups = {group for need in needs for group in need.groups}
+    drawn = groups - {group for need in needs if not need.is_drawn for group in need.groups}
+    fraction = kept_fraction(needs)
 
     def sort_key(piece: CachedPiece) -> tuple[int, int, str]:
-        is_read = piece.group in of_groups or piece.changed_ns >= since_ns
-        stays = is_read and piece.share < of_groups.get(piece.group, of_others)
+        is_read = piece.group in groups or piece.changed_ns >= since_ns
+        stays = is_read and piece.group not in drawn and piece.share < fraction
         return (_STAYS if stays else int(is_read)), piece.changed_ns, piece.path
 
     ordered = sorted(pieces, key=sort_key)
-    beyond = _beyond_the_fraction(
-        needs, [each for each in ordered if each.group in of_groups and sort_key(each)[0] == _STAYS]
-    )
+    staying = [each for each in ordered if each.group in groups and sort_key(each)[0] == _STAYS]
+    most = fraction * _staying_bytes(needs) + limit_of_pieces(needs) // _SLACK
+    beyond = _first_bytes(staying, math.ceil(sum(piece.size for piece in staying) - most))
     first = set(beyond)
     return _first_bytes([*beyond, *(each for each in ordered if each not in first)], lacking_bytes)
 
@@ -240,19 +188,6 @@ def _first_bytes(pieces: Iterable[CachedPiece], size: int) -> list[CachedPiece]:
         taken.append(piece)
         size -= piece.size
     return taken
-
-
-def _beyond_the_fraction(
-    needs: Collection[CacheNeed], staying: Sequence[CachedPiece]
-) -> list[CachedPiece]:
-    """The first ones, as far as they are more than chance chooses of what is read."""
-    reads, fractions = _reads(needs), _kept_fractions(needs)
-    expected = sum(fractions[data] * size for data, size in reads.items())
-    variance = sum(fractions[data] * (1 - fractions[data]) * size for data, size in reads.items())
-    total = sum(piece.size for piece in staying)
-    mean_size = total / max(len(staying), 1)
-    most = expected + _DEVIATIONS * math.sqrt(variance * mean_size)
-    return _first_bytes(staying, math.ceil(total - most))
 
 
 def evicted_ahead(limit_bytes: int, used_bytes: int) -> int:
@@ -295,26 +230,6 @@ def has_room(need: CacheNeed, *, is_set: bool) -> bool:
         f"{need.tables_bytes / GIB:.3g} GiB; set cache_gib to {_rounded_up(wanted)} or more, or a "
         "smaller shuffle_block, or leave cache_gib out: batches are then read without a cache "
         "where the disk has no room for one"
-    )
-
-
-def lack_beside(need: CacheNeed, others: Collection[CacheNeed]) -> str:
-    """Why there is no room for a run beside the open ones, with the numbers; empty: there is.
-
-    >>> train = CacheNeed("train", 4 * GIB, reads_bytes=9 * GIB, working_set_bytes=3 * GIB)
-    >>> lack_beside(train._replace(data="val"), [train])
-    'the open runs work on 3 GiB and this one on 3 GiB, which the largest of their limits, 4 GiB, \
-does not hold beside the member tables'
-    """
-    limit = max(each.limit_bytes for each in (need, *others))
-    works = sum(each.working_set_bytes for each in others)
-    lack = works + need.working_set_bytes + _tables_bytes([need, *others]) - limit
-    if not others or lack <= 0:
-        return ""
-    return (
-        f"the open runs work on {works / GIB:.3g} GiB and this one on "
-        f"{need.working_set_bytes / GIB:.3g} GiB, which the largest of their limits, "
-        f"{limit / GIB:.3g} GiB, does not hold beside the member tables"
     )
 
 

@@ -2,8 +2,8 @@
 
 A piece is fetched once per node and kept as one immutable file, from which all ranks and workers
 read. Whatever happens to a process, a file or a lock, no reader sees a wrong byte: a piece gets its
-name when it is whole, it is checked by whoever opens it first, it never changes, and who reads it
-keeps its file open when it is dropped. Locks only save downloads.
+name when it is whole, it is checked by each process that opens it, it never changes, and who reads
+it keeps its file open when it is dropped. Locks only save downloads.
 
 What cannot be kept, since the disk is full or the folder cannot be used, is served from memory.
 """
@@ -26,13 +26,14 @@ from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_files import (
     OpenPiece,
-    is_sealed,
+    believe,
+    is_there,
     open_piece,
     write_piece,
 )
-from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, lock_of
-from lightning_shards.shards.remote.cache.piece_names import Piece, number_of
-from lightning_shards.shards.remote.cache.piece_room import CacheCounts, NewPiece, PieceRoom
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
+from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_room import CacheCounts, PieceRoom
 from lightning_shards.shards.urls import redact
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -76,24 +77,13 @@ class PieceCache:
         return self._here().open(piece)
 
     def kept(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those of these pieces that need not be loaded, found without opening their files.
-
-        Of a piece that was written before the machine started this is not known.
+        """Those of these pieces that are in the cache, found without opening their files.
 
         Raises:
             FileAccessError: As of `open`.
         """
         here = self._here()
         return [piece for piece in pieces if here.has(piece)]
-
-    def not_dropped(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those of these pieces, each of which was in the cache, that are still there.
-
-        Raises:
-            FileAccessError: As of `open`.
-        """
-        here = self._here()
-        return [piece for piece in pieces if here.still_has(piece)]
 
     def load(self, piece: Piece, fetch: Fetch, *, wait_s: float = 0.0) -> OpenPiece | None:
         """A piece from the cache, or fetched and kept; None if another process fetches it.
@@ -150,17 +140,14 @@ class _Entered:
         self._runs = OpenRuns(self._folder)
         self._room = PieceRoom(self._folder, self._runs, counts)
         self._lock, self._warned, self._counts = threading.Lock(), False, counts
-        self._held: tuple[int, int] | None = None
+        self._registered: int | None = None
         self._is_elsewhere = is_shared_by_machines(path)
-        present = None
         try:
-            present = self._folder.enter()
-            self._held = present, self._runs.register(run, need)
+            self._folder.make()
+            self._registered = self._runs.register(run, need)
         except FileAccessError:
             raise
         except OSError as error:
-            if present is not None:
-                self._folder.leave(present)
             self._warn(error)
 
     def open(self, piece: Piece) -> OpenPiece | None:
@@ -172,101 +159,115 @@ class _Entered:
         return opened
 
     def has(self, piece: Piece) -> bool:
-        """Whether the piece need not be loaded."""
-        return self._held is not None and is_sealed(self._path_of(piece), piece.size)
-
-    def still_has(self, piece: Piece) -> bool:
-        """Whether a piece that was there was not dropped."""
-        return self._held is not None and os.path.exists(self._path_of(piece))  # noqa: PTH110 a string
+        """Whether the piece is there."""
+        return self._registered is not None and is_there(self._folder.path_of(piece), piece.size)
 
     def load(self, piece: Piece, fetch: Fetch) -> OpenPiece | None:
         """The piece, fetched; None if another process fetches it."""
-        lock = None
-        if self._held is not None:
+        part = None
+        if self._registered is not None:
             try:
-                lock = self._folder.locks.take(lock_of(number_of(piece.folder, piece.name)))
+                part = self._begun(piece)
             except OSError as error:
                 self._warn(error)
             else:
-                if lock is None:
+                if part is None:
                     return None
         try:
             # it may have come between the look at the cache and the lock
-            opened = None if lock is None else self.open(piece)
-            return opened or self._fetched(piece, fetch, can_keep=lock is not None)
-        finally:
-            if lock is not None:
-                lock.close()
+            opened = None if part is None else self.open(piece)
+            opened = opened or self._fetched(piece, fetch, part)
+        except BaseException:
+            self._end(piece, part)
+            raise
+        if part is not None and opened.file != part:
+            self._end(piece, part)
+        return opened
 
     def leave(self) -> None:
         """Leave the folder."""
-        if self._held is not None:
-            (present, registered), self._held = self._held, None
+        if self._registered is not None:
+            registered, self._registered = self._registered, None
             self._runs.forget(self._run, registered)
-            self._folder.leave(present)
+
+    def _begun(self, piece: Piece) -> int | None:
+        try:
+            return self._folder.begin_part(piece)
+        except FileNotFoundError:  # somebody has removed the folders
+            self._folder.make()
+        except OSError as error:
+            if error.errno not in _FULL:  # as by a quota of files
+                raise
+            self._room.shrink(None, piece)
+            self._warn(error)
+        return self._folder.begin_part(piece)
+
+    def _end(self, piece: Piece, part: int | None) -> None:
+        """Remove the file of a piece that was not kept."""
+        if part is not None:
+            with suppress(OSError):
+                os.unlink(self._folder.part_of(piece))  # noqa: PTH108 a string
+            os.close(part)
 
     def _opened(self, piece: Piece) -> OpenPiece | None:
-        if self._held is None:
+        if self._registered is None:
             return None
-        self._runs.touch()
         try:
-            return open_piece(self._path_of(piece), piece.begin, piece.end)
+            return open_piece(self._folder.path_of(piece), piece.begin, piece.end)
         except OSError as error:
             self._warn(error)
             return None
 
-    def _fetched(self, piece: Piece, fetch: Fetch, *, can_keep: bool) -> OpenPiece:
+    def _fetched(self, piece: Piece, fetch: Fetch, part: int | None) -> OpenPiece:
         data = memoryview(fetch()).cast("B")
         if len(data) != piece.size:
             raise DamagedShardError(
                 f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte {piece.begin:,}, "
                 f"not {piece.size:,}; check the network, and whether the object is being replaced"
             )
-        kept = None
-        if can_keep:
+        is_kept = False
+        if part is not None:
             try:
-                kept = self._kept(piece, data)
+                is_kept = self._is_kept(piece, part, data)
             except OSError as error:
                 self._warn(error)
         with self._lock:
             self._counts.fetched += 1
             self._counts.fetched_bytes += piece.size
-            self._counts.bypassed += kept is None
-        return kept or OpenPiece(piece.begin, piece.end, None, data)
+            self._counts.bypassed += not is_kept
+        if is_kept:
+            return OpenPiece(piece.begin, piece.end, part, path=self._folder.path_of(piece))
+        return OpenPiece(piece.begin, piece.end, None, data)
 
-    def _kept(self, piece: Piece, data: memoryview, *, is_last: bool = False) -> OpenPiece | None:
-        """The piece in a new file of the cache; None if there is no room for it."""
-        room = None
+    def _is_kept(self, piece: Piece, part: int, data: memoryview, *, is_last: bool = False) -> bool:
+        """Whether the piece is in the cache now; not if there is no room for it."""
+        if not self._room.has_given(part, piece):
+            return False
         try:
-            room = self._room.take(piece)
-            if room is None:
-                return None
-            write_piece(room.file, data)
+            write_piece(part, data)
             if self._is_elsewhere:
-                os.fsync(room.file)  # before, it may not say that a quota is full
-            self._publish(piece, room)
+                os.fsync(part)  # before, it may not say that a quota is full
+            self._publish(piece, part)
         except BaseException as error:
             full = error if isinstance(error, OSError) and error.errno in _FULL else None
             with suppress(OSError):  # the first error tells more
                 if full:
-                    self._room.shrink(piece, room)
-                elif room is not None:
-                    self._room.give_back(room)
+                    self._room.shrink(part, piece)
+                else:
+                    self._room.give_back(part)
             if full is None or is_last:
                 raise
             self._warn(full)
         else:
-            return OpenPiece(piece.begin, piece.end, room.file, path=self._path_of(piece))
-        return self._kept(piece, data, is_last=True)  # after an eviction
+            return True
+        return self._is_kept(piece, part, data, is_last=True)  # after an eviction
 
-    def _publish(self, piece: Piece, room: NewPiece) -> None:
-        path = self._path_of(piece)
+    def _publish(self, piece: Piece, part: int) -> None:
+        path = self._folder.path_of(piece)
         with suppress(FileExistsError):
             os.mkdir(os.path.dirname(path), 0o700)  # noqa: PTH102, PTH120 a string
-        os.rename(room.path, path)  # noqa: PTH104 a string
-
-    def _path_of(self, piece: Piece) -> str:
-        return f"{self._folder.path}/{piece.folder}/{piece.name}"
+        os.rename(self._folder.part_of(piece), path)  # noqa: PTH104 a string
+        believe(part)
 
     def _warn(self, error: OSError) -> None:
         """Say once per process why pieces are not kept, or fewer than the limit allows."""

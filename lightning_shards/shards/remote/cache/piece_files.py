@@ -1,25 +1,15 @@
 """Files that hold one piece each: written once, checked when they are opened, never changed.
 
 A file holds the bytes of the piece and a trailer of 64 bytes: magic, version, length and crc32. It
-is not synced to the disk. After a power cut it may be torn, and whoever opens it next finds that
-out: length and crc32 are checked before a byte is used.
-
-One check is enough for a node until it starts anew. A file that was checked, or written, since the
-machine started gets a time of change that is made from the identity of this start and the version
-of these files (a seal): a write by anybody would set another one, and another start or version
-would expect another one. It lies decades back, so that a program that removes files by this time
-alone removes pieces, which are then fetched again.
+is not synced to the disk. After a power cut it may be torn, so each process checks length and crc32
+of a piece before it uses a byte of it for the first time.
 """
 
 import errno
-import hashlib
 import os
 import stat
 import struct
-import time
 import weakref
-from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 from lightning_shards.shards.checksums import crc32
@@ -31,7 +21,11 @@ _VERSION: Final = 2
 """Pieces of version 1 may hold what was still encrypted: they are fetched again."""
 
 _CHUNK: Final = 1 << 20
-_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+_checked: Final[set[tuple[int, int]]] = set()
+"""The pieces that this process wrote or checked: inode and time of change, which a write moves."""
+
+_MOST_CHECKED: Final = 1 << 16
 
 
 class OpenPiece:
@@ -96,15 +90,6 @@ class OpenPiece:
                 raise OSError(errno.EIO, f"the file ends after {first + done:,} bytes", self._path)
             done += more
 
-    def drop(self) -> None:
-        """Remove its file from the cache, unless another one has its name by now.
-
-        Raises:
-            OSError: It cannot be removed.
-        """
-        if self.file is not None:
-            _remove(self._path, self.file)
-
     def close(self) -> None:
         """Let go of the file."""
         if self._closing is not None:
@@ -112,16 +97,23 @@ class OpenPiece:
 
 
 def write_piece(file: int, data: memoryview) -> None:
-    """Write the bytes of a piece and its trailer to a new file, and seal it.
+    """Write the bytes of a piece and its trailer to a new file.
 
     Raises:
         OSError: It cannot be written.
     """
+    os.lseek(file, 0, os.SEEK_SET)
     trailer = _TRAILER.pack(_MAGIC, _VERSION, len(data), crc32(data))
     for part in (data, memoryview(trailer)):
         while part:
             part = part[os.write(file, part) :]  # noqa: PLW2901 what is left of it
-    _seal(file)
+
+
+def believe(file: int) -> None:
+    """Take this file for a whole piece from now on, as this process has written or checked it."""
+    if len(_checked) >= _MOST_CHECKED:
+        _checked.clear()
+    _checked.add(_identity(os.fstat(file)))
 
 
 def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
@@ -149,21 +141,17 @@ def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
     return None
 
 
-def is_sealed(path: str, size: int) -> bool:
-    """Whether this is as good as surely a whole piece of so many bytes; no file is opened.
-
-    It was written or checked since the machine started. Whoever opens it looks at its trailer, too.
-    """
+def is_there(path: str, size: int) -> bool:
+    """Whether there is a piece of so many bytes, which is not opened."""
     try:
         status = os.lstat(path)
     except OSError:
         return False
-    has_size = stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
-    return has_size and status.st_mtime_ns == _seal_of_this_start()
+    return stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
 
 
 def is_damaged(path: str, size: int) -> bool:
-    """Whether a piece of so many bytes differs from what was written, whether it is sealed or not.
+    """Whether a piece of so many bytes differs from what was written.
 
     Raises:
         OSError: The file cannot be opened or read.
@@ -181,12 +169,16 @@ def _is_whole(file: int, size: int) -> bool:
     checksum = _expected_crc32(file, size, status)
     if checksum is None:
         return False
-    if status.st_mtime_ns == _seal_of_this_start():
+    if _identity(status) in _checked:
         return True
     if _crc32_of(file, size) != checksum:
         return False
-    _seal(file)
+    believe(file)
     return True
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_ctime_ns
 
 
 def _expected_crc32(file: int, size: int, status: os.stat_result) -> int | None:
@@ -219,23 +211,3 @@ def _remove(path: str, file: int) -> None:
             os.unlink(path)  # noqa: PTH108 a hot path of strings
     except FileNotFoundError:
         return
-
-
-def _seal(file: int) -> None:
-    seal = _seal_of_this_start()
-    if seal is None:
-        return
-    try:
-        os.utime(file, ns=(time.time_ns(), seal))  # programs that clean up may look at the first
-    except OSError:
-        return  # it is checked again when it is opened again
-
-
-@lru_cache(maxsize=1)
-def _seal_of_this_start() -> int | None:
-    """A time between 1970 and 2004, in whole seconds as every file system keeps them, but in ns."""
-    try:
-        digest = hashlib.sha256(_BOOT.read_bytes() + bytes([_VERSION])).digest()
-    except OSError:
-        return None  # then each process checks each file
-    return (int.from_bytes(digest[:4]) >> 2) * 10**9

@@ -83,13 +83,4 @@ def _hash(text: str) -> str:
 
 def share_of(folder: str, name: str) -> float:
     """A number from 0 to 1 that a piece has for ever, each number equally likely."""
-    return int.from_bytes(_digest(folder, name)[:6]) / 2**48
-
-
-def number_of(folder: str, name: str) -> int:
-    """The number of a piece, below 2**48; two pieces have the same one as good as never."""
-    return int.from_bytes(_digest(folder, name)[6:12])
-
-
-def _digest(folder: str, name: str) -> bytes:
-    return hashlib.sha256(f"{folder}/{name}".encode()).digest()
+    return int.from_bytes(hashlib.sha256(f"{folder}/{name}".encode()).digest()[:6]) / 2**48

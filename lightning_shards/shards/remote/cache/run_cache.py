@@ -5,10 +5,8 @@ import os
 import time
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Final, NamedTuple
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
 from lightning_shards.shards.remote.cache.limits import (
@@ -17,17 +15,12 @@ from lightning_shards.shards.remote.cache.limits import (
     CacheNeed,
     default_limit,
     has_room,
-    lack_beside,
 )
-from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
 
 _WINDOWS: Final = 2  # that which is read and the next one
 _BATCHES: Final = 3  # of large samples: that which is read and two that follow
-
-_ENDING_S: Final = 6.0  # workers find within five seconds that their trainer was killed
-_LOOK_S: Final = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +87,7 @@ def cache_of_run(
 ) -> PieceCache | None:
     """The cache that all processes of a run on this node read through; it is given to them.
 
-    It is made where a run is set up. What a killed run left in memory is removed first.
+    It is made where a run is set up.
 
     Args:
         folder: The cache folder of the user.
@@ -106,21 +99,19 @@ def cache_of_run(
         None if the default limit is too low, with a warning: batches are then read exactly.
 
     Raises:
-        ConfigError: The limit that was given is too low, also beside the runs that are open.
+        ConfigError: The limit that was given is too low.
         FileAccessError: The folder belongs to another user, or others may write to it.
         OSError: It cannot be made or read.
     """
     path = folder_of_pieces(folder)
     pieces = PieceFolder(folder, path)
-    pieces.remove_if_left()
     folder.make_folder(path)
     limit, left_free = _limit(pieces, cache_gib)
     working_set, tables = size.working_set_bytes, size.tables_bytes
     sizes = (limit, size.size_bytes, working_set, tables, left_free)
     need = CacheNeed(size.data, *sizes, size.groups, time.time_ns(), size.is_drawn)
     if has_room(need, is_set=cache_gib is not None):
-        fits = _fits_beside_others(pieces, run, need, is_set=cache_gib is not None)
-        return PieceCache(folder, path, run, need) if fits else None
+        return PieceCache(folder, path, run, need)
     _warn_once(
         f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
         f"the block that is read and the one that follows have {working_set / GIB:.3g} GiB, the "
@@ -128,40 +119,6 @@ def cache_of_run(
         "cache_gib or a smaller shuffle_block"
     )
     return None
-
-
-def _fits_beside_others(pieces: PieceFolder, run: str, need: CacheNeed, *, is_set: bool) -> bool:
-    """Whether there is room beside the runs that have the folder open; if not, it is said."""
-    lack = _lack_beside_others(pieces, run, need)
-    if not lack:
-        return True
-    remedy = "raise cache_gib, name another cache_dir, or wait until they end"
-    if is_set:
-        gib = need.limit_bytes / GIB
-        raise ConfigError(f"cache_gib={gib:.3g} is too little in {pieces.path}: {lack}; {remedy}")
-    _warn_once(f"nothing is kept of remote shards in {pieces.path}: {lack}; {remedy}")
-    return False
-
-
-def _lack_beside_others(pieces: PieceFolder, run: str, need: CacheNeed) -> str:
-    """Why there is no room beside the open runs, of which some may be about to end."""
-    until = _killed_runs_ended_s(pieces.path)
-    while True:
-        lack = ""
-        with suppress(OSError):  # no run has been there yet
-            lack = lack_beside(need, OpenRuns(pieces).others(run))
-        if not lack or time.monotonic() >= until:
-            return lack
-        time.sleep(_LOOK_S)
-
-
-@cache
-def _killed_runs_ended_s(_folder: Path) -> float:
-    """When the workers of all trainers have ended that were killed before this was first asked.
-
-    So a job that is started again at once finds room, and nobody waits twice for runs that go on.
-    """
-    return time.monotonic() + _ENDING_S
 
 
 @cache

@@ -14,14 +14,9 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CachedPiece, CacheNeed
 from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged
-from lightning_shards.shards.remote.cache.piece_folder import (
-    COUNTER_LOCK,
-    PRESENCE_LOCK,
-    PieceFolder,
-)
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
 
 _NAME: Final = re.compile(r"(\d{1,18})-(\d{1,18})")
-_WAIT_S: Final = 10.0
 
 
 class CachedObject(NamedTuple):
@@ -114,7 +109,7 @@ def list_pieces(folder: PieceFolder) -> FolderListing:
     if folder.runs.is_dir():
         runs.remove_ended()
         needs = runs.needs()
-    writing = folder.bytes_in_parts() if folder.parts.is_dir() else 0
+    writing = folder.bytes_in_parts()
     by_object = groupby(sorted(folder.pieces()), lambda piece: os.path.dirname(piece.path))  # noqa: PTH120 a string
     objects = [_object(Path(path).name, pieces) for path, pieces in by_object]
     return FolderListing(folder.path, objects, writing, needs)
@@ -166,21 +161,17 @@ def clear_pieces(folder: PieceFolder, *, force: bool = False) -> Freed:
         ConfigError: Runs have it open.
         OSError: A piece cannot be removed.
     """
-    with folder.locks.held(PRESENCE_LOCK) as alone:
-        if not force and (alone is None or not alone.is_sure):
-            what = "is open: some run, or another tool, reads from it"
-            if alone is not None:
-                what = "may be open: its file system has no locks to tell"
-            raise ConfigError(
-                f"{folder.path} {what}; wait for the end of its runs, or give --force: they then "
-                "fetch again what they need"
-            )
-        number = size_bytes = 0
-        for piece in list(folder.pieces()):
-            with suppress(FileNotFoundError):
-                os.unlink(piece.path)  # noqa: PTH108 a path of scandir
-                number, size_bytes = number + 1, size_bytes + piece.size
-        _recount(folder)
+    if not force and list_pieces(folder).runs:
+        raise ConfigError(
+            f"{folder.path} is open: some run, or another tool, reads from it; wait for the end of "
+            "its runs, or give --force: they then fetch again what they need"
+        )
+    number = size_bytes = 0
+    for piece in list(folder.pieces()):
+        with suppress(FileNotFoundError):
+            os.unlink(piece.path)  # noqa: PTH108 a path of scandir
+            number, size_bytes = number + 1, size_bytes + piece.size
+    _recount(folder)
     return Freed(number, size_bytes)
 
 
@@ -210,7 +201,6 @@ def _is_wrong(piece: CachedPiece) -> bool | OSError | None:
 
 def _recount(folder: PieceFolder) -> None:
     """Set the counter of used bytes."""
-    with folder.locks.held(COUNTER_LOCK, _WAIT_S) as lock:
-        if lock is not None:
-            writing = folder.bytes_in_parts() if folder.parts.is_dir() else 0
-            folder.write_used(lock.file, writing + sum(piece.size for piece in folder.pieces()))
+    with folder.counter() as counter:
+        if counter is not None:
+            folder.write_used(counter, folder.used_now())

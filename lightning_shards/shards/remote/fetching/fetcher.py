@@ -1,26 +1,24 @@
 """The fetcher: pieces that are needed soon, and exactly the bytes that a batch lacks.
 
 Pieces that were announced are fetched by a few threads, in the order given, and go to the cache of
-the node, where every process finds them. A batch reads from pieces what is there. What is not
-there it does not wait for: it is fetched at once, by requests for these bytes alone, before
-anything that is only needed soon. So a process that lags or ends delays no other one.
-
-There are two exceptions. A request costs its latency and the time of its bytes. If a piece is under
-way in this process for so long that it will be there no later than an answer to a request made now,
-the batch waits for the piece, but no longer than that request would take. And where the network is
-what everything waits for, a batch waits for pieces as long as some of them come; see `patience`.
+the node, where every process finds them. A batch reads from pieces what is there. It waits for
+those that are on their way, but not for long: what it still lacks then is fetched by requests for
+these bytes alone, so a process that lags or ends delays no other one by more than that.
 """
 
 import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from time import perf_counter
 
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.fetching.process_fetcher import FetchCounts, ProcessFetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
+from lightning_shards.shards.remote.fetching.process_fetcher import (
+    WAIT_S,
+    FetchCounts,
+    ProcessFetcher,
+)
+from lightning_shards.shards.remote.fetching.segments import ObjectReads
 from lightning_shards.shards.remote.transport import Transport
 
 
@@ -35,7 +33,7 @@ class Fetcher:
         transport: What fetches; at least `threads` + 1 of its requests may be under way.
         cache: Where pieces are kept.
         threads: Requests at once, each of 8 MiB at most, beside that of a thread that reads.
-        now: A clock, in seconds.
+        wait_s: Seconds for which a batch waits for pieces that are on their way.
     """
 
     def __init__(
@@ -44,15 +42,16 @@ class Fetcher:
         cache: PieceCache,
         *,
         threads: int,
-        now: Callable[[], float] = perf_counter,
+        wait_s: float = WAIT_S,
     ) -> None:
         self._transport, self._cache = transport, cache
-        self._threads, self._now = threads, now
+        self._threads, self._wait_s = threads, wait_s
         self._made: dict[int, ProcessFetcher] = {}
 
     def __reduce__(self) -> tuple[Callable[..., "Fetcher"], tuple[object, ...]]:
         """Pickle what it was made of."""
-        return partial(Fetcher, threads=self._threads), (self._transport, self._cache)
+        settings = {"threads": self._threads, "wait_s": self._wait_s}
+        return partial(Fetcher, **settings), (self._transport, self._cache)
 
     @property
     def counts(self) -> FetchCounts:
@@ -76,14 +75,6 @@ class Fetcher:
         """Whether pieces were announced, and all that were announced last are in the cache."""
         return self._here().has_all()
 
-    def has_lacked(self) -> bool:
-        """Whether since the last announcement a batch has lacked something."""
-        return self._here().has_lacked()
-
-    def has(self, pieces: Sequence[Piece]) -> bool:
-        """Whether all of these pieces are in the cache; not known of those of earlier boots."""
-        return self._here().has(pieces)
-
     def read(self, reads: Sequence[ObjectReads]) -> list[list[int]]:
         """Read all ranges of a batch at once; nothing is written to their memory after the call.
 
@@ -97,21 +88,10 @@ class Fetcher:
         """
         return self._here().read(reads)
 
-    def drop_unlike(self, fetched: Segment) -> None:
-        """Drop each piece whose bytes have changed on the disk since it was written.
-
-        Args:
-            fetched: Bytes as the store gave them. Pieces that hold them, too, are compared.
-
-        Raises:
-            FileAccessError: As of `read`.
-        """
-        self._here().drop_unlike(fetched)
-
     def close(self) -> None:
-        """End all threads of this process within a second, also where a server has stalled.
+        """End what this process fetches. Reads in other threads end with a StorageError.
 
-        Reads in other threads end with a StorageError. A later call begins anew.
+        A later call begins again.
         """
         here = self._made.pop(os.getpid(), None)
         if here is not None:
@@ -122,7 +102,7 @@ class Fetcher:
         pid = os.getpid()
         here = self._made.get(pid)
         if here is None:
-            made = ProcessFetcher(self._transport, self._cache, self._threads, self._now)
+            made = ProcessFetcher(self._transport, self._cache, self._threads, self._wait_s)
             here = self._made.setdefault(pid, made)
             if here is made:
                 weakref.finalize(self, _stop_in, pid, here).atexit = False

@@ -5,8 +5,6 @@ import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import chain
 from typing import Final
 from weakref import WeakSet
 
@@ -15,7 +13,6 @@ from lightning_shards.shards.remote.cache.piece_files import OpenPiece
 from lightning_shards.shards.remote.cache.piece_names import Piece
 from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces, PiecesOfObject
 from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
-from lightning_shards.shards.urls import redact
 from lightning_shards.system.open_files import share_of_files
 
 _MOST_OPEN: Final = 400
@@ -65,27 +62,9 @@ class OpenPieces:
         """
         piece = segment.piece
         opened = None if piece is None else self._opened(piece)
-        return opened is not None and self.has_filled_from(opened, segment)
-
-    def has_filled_from(self, opened: OpenPiece, segment: Segment) -> bool:
-        """Read the bytes of a segment from this piece; False if its file cannot be read."""
-        assert segment.piece is not None
-        return self._is_read(opened, segment.begin, segment.into, segment.piece)
-
-    def drop_unlike(self, fetched: Segment, announced: Sequence[AnnouncedPieces]) -> None:
-        """Drop each piece that holds other bytes than the object, of which these were fetched.
-
-        Raises:
-            FileAccessError: The cache folder is another user's, or others may write to it.
-        """
-        for part in chain.from_iterable(pieces.cut(fetched) for pieces in announced):
-            opened = None if part.piece is None else self._opened(part.piece)
-            if opened is None or part.piece is None:
-                continue
-            found = bytearray(len(part.into))
-            is_read = self._is_read(opened, part.begin, memoryview(found), part.piece)
-            if is_read and memoryview(found) != part.into:
-                self._drop(opened, part.piece)
+        if piece is None or opened is None:
+            return False
+        return self._is_read(opened, segment.begin, segment.into, piece)
 
     def close(self) -> None:
         """Close all; those that are being read are closed when that is done."""
@@ -110,20 +89,6 @@ class OpenPieces:
                     break
             if not is_read:
                 yield Segment(url, version, start, stop, memory)
-
-    def _drop(self, opened: OpenPiece, piece: Piece) -> None:
-        with self._lock:
-            if self._open.pop(piece, None) is None:
-                return
-        with suppress(OSError):  # then it is found, and told, again
-            opened.drop()
-        _log.warning(
-            "bytes %d to %d of %s have changed on the disk of the cache and are fetched again: "
-            "check that disk, and its other pieces with `lightning-shards cache verify`",
-            piece.begin,
-            piece.end,
-            redact(piece.url),
-        )
 
     def _is_read(self, opened: OpenPiece, start: int, memory: memoryview, piece: Piece) -> bool:
         try:

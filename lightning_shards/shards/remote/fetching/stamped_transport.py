@@ -49,10 +49,6 @@ class StampedTransport(Transport):
         self._seen[url, found] = body.version
         return body._replace(version=found)
 
-    def take_back(self, data: bytearray) -> None:
-        """Read the next ranges to this memory."""
-        self._transport.take_back(data)
-
     def size_of(self, url: str) -> int:
         """Bytes of an object, asked anew; errors as of `read`."""
         return self._transport.size_of(url)

@@ -19,19 +19,11 @@ _VARIABLES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Those that obstore reads, by scheme."""
 
-_OF_TOKENS: Final = "AWS_ENDPOINT_URL_STS"
-
-_HTTP_BY: Final[Mapping[str, tuple[str, ...]]] = {
-    "s3": ("AWS_ALLOW_HTTP",),
-    "gs": ("GOOGLE_ALLOW_HTTP",),
-    "az": ("AZURE_ALLOW_HTTP",),
-}
-_TRUE: Final = ("1", "true", "on", "yes", "y")
 _URL = re.compile(r"https?://[^\s/?#]+[^\s]*", re.IGNORECASE)
 
 
 def allows_http(scheme: str, options: Mapping[str, Any]) -> bool:
-    """Whether requests may go without TLS, since an endpoint or a variable says so.
+    """Whether requests may go without TLS, since an endpoint says so.
 
     Args:
         scheme: `s3`, `gs` or `az`.
@@ -40,12 +32,9 @@ def allows_http(scheme: str, options: Mapping[str, Any]) -> bool:
     Raises:
         ConfigError: An endpoint is no http(s) URL.
     """
+    named = {name: os.environ[name] for name in _VARIABLES[scheme] if name in os.environ}
     if "endpoint" in options:
         named = {f"storage_options of {scheme}: endpoint": str(options["endpoint"])}
-        allowed = False
-    else:
-        named = {name: os.environ[name] for name in _VARIABLES[scheme] if name in os.environ}
-        allowed = any(os.environ.get(name, "").lower() in _TRUE for name in _HTTP_BY[scheme])
     for name, endpoint in named.items():
         if not _URL.fullmatch(endpoint):
             shown = "" if "@" in endpoint else f", got {endpoint!r}"
@@ -53,5 +42,4 @@ def allows_http(scheme: str, options: Mapping[str, Any]) -> bool:
                 f"{name} must be a whole URL{shown}; write https://HOST or http://HOST:PORT, or "
                 "leave it out"
             )
-    endpoints = [*named.values(), os.environ.get(_OF_TOKENS, "") if scheme == "s3" else ""]
-    return allowed or any(endpoint.lower().startswith("http://") for endpoint in endpoints)
+    return any(endpoint.lower().startswith("http://") for endpoint in named.values())

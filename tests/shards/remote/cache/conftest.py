@@ -16,16 +16,3 @@ def cache(folder):
     cache = make_cache(folder, make_need(10))
     yield cache
     cache.close()
-
-
-@pytest.fixture(params=["locks", "no locks"])
-def with_or_without_locks(request, failing_lock_calls):
-    """A file system with locks, and one without for all tests but those of `needs_locks`."""
-    if request.param == "no locks" and "needs_locks" in request.fixturenames:
-        pytest.skip("needs a file system with locks")
-    failing_lock_calls(0 if request.param == "locks" else 10**9)
-
-
-@pytest.fixture
-def needs_locks():
-    """Marks a test of what locks do."""

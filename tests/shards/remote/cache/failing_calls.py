@@ -19,7 +19,7 @@ from cached_bytes import FILE, bytes_of, disk_bytes, load, make_cache, make_need
 CALLS = [
     (os, name) for name in ("open", "write", "pwrite", "rename", "unlink", "ftruncate", "mkdir")
 ]
-CALLS += [(os, "utime"), (fcntl, "fcntl")]
+CALLS += [(fcntl, "flock")]
 KINDS = {"EIO": errno.EIO, "ENOSPC": errno.ENOSPC, "EINTR": errno.EINTR, "SIGKILL": 0}
 LIMIT = 4
 UNTOUCHED, FAILED = 0, 17

@@ -3,7 +3,6 @@
 import pytest
 
 from lightning_shards.shards.remote.cache.file_systems import (
-    is_in_memory,
     is_shared_by_machines,
     mount_of,
 )
@@ -58,10 +57,3 @@ def test_without_a_table_nothing_is_known(tmp_path):
 def test_the_table_of_this_machine(tmp_path):
     found = mount_of(tmp_path)
     assert found is None or str(tmp_path).startswith(found.folder)
-
-
-def test_memory_is_told_by_the_path(tmp_path):
-    (tmp_path / "link").symlink_to("/dev/shm")
-    assert is_in_memory("/dev/shm/cache")
-    assert is_in_memory(tmp_path / "link" / "cache")
-    assert not is_in_memory("/dev/shmem/cache")

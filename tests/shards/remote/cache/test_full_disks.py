@@ -9,8 +9,6 @@ from cached_bytes import FILE, bytes_of, disk_bytes, load, make_cache, make_need
 
 from lightning_shards.shards.remote.cache import piece_cache
 
-pytestmark = pytest.mark.usefixtures("with_or_without_locks")
-
 
 def full_disk(monkeypatch, folder, room, error=errno.ENOSPC):
     """A disk with room for so many bytes of pieces; the list gets an entry when it is full."""

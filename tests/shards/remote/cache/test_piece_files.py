@@ -1,7 +1,6 @@
 """A file of a piece gives its bytes, or is no piece."""
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -9,7 +8,6 @@ from lightning_shards.shards.remote.cache import piece_files
 from lightning_shards.shards.remote.cache.piece_files import (
     TRAILER_BYTES,
     is_damaged,
-    is_sealed,
     open_piece,
 )
 
@@ -113,16 +111,11 @@ def test_a_torn_piece_is_found_by_is_damaged(path, spoil):
     assert is_damaged(str(path), len(DATA))
 
 
-def test_a_piece_of_an_earlier_version_of_these_files_is_neither_sealed_nor_opened(
-    tmp_path, monkeypatch
-):
-    seal, path = piece_files._seal_of_this_start, tmp_path / "earlier"
+def test_a_piece_of_an_earlier_version_of_these_files_is_not_opened(tmp_path, monkeypatch):
+    path = tmp_path / "earlier"
     with monkeypatch.context() as earlier, path.open("wb", buffering=0) as file:
         earlier.setattr(piece_files, "_VERSION", 1)
-        earlier.setattr(piece_files, "_seal_of_this_start", seal.__wrapped__)
         piece_files.write_piece(file.fileno(), memoryview(DATA))
-        assert is_sealed(str(path), SIZE)
-    assert not is_sealed(str(path), SIZE)  # so that it is fetched ahead again
     assert is_damaged(str(path), SIZE)
     assert opened(path) is None
     assert not path.exists()
@@ -150,51 +143,14 @@ def test_a_folder_and_a_fifo_are_no_pieces(tmp_path):
     assert opened(tmp_path / "fifo") is None
 
 
-def test_the_bytes_are_checked_once_until_the_machine_starts_anew(path, monkeypatch):
-    checked = []
-
-    def counted(data, value=0):
-        checked.append(len(data))
-        return crc32(data, value)
-
-    crc32 = piece_files.crc32
-    monkeypatch.setattr(piece_files, "crc32", counted)
+def test_the_bytes_are_checked_once_in_each_process_and_again_after_a_write(path, monkeypatch):
+    checked, crc32 = [], piece_files.crc32
+    monkeypatch.setattr(
+        piece_files, "crc32", lambda *given: (checked.append(True), crc32(*given))[1]
+    )
     for _ in range(3):
-        opened(path)
-    assert not checked  # it was written since the machine started
-    restarted(monkeypatch, path.with_name("boot"))
-    for _ in range(3):
-        assert opened(path).read(100, 103) == DATA[:3]
-    assert sum(checked) == len(DATA)  # by the first one of all processes
-
-
-def test_a_piece_that_a_power_cut_tore_is_none(path, monkeypatch):
-    times = path.stat()
-    torn(path, zero_page)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # the time reached the disk
-    restarted(monkeypatch, path.with_name("boot"))
-    assert opened(path) is None
-
-
-def test_without_the_identity_of_the_start_each_opening_checks(path, monkeypatch):
-    restarted(monkeypatch, Path("/nonexistent"))
-    times = path.stat()
-    torn(path, flip(5))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert opened(path) is None
-
-
-def restarted(monkeypatch, boot):
-    if boot.parent.exists():
-        boot.write_text("another start\n")
-    monkeypatch.setattr(piece_files, "_BOOT", boot)
-    monkeypatch.setattr(piece_files._seal_of_this_start, "__wrapped__", None, raising=False)
-    fresh = piece_files.lru_cache(maxsize=1)(seal_anew)
-    monkeypatch.setattr(piece_files, "_seal_of_this_start", fresh)
-
-
-def seal_anew():
-    try:
-        return len(piece_files._BOOT.read_bytes()) * 10**9
-    except OSError:
-        return None
+        opened(path).close()
+    assert len(checked) == 1
+    path.write_bytes(path.read_bytes())
+    opened(path).close()
+    assert len(checked) == 2

@@ -106,12 +106,6 @@ class Process:
     def fetch_ahead(self, reads):
         self.fetcher.fetch_ahead(self.pieces(reads))
 
-    def has_lacked(self):
-        return self.fetcher.has_lacked()
-
-    def is_kept(self, read):
-        return self.fetcher.has(self.pieces([read]))
-
     def check(self, ids):
         """Read these samples as one batch, and compare their bytes."""
         reads, wanted = [], []

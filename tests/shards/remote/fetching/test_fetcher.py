@@ -14,9 +14,8 @@ from waiting import wait_for
 from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.cache import piece_cache
 from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.fetching import patience
-from lightning_shards.shards.remote.fetching.fetch_threads import FetchThreads
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+from lightning_shards.shards.remote.request_threads import RequestThreads
 
 
 def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
@@ -66,11 +65,9 @@ def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher
 
 def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path, monkeypatch):
     """Queued behind them: which of two threads asks first is chance."""
-    queued = []
-    for name in ("run", "replace_soon"):
-        method = getattr(FetchThreads, name)
-        spy = lambda *args, name=name, method=method: (queued.append(name), method(*args))[1]  # noqa: E731
-        monkeypatch.setattr(FetchThreads, name, spy)
+    queued, begin = [], RequestThreads.begin
+    spy = lambda threads, call: (queued.append(call), begin(threads, call))[1]  # noqa: E731
+    monkeypatch.setattr(RequestThreads, "begin", spy)
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     fetcher.fetch_ahead(PIECES[:2])
     fetcher.fetch_ahead(PIECES[2:])
@@ -84,7 +81,10 @@ def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path
     reader.join(WITHIN_S)
     fetcher.close()
     assert is_ahead
-    assert queued[:2] == ["run", "replace_soon"]
+    assert [getattr(call, "func", call).__name__ for call in queued[:2]] == [
+        "_fetch_range",
+        "_work",
+    ]
     assert len(transport.asked) == 7
 
 
@@ -192,32 +192,9 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
 
 
-def test_a_batch_does_not_wait_for_a_piece_that_has_just_begun(make_fetcher, transport):
+def test_a_batch_waits_for_a_piece_that_is_on_its_way(make_fetcher, transport):
     transport.gates[0] = threading.Event()
-    fetcher = make_fetcher(now=lambda: 0.0)
-    fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
-    assert transport.begun[0].wait(WITHIN_S)
-    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
-    assert fetcher.counts.exact_requests == 1
-    assert not transport.gates[0].is_set()
-
-
-def test_a_batch_of_small_ranges_waits_for_its_piece(make_fetcher, transport):
-    transport.gates[0] = threading.Event()
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:1])
-    assert transport.begun[0].wait(WITHIN_S)
-    threading.Timer(0.05, transport.gates[0].set).start()
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    assert fetcher.counts.exact_requests == 0
-
-
-def test_a_batch_waits_for_its_piece_where_the_network_is_what_all_wait_for(
-    make_fetcher, transport
-):
-    transport.gates[0] = threading.Event()
-    fetcher = make_fetcher()
-    fetcher._here()._link.count(MIB, 10.0)
+    fetcher = make_fetcher(wait_s=WITHIN_S)
     fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
     assert transport.begun[0].wait(WITHIN_S)
     threading.Timer(0.05, transport.gates[0].set).start()
@@ -225,10 +202,9 @@ def test_a_batch_waits_for_its_piece_where_the_network_is_what_all_wait_for(
     assert fetcher.counts.exact_requests == 0
 
 
-def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport, monkeypatch):
-    monkeypatch.setattr(patience, "_LEAST_S", 3 * WITHIN_S)
+def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport):
     transport.failing[0] = StorageError("no")
-    fetcher = make_fetcher()
+    fetcher = make_fetcher(wait_s=3 * WITHIN_S)
     fetcher.fetch_ahead(PIECES[:1])
     wait_for(lambda: not fetcher._here()._coming, WITHIN_S)
     transport.failing.clear()
@@ -237,40 +213,14 @@ def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport, 
     assert time.perf_counter() - begun < WITHIN_S
 
 
-def coming_piece(make_fetcher, transport):
-    """A fetcher by whose clock a piece of 8 MiB has been under way for a second."""
-    clock = [0.0]
+def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, transport):
     transport.gates[0] = threading.Event()
-    fetcher = make_fetcher(now=lambda: clock[0])
+    fetcher = make_fetcher(wait_s=0.1)
     fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
     assert transport.begun[0].wait(WITHIN_S)
-    clock[0] = 1.0
-    return fetcher
-
-
-def test_a_batch_waits_for_a_piece_that_comes_no_later_than_an_answer(make_fetcher, transport):
-    fetcher = coming_piece(make_fetcher, transport)
-    fetcher._here()._link.seconds_of = lambda _: 5.0  # which is how long is waited
-    threading.Timer(0.05, transport.gates[0].set).start()
-    assert bytes_read(fetcher, reads_of("large", [(10, 20)])) == [LARGE[10:20]]
-    assert fetcher.counts.exact_requests == 0
-    assert fetcher.counts.cached_bytes == 10
-
-
-def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, transport):
-    fetcher = coming_piece(make_fetcher, transport)
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
     assert fetcher.counts.exact_requests == 1
     assert not transport.gates[0].is_set()
-
-
-def test_a_piece_that_cannot_be_kept_still_serves_who_waits(make_fetcher, transport, tmp_path):
-    cache = cache_in(tmp_path / "small", limit_bytes=100)
-    fetcher = coming_piece(partial(make_fetcher, cache), transport)
-    fetcher._here()._link.seconds_of = lambda _: 5.0
-    threading.Timer(0.05, transport.gates[0].set).start()
-    assert bytes_read(fetcher, reads_of("large", [(10, 20)])) == [LARGE[10:20]]
-    assert fetcher.counts.exact_requests == 0
 
 
 def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetcher, tmp_path):
@@ -307,28 +257,15 @@ def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetch
     others.close()
 
 
-def test_so_many_pieces_are_fetched_at_once_as_come_in_a_moment(make_fetcher):
-    here = make_fetcher(threads=64)._here()
-    for _ in range(20):
-        here._link.count(1_000_000, 0.05, at_once=4, is_piece=True)
-        for _ in range(3):
-            here._link.count(4000, 0.05, at_once=4)  # which waits for its answer
-    here._piece(PIECES[0])
-    seconds = 0.15 + 3 * here._link.latency_s
-    assert here._threads._limit_ahead == 48  # of 64; so small pieces could be thousands
-    assert here._piece(Piece("large", '"v"', 0, 1_000_000))
-    assert here._threads._limit_ahead == int(80 * seconds)
-
-
 def test_small_pieces_too_are_fetched_many_at_once(make_fetcher, transport):
     transport.objects["many"] = bytes(400 * 100)
     pieces = [Piece("many", '"v"', begin, begin + 100) for begin in range(0, 400 * 100, 100)]
     read = transport.read
     transport.read = lambda *args: (time.sleep(0.01), read(*args))[1]
-    fetcher = make_fetcher(threads=64)
+    fetcher, began = make_fetcher(threads=64), time.perf_counter()
     fetcher.fetch_ahead(pieces)
     assert is_fetched(fetcher, 400)
-    assert fetcher._here()._threads._limit_ahead > 16
+    assert time.perf_counter() - began < 400 * 0.01
 
 
 def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
@@ -348,8 +285,7 @@ def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport)
     transport.objects["many"] = bytes(80 * MIB)
     for piece in pieces:
         transport.gates[piece.begin] = threading.Event()
-    fetcher = make_fetcher(threads=64, now=lambda: 0.0)  # so that the network stays a fast one
-    fetcher._here()._threads.limit_soon(64)
+    fetcher = make_fetcher(threads=64)
     fetcher.fetch_ahead(pieces)
     assert wait_for(lambda: transport.under_way == 6, WITHIN_S)
     time.sleep(0.05)

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import StorageError
-from lightning_shards.shards.remote.fetching.fetch_threads import too_few_threads
 
 _T = TypeVar("_T")
 
@@ -62,7 +61,7 @@ class _Threads:
     def __init__(self, limit: int) -> None:
         self._limit, self._number, self._unfinished = limit, 0, 0
         self._is_closed = False
-        self._lock = Lock()
+        self._lock = RLock()  # it may be closed by a finalizer while it is held
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._under_way: set[Future[Any]] = set()
 
@@ -106,6 +105,14 @@ class _Threads:
                 self._under_way.discard(future)
                 self._unfinished -= 1
             del future, call, item  # their bytes may be many, and the next call may be far
+
+
+def too_few_threads() -> StorageError:
+    """The error for requests where not one thread could be started."""
+    return StorageError(
+        "no thread can be started for requests, since this user may have no more of them or there "
+        "is no memory for it; raise that limit (ulimit -u), or set fewer connections in the loader"
+    )
 
 
 def _refuse() -> None:

@@ -1,1 +1,0 @@
-"""What comes back from a store: answers of HTTP, calls without limits, memory for bodies."""
