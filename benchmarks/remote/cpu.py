@@ -12,15 +12,16 @@ from benchmarks.remote.job import FAST, LINKS, RemoteJob
 from benchmarks.remote.loaders import CACHE_GIB
 from benchmarks.remote.server import ask
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher
 from lightning_shards.shards.remote.fetching.segments import ObjectReads
-from lightning_shards.shards.remote.fetching.stamped_transport import (
+from lightning_shards.shards.remote.transport import (
+    RemoteTransport,
     StampedTransport,
+    TransportSettings,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.remote import version_number
 
 PIECE, SMALL = 1_300_000, 4_096

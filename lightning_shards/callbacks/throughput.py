@@ -21,7 +21,7 @@ from lightning_shards.profiling.starvation import HostClock, StarvationClock, ma
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
 from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import read_count
-from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.system.cpus import num_cpus
 
 

@@ -27,7 +27,7 @@ from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_meter import FetchMeter
+from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
     BadSampleLedger,
@@ -62,7 +62,7 @@ from lightning_shards.samples.transforms import (
     layouts_of,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.remote.providers.proxies import require_hosts
+from lightning_shards.shards.remote.proxies import require_hosts
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
 
 _STAGE_POSITIONS = 1 << 48

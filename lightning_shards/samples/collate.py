@@ -25,7 +25,7 @@ from lightning_shards.samples.loaded_torch import (
     tensor_of,
     torch_has,
 )
-from lightning_shards.shards.storage.fetch_totals import FetchTotals
+from lightning_shards.shards.storage.protocol import FetchTotals
 
 if TYPE_CHECKING:
     import torch

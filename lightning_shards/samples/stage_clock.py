@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.system.stage_byte import published_byte
 
 STAGES = ("open", "read", "decode", "transform", "collate", "fetch")

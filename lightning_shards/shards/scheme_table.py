@@ -1,9 +1,8 @@
 """How the shards of each scheme are read: the one table, and the place to add a scheme.
 
 `storage.schemes` has a storage for each `reading`, and `remote/` a module for each client. A store
-that obstore reaches needs rows in the tables of `remote/cloud.py`, `providers/cloud_errors.py` and
-`providers/cloud_endpoints.py` beside it, too. What is not in the table is read by fsspec, if that
-knows it.
+that obstore reaches needs rows in the tables of `remote/cloud.py`, too. What is not in the table is
+read by fsspec, if that knows it.
 """
 
 from collections.abc import Mapping

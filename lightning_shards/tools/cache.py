@@ -10,8 +10,8 @@ from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.private_files import CacheFolder, MadeFile, clear_made, list_made
 from lightning_shards.shards.progress_line import bytes_bar
 from lightning_shards.shards.remote.cache.limits import kept_fraction
+from lightning_shards.shards.remote.cache.piece_files import group_of
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, folder_of_pieces
-from lightning_shards.shards.remote.cache.piece_names import group_of
 from lightning_shards.shards.remote.cache.upkeep import (
     CheckedPieces,
     FolderListing,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_shards.shards.storage.fetch_totals import FetchTotals
+from lightning_shards.shards.storage.protocol import FetchTotals
 
 
 def fetch(fit: Any, *totals: float) -> None:

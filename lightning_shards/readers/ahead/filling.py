@@ -15,22 +15,22 @@ from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
-from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES
-from lightning_shards.shards.remote.cache.piece_names import Piece, share_of
-from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces
-from lightning_shards.shards.remote.fetching.stamped_transport import (
+from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, Piece, share_of
+from lightning_shards.shards.remote.fetching.segments import AnnouncedPieces
+from lightning_shards.shards.remote.request_threads import RequestThreads
+from lightning_shards.shards.remote.transport import (
+    RemoteTransport,
     StampedTransport,
+    Transport,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.shards.remote.transport import RemoteTransport, Transport
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
 from lightning_shards.shards.urls import is_local, redact

@@ -1,29 +1,230 @@
 """The shards that one worker reads batches from: open, and fetched ahead where they are remote."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from threading import Event
+from time import perf_counter
+from typing import Final, TypeVar
 
+from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
-from lightning_shards.readers.ahead.fetch_meter import FetchMeter
+from lightning_shards.readers.ahead.fetch_ahead import FetchAhead, FetchMeter
 from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
-from lightning_shards.readers.ahead.read_ahead import ReadBuffer
-from lightning_shards.readers.ahead.remote_batches import (
-    ShardTables,
-    buffer_beside,
-    fetched_ahead,
-)
+from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
 from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards
+from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, shared_out
+from lightning_shards.shards.storage.protocol import FetchTotals
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.table_bytes import UnwrittenTables
+from lightning_shards.shards.tables import TableStore
+
+_MOST_BYTES: Final = 4 * 2**20
+"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
+MiB a process would read most of its share of a block before the pieces are there."""
+
+_PAUSE_S: Final = 30.0
+"""Seconds for which nothing is asked of a store that did not answer, after all retries."""
+
+_OTHERS_S: Final = 0.2
+"""Seconds without a table after which those of other processes are fetched by this one, too."""
+
+_LOOK_S: Final = 0.01
+
+_MOST_HELD: Final = 64
+"""So few tables stay open for the next blocks. To open one takes longer than to look up its pieces,
+but more of them would take too much memory, and too many file descriptors."""
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger(__name__)
+
+
+def buffer_beside(ahead: FetchAhead | None, storages: Storages, share: int = 1) -> ReadBuffer:
+    """Memory for what is read together, as much as goes with what is fetched ahead.
+
+    The first batch is then read alone, since each of its samples is a request. Where all that was
+    to be fetched is in the cache, as much is read together as of local files. If there are `share`
+    such memories, they have so much together.
+    """
+    if ahead is None:
+        return ReadBuffer() if share == 1 else ReadBuffer(most_bytes=lambda: MOST_BYTES // share)
+    return ReadBuffer(
+        limit=1,
+        most_bytes=lambda: (MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES) // share,
+        most_batches=ahead.most_batches,
+    )
+
+
+@contextmanager
+def fetched_ahead(
+    shards: OpenShards, plan: PiecePlan, tables: "ShardTables"
+) -> Generator[FetchAhead | None]:
+    """Whom the batches tell where they are; None if nothing is to be fetched ahead.
+
+    Args:
+        shards: What the batches are read from.
+        plan: What they need.
+        tables: What the plan takes its tables from; closed at the end.
+    """
+    # what is read in the order of the file is read in long ranges as it is
+    if not shards.fetches_ahead or plan.order.identity()["sampling"] == "sequential":
+        yield None
+        return
+    ahead = FetchAhead(plan.announcements, shards.storages, tables.close)
+    try:
+        yield ahead
+    finally:
+        ahead.close()
+
+
+class ShardTables:
+    """The member tables of shards by their numbers, for one thread.
+
+    Each process of a node fetches its share of the tables that all of them need, shard number
+    modulo processes, and finds the others in the cache folder as soon as they are there. What does
+    not come, since its process lags or has ended, it fetches, too.
+
+    Args:
+        index: The shards and their counts, which are known.
+        cache: Where tables are kept.
+        storages: Make what reads the shards, for the tables alone.
+        share: The number of this process among those of the node that fetch, and how many these
+            are.
+        is_patient: Whether stores that do not answer are asked again until `close`, as by who
+            fetches ahead. Otherwise their error is raised: someone waits for the tables.
+
+    Attributes:
+        unwritten: Tables that could not be written, for all who read by them in this process.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache: CacheFolder,
+        storages: Mapping[str, MakeStorage] | None,
+        share: tuple[int, int] = (0, 1),
+        *,
+        is_patient: bool = True,
+    ) -> None:
+        self._index, self._storages, self._share = index, Storages(storages), share
+        self.unwritten = UnwrittenTables()
+        self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
+        self._closed, self._total, self._is_patient = Event(), FetchTotals(), is_patient
+        self._just_fetched, self._are_others_there = set[str](), True
+        self._held: dict[int, MemberTable] = {}
+
+    def tables_of(self, shards: Sequence[int]) -> list[MemberTable]:
+        """The tables of these shards, fetched at once where they are not kept.
+
+        Raises:
+            ShardError: As of `TableStore.table_of`.
+        """
+        held = self._held
+        held |= self._opened([shard for shard in shards if shard not in held])
+        tables = [held[shard] for shard in shards]
+        if len(held) > _MOST_HELD:
+            held.clear()
+        return tables
+
+    def require_same(self, shards: Sequence[int]) -> None:
+        """Ask the stores whether remote ones of these shards are what their tables say.
+
+        Those are not asked about whose tables were fetched here, because size and version of a
+        shard are asked for with its table.
+
+        Raises:
+            IndexMismatchError: One is another version; its run is the last with the old tables.
+            ShardError: A store does not answer.
+        """
+        numbers = {self._index.urls[shard]: shard for shard in shards}
+        not_asked = [url for url in numbers if url not in self._just_fetched]
+        for storage, urls in self._storages.grouped(not_asked):
+            if not storage.is_remote:
+                continue  # it is compared when it is opened
+            tables = self.tables_of([numbers[url] for url in urls])
+            stats = self._until_answered(partial(storage.stats, urls))
+            for url, table, stat in zip(urls, tables, stats, strict=True):
+                refresh = partial(self._tables.refresh, url, self._index.urls)
+                ShardReader(url, table, storage, on_change=refresh).require_same(stat)
+
+    def fetch_totals(self) -> FetchTotals:
+        """What was fetched for the tables up to the last answer; nobody waits for it."""
+        return self._total
+
+    def close(self) -> None:
+        """End the threads and connections of the storages."""
+        self._count()
+        self._closed.set()
+        self._storages.close()
+
+    def _opened(self, shards: Sequence[int]) -> dict[int, MemberTable]:
+        counts = self._index.counts
+        assert counts is not None  # the indexed reader has them
+        number, processes = self._share
+        urls = {shard: self._index.urls[shard] for shard in shards}
+        of_others = [url for shard, url in urls.items() if shard % processes != number]
+        self._fetch([url for shard, url in urls.items() if shard % processes == number])
+        self._wait_for_others(of_others)
+        self._fetch(of_others)
+        return self._until_answered(
+            lambda: {  # which fetches those that were dropped from the cache meanwhile
+                shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
+                for shard, url in urls.items()
+            }
+        )
+
+    def _fetch(self, urls: Sequence[str]) -> None:
+        self._just_fetched.update(self._until_answered(lambda: self._tables.fetch(urls)))
+
+    def _wait_for_others(self, urls: Sequence[str]) -> None:
+        """Wait as long as other processes bring some of these tables.
+
+        If none comes, there may be no other process: then nobody is waited for until one comes.
+        """
+        missing, came = self._tables.missing(urls), perf_counter()
+        self._are_others_there |= len(missing) < len(urls)
+        while missing and self._are_others_there and not self._closed.wait(_LOOK_S):
+            left = self._tables.missing(missing)
+            came = perf_counter() if len(left) < len(missing) else came
+            missing, self._are_others_there = left, perf_counter() - came < _OTHERS_S
+
+    def _until_answered(self, ask: Callable[[], _T]) -> _T:
+        """What is asked for, again after a pause for as long as stores do not give it.
+
+        They may refuse for a while, too, as where credentials are renewed too late.
+        Batches do not wait for it: each raises an error of its own if that is what it lacks.
+        """
+        while True:
+            try:
+                return self._counted(ask)
+            except (StorageError, FileAccessError) as error:
+                if self._closed.is_set() or not self._is_patient:
+                    raise
+                _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)
+                if self._closed.wait(_PAUSE_S):
+                    raise
+
+    def _counted(self, ask: Callable[[], _T]) -> _T:
+        try:
+            return ask()
+        finally:
+            self._count()
+
+    def _count(self) -> None:
+        if not self._closed.is_set():  # closed storages count from zero
+            totals = self._storages.fetch_totals()
+            self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_names import groups_of
+from lightning_shards.shards.remote.cache.piece_files import groups_of
 from lightning_shards.shards.remote.cache.run_cache import (
     RunSize,
     blocks_of_window,

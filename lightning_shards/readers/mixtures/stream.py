@@ -22,7 +22,7 @@ from lightning_shards.plan.mixtures.mixture import component_seed
 from lightning_shards.plan.mixtures.slots import MixtureSlots
 from lightning_shards.plan.place import Place
 from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
-from lightning_shards.readers.ahead.fetch_meter import FetchMeter
+from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import BadSampleLedger, weights_of
 from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike, with_one_kind
 from lightning_shards.readers.mixtures.first_samples import (

@@ -28,7 +28,7 @@ from urllib3.exceptions import (
 from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.shards.remote.backend import RequestFailure, closed_failure
-from lightning_shards.shards.remote.providers.proxies import proxy_of
+from lightning_shards.shards.remote.proxies import proxy_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.urls import split_user
 

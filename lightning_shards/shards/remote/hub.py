@@ -6,6 +6,7 @@ all processes of this machine in a file that only this user can read.
 
 import json
 import logging
+import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,9 +33,8 @@ from lightning_shards.shards.remote.http import (
     target_of,
 )
 from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
+from lightning_shards.shards.remote.hub_commits import commit_of, is_commit, pin_commit
 from lightning_shards.shards.remote.options import require_store_options
-from lightning_shards.shards.remote.providers.hub_commits import commit_of, is_commit, pin_commit
-from lightning_shards.shards.remote.providers.hub_token import PLACES, hub_token
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 _log = logging.getLogger(__name__)
@@ -261,3 +261,47 @@ def _location_of(data: bytes) -> HubLocation | None:
 
 def _host(url: str) -> str:
     return urlsplit(url).netloc
+
+
+_VARIABLES: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+_SENDABLE = re.compile(r"[\x21-\x7e]+")
+
+PLACES: Final = (
+    "HF_TOKEN, HUGGING_FACE_HUB_TOKEN, the file that HF_TOKEN_PATH names, $HF_HOME/token, "
+    "~/.cache/huggingface/token"
+)
+"""Where it is looked for, in this order, for messages; of the files only the first is read."""
+
+
+def hub_token() -> str | None:
+    """The first token that there is, looked for anew, since users renew theirs during a run.
+
+    Raises:
+        ConfigError: It holds what no header can; the message does not show it.
+    """
+    for name in _VARIABLES:
+        if token := os.environ.get(name, "").strip():
+            return _sendable(token, name)
+    file = _file()
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):  # there is none that can be read
+        if token := Path(file).expanduser().read_text().strip():
+            return _sendable(token, file)
+    return None
+
+
+def _file() -> str:
+    """The file in which `hf auth login` keeps the token."""
+    if path := os.environ.get("HF_TOKEN_PATH"):
+        return path
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    return f"{home}/token"
+
+
+def _sendable(token: str, place: str) -> str:
+    if not _SENDABLE.fullmatch(token):
+        raise ConfigError(
+            f"the token in {place} holds a space, a control character or one that is not ASCII, "
+            "and so cannot be one; copy it anew from https://huggingface.co/settings/tokens"
+        )
+    return token

@@ -2,30 +2,110 @@
 
 A transport is below the seam `Storage`: it knows neither shards nor samples. One object serves all
 threads of a process; it opens connections at the first use in each process, and a pickled one is
-its settings alone.
+its settings alone. Fewer requests are under way for a while when a server says that it is busy.
+
+A `StampedTransport` reads objects whose version is known by their stamp alone, as member tables
+have it: the size of a shard and a number made from its version. So the pieces of an object have
+their names before anything was asked of its store.
 """
 
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from threading import Event, Lock
+from functools import lru_cache
+from threading import Condition, Event, Lock
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
-from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure, closed_failure
-from lightning_shards.shards.remote.connections import (
-    Connections,
-    RequestCounter,
-    TransportCounts,
-)
-from lightning_shards.shards.remote.forward_body import ForwardBody
-from lightning_shards.shards.remote.partial_body import PartialBody
+from lightning_shards.shards.remote.partial_body import ForwardBody, PartialBody
 from lightning_shards.shards.remote.retries import RetryPolicy, Tries, error_of
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES
 from lightning_shards.shards.urls import redact, scheme_of
+
+
+class Connections:
+    """A limit on the requests of a process.
+
+    Args:
+        limit: Requests at once, at least 1.
+        relief_s: Seconds for which a halved limit holds.
+        now: A clock, in seconds.
+    """
+
+    def __init__(self, limit: int, relief_s: float, now: Callable[[], float]) -> None:
+        self._full = max(1, limit)
+        self._halved = self._full
+        self._halved_at = -float("inf")
+        self._relief_s = relief_s
+        self._now = now
+        self._busy = 0
+        self._freed = Condition()
+
+    @property
+    def limit(self) -> int:
+        """Requests that may be under way now."""
+        is_relieved = self._now() - self._halved_at < self._relief_s
+        return self._halved if is_relieved else self._full
+
+    @contextmanager
+    def one(self) -> Generator[None, None, None]:
+        """Wait for a free place, and hold it."""
+        with self._freed:
+            while self._busy >= self.limit:
+                self._freed.wait()  # whoever holds one of the places notifies
+            self._busy += 1
+        try:
+            yield
+        finally:
+            with self._freed:
+                self._busy -= 1
+                self._freed.notify_all()
+
+    def halve(self, began: float) -> None:
+        """Halve the limit, unless that was done since `began`, when the busy answer's request was.
+
+        So the many refusals of one moment count as one.
+        """
+        with self._freed:
+            if began >= self._halved_at:
+                self._halved = max(1, self.limit // 2)
+                self._halved_at = self._now()
+
+
+class TransportCounts(NamedTuple):
+    """What a process has asked for so far.
+
+    Attributes:
+        requests: Requests for ranges and writes, repeated ones included.
+        repeated: Requests that were made because one before them had failed.
+        bytes: Bytes of ranges that were read to their end.
+    """
+
+    requests: int
+    repeated: int
+    bytes: int
+
+
+class RequestCounter:
+    """Counts what one process asks for, in any of its threads.
+
+    Attributes:
+        counts: What it has asked for so far.
+    """
+
+    def __init__(self) -> None:
+        self.counts = TransportCounts(0, 0, 0)
+        self._lock = Lock()
+
+    def add(self, *, requests: int = 0, repeated: int = 0, size: int = 0) -> None:
+        """Add to the counts."""
+        added = (requests, repeated, size)
+        with self._lock:
+            self.counts = TransportCounts(*map(int.__add__, self.counts, added))
 
 
 class Body(NamedTuple):
@@ -372,7 +452,7 @@ def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
 
         return HttpBackend(options, settings.policy, settings.connections)
     if row.client == "ais":
-        from lightning_shards.shards.remote.ais import AisBackend
+        from lightning_shards.shards.remote.http import AisBackend
 
         return AisBackend(options, settings.policy, settings.connections)
     if row.client == "hub":
@@ -386,3 +466,57 @@ def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
     from lightning_shards.shards.remote.other import OtherBackend
 
     return OtherBackend(scheme, options)
+
+
+@lru_cache(maxsize=1024)
+def version_of_stamp(stamp: tuple[int, int]) -> str:
+    """How a `StampedTransport` names the version of a shard with this stamp."""
+    size, number = stamp
+    return f"{size}-{number}"
+
+
+class StampedTransport(Transport):
+    """Reads by another transport, which is told the version as soon as the first answer shows it.
+
+    Args:
+        transport: What makes the requests; it is closed with this one.
+        number_of: The number of a version, as it is in stamps; pickled.
+    """
+
+    def __init__(self, transport: Transport, number_of: Callable[[str], int]) -> None:
+        self._transport, self._number_of = transport, number_of
+        self._seen: dict[tuple[str, str], str] = {}  # by URL and stamp
+
+    def __reduce__(self) -> tuple[type["StampedTransport"], tuple[Transport, Callable[[str], int]]]:
+        """Pickle what it was made of."""
+        return StampedTransport, (self._transport, self._number_of)
+
+    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
+        """As of `Transport`, with versions as `version_of_stamp` names them."""
+        seen = None if version is None else self._seen.get((url, version))
+        body = self._transport.read(url, begin, end, seen)
+        found = version_of_stamp((body.size, self._number_of(body.version)))
+        if version not in (None, found):
+            raise IndexMismatchError(
+                f"{redact(url)} is another version than when its members were listed: size and "
+                f"number were {version}, now they are {found}; start the run anew"
+            )
+        self._seen[url, found] = body.version
+        return body._replace(version=found)
+
+    def size_of(self, url: str) -> int:
+        """Bytes of an object, asked anew; errors as of `read`."""
+        return self._transport.size_of(url)
+
+    def write(self, url: str, data: bytes) -> None:
+        """Put a whole object; errors as of `Transport`."""
+        self._transport.write(url, data)
+
+    def close(self) -> None:
+        """Let go of all connections of this process."""
+        self._transport.close()
+
+    @property
+    def counts(self) -> TransportCounts:
+        """Those of the other transport."""
+        return self._transport.counts

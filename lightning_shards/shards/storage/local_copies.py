@@ -8,7 +8,7 @@ from typing import IO, Final, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, ShardError, StorageError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.providers.proxies import require_hosts
+from lightning_shards.shards.remote.proxies import require_hosts
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.storage.streaming import program_problem

@@ -13,17 +13,16 @@ from typing import Any, Final, NamedTuple, TypeVar
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
 from lightning_shards.shards.remote.fetching.segments import ObjectReads
-from lightning_shards.shards.remote.fetching.stamped_transport import (
+from lightning_shards.shards.remote.request_threads import RequestThreads
+from lightning_shards.shards.remote.transport import (
     StampedTransport,
+    Transport,
     version_of_stamp,
 )
-from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.shards.remote.transport import Transport
-from lightning_shards.shards.storage.fetch_totals import FetchTotals
-from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
+from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.system.cancellation import result_of, take_from
 from lightning_shards.system.stage_byte import Fetching

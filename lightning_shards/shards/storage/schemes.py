@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.providers.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import (
     ANY_FURTHER,
@@ -18,9 +18,8 @@ from lightning_shards.shards.scheme_table import (
     is_further,
     row_of,
 )
-from lightning_shards.shards.storage.fetch_totals import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import ShardReads, Storage
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals, ShardReads, Storage
 from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.storage.streaming import StreamOnlyStorage
 from lightning_shards.shards.urls import redact, scheme_of

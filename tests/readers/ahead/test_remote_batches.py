@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lightning_shards.readers.ahead.remote_batches import buffer_beside
+from lightning_shards.readers.ahead.reading import buffer_beside
 
 MIB = 2**20
 AHEAD = SimpleNamespace(most_batches=lambda: 3)

@@ -14,7 +14,7 @@ from real_servers import START, RealServer
 
 from lightning_shards.build import sources
 from lightning_shards.readers import reader_choice
-from lightning_shards.shards.remote.providers.hub_commits import forget_commits
+from lightning_shards.shards.remote.hub_commits import forget_commits
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA, Store

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.remote.providers.cloud_endpoints import allows_http
+from lightning_shards.shards.remote.cloud import allows_http
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA

@@ -15,7 +15,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.retries import RetryPolicy
-from lightning_shards.shards.storage.fetch_totals import FetchTotals
+from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import stage_byte
 from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.workers.messages import MessageMaker

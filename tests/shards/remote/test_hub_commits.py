@@ -11,7 +11,7 @@ from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
-from lightning_shards.shards.remote.providers.hub_commits import (
+from lightning_shards.shards.remote.hub_commits import (
     commit_of,
     forget_commits,
     pin_commit,

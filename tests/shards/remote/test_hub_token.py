@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.remote.providers.hub_token import hub_token
+from lightning_shards.shards.remote.hub import hub_token
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.contract import DATA
 

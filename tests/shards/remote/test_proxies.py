@@ -4,7 +4,7 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError, StorageError
-from lightning_shards.shards.remote.providers.proxies import proxy_of, require_hosts
+from lightning_shards.shards.remote.proxies import proxy_of, require_hosts
 from tests.shards.remote.contract import DATA
 
 pytestmark = pytest.mark.network

@@ -10,7 +10,7 @@ from held_transport import HeldTransport
 
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote.backend import RangeAnswer, RequestFailure
-from lightning_shards.shards.remote.forward_body import ForwardBody
+from lightning_shards.shards.remote.partial_body import ForwardBody
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.range_streams import StreamAhead

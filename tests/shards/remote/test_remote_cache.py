@@ -17,8 +17,8 @@ from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.ahead import remote_batches
-from lightning_shards.readers.ahead.remote_batches import ShardTables
+from lightning_shards.readers.ahead import reading
+from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import run_cache
@@ -202,7 +202,7 @@ def test_cache_gib_is_a_number_above_zero(value):
 def test_fetching_ahead_goes_on_when_a_store_answers_again(
     status, published_shards, server, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(remote_batches, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(reading, "_PAUSE_S", 0.05)
     source = module(published_shards, tmp_path, cache="asked").source("train")
     tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
     server.always, found = Fault("status", status), []
@@ -221,7 +221,7 @@ def test_fetching_ahead_goes_on_when_a_store_answers_again(
 def test_a_table_that_was_dropped_meanwhile_is_waited_for_like_others(
     published_shards, server, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(remote_batches, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(reading, "_PAUSE_S", 0.05)
     source = module(published_shards, tmp_path, cache="asked").source("train")
     tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
     monkeypatch.setattr(tables._tables, "fetch", lambda _: [])  # they are gone again at once
@@ -278,7 +278,7 @@ def test_tables_that_cannot_be_written_are_fetched_once_for_all_who_read_by_them
 
 
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_batches, "_OTHERS_S", WITHIN_S)
+    monkeypatch.setattr(reading, "_OTHERS_S", WITHIN_S)
     both, found = tables_by_two(published_shards, tmp_path), []
     server.asked.clear()
     asking = [threading.Thread(target=lambda i=i: found.append(i.tables_of(SHARDS))) for i in both]
@@ -299,7 +299,7 @@ def test_a_process_fetches_the_tables_that_no_other_one_brings(published_shards,
 
 
 def test_a_few_tables_stay_open_for_the_next_blocks(published_shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_batches, "_MOST_HELD", 2)
+    monkeypatch.setattr(reading, "_MOST_HELD", 2)
     tables, _ = tables_by_two(published_shards, tmp_path)
     first, second = tables.tables_of([0, 1])
     assert tables.tables_of([1])[0] is second

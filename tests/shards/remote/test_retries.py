@@ -11,8 +11,8 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.shards.remote.backend import RequestFailure
-from lightning_shards.shards.remote.connections import Connections
 from lightning_shards.shards.remote.retries import LOOK_UP, RetryPolicy, Tries, error_of
+from lightning_shards.shards.remote.transport import Connections
 
 MIB = 1 << 20
 

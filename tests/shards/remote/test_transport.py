@@ -10,8 +10,7 @@ from fault_server import Fault
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
 from lightning_shards.shards.remote.backend import RequestFailure
-from lightning_shards.shards.remote.cloud import CloudBackend
-from lightning_shards.shards.remote.providers.cloud_errors import failure_of_error
+from lightning_shards.shards.remote.cloud import CloudBackend, failure_of_error
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.conftest import options_of

@@ -40,7 +40,7 @@ class CacheNeed(NamedTuple):
         working_set_bytes: The block that is read and the one that follows.
         tables_bytes: The member tables, which are kept beside the pieces.
         left_free_bytes: What is always left free on the disk.
-        groups: The groups of the pieces that it reads; see `piece_names.groups_of`.
+        groups: The groups of the pieces that it reads; see `piece_files.groups_of`.
         begun_ns: When it was set up, as files have their times.
         is_drawn: Whether its runs are drawn anew in each epoch, so that none of its pieces is ever
             read again.
@@ -65,7 +65,7 @@ class CachedPiece(NamedTuple):
         size: Its bytes.
         changed_ns: When it came.
         share: The number of its piece, from 0 to 1.
-        group: Its group; see `piece_names.group_of`.
+        group: Its group; see `piece_files.group_of`.
     """
 
     path: str

@@ -21,19 +21,17 @@ from typing import Final
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.files import REMEDIES
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_systems import is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import GIB, CacheNeed
-from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_files import (
     OpenPiece,
+    Piece,
     believe,
     is_there,
     open_piece,
     write_piece,
 )
-from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
-from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.cache.piece_room import CacheCounts, PieceRoom
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, is_shared_by_machines
+from lightning_shards.shards.remote.cache.piece_room import CacheCounts, OpenRuns, PieceRoom
 from lightning_shards.shards.urls import redact
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)

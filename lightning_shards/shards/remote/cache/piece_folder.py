@@ -5,7 +5,7 @@ It belongs to no process::
     pieces/lock                   locked while its content, the number of used bytes, is changed
     pieces/runs/RUN               what an open run needs; its processes have it locked, shared
     pieces/parts/HASH-0-6553600   a piece that is being fetched; its process has it locked
-    pieces/HASH/0-6553600         a piece; see `piece_names` for the hash
+    pieces/HASH/0-6553600         a piece; see `piece_files` for the hash
 
 The locks of a process that is killed are free, and others remove the files that it left. What has
 another name is not of the cache: it is neither counted nor removed.
@@ -20,12 +20,11 @@ import struct
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.file_systems import is_shared_by_machines
 from lightning_shards.shards.remote.cache.limits import CachedPiece
-from lightning_shards.shards.remote.cache.piece_names import Piece, group_of, share_of
+from lightning_shards.shards.remote.cache.piece_files import Piece, group_of, share_of
 from lightning_shards.system.file_locks import is_locked, locked_file
 
 _OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
@@ -227,3 +226,50 @@ def _pieces_in(path: str, folder: str) -> Iterator[CachedPiece]:
                     share = share_of(folder, file.name)
                     made_ns = status.st_ctime_ns
                     yield CachedPiece(file.path, status.st_size, made_ns, share, group_of(folder))
+
+
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_NETWORK: Final = re.compile(
+    r"nfs\d?|cifs|smb\w*|ncpfs|afs|9p|virtiofs|ceph|lustre|beegfs\w*|gpfs|glusterfs|orangefs|pvfs2"
+    r"|gfs2|ocfs2|wekafs|panfs|fuse\.(?!fuseblk|ntfs|ext|encfs|gocryptfs|overlay|fuse-overlay).*"
+)
+"""Names of file systems that several machines may share. Of those in user space the ones that are
+known to be of this machine are left out."""
+
+_ESCAPED: Final = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A mounted file system.
+
+    Attributes:
+        folder: Where it is mounted.
+        kind: Its name, such as `ext4` or `nfs4`.
+    """
+
+    folder: str
+    kind: str
+
+
+def mount_of(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> Mount | None:
+    """The file system that a path is on, or would be on; None if the system does not say."""
+    wanted = os.path.realpath(path)
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    best = None
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        folder = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), before.split(" ")[4])
+        is_above = wanted == folder or wanted.startswith(folder.rstrip("/") + "/")
+        # of two at one folder the later one hides the earlier one
+        if is_above and (best is None or len(folder) >= len(best.folder)):
+            best = Mount(folder, after.split(" ")[0])
+    return best
+
+
+def is_shared_by_machines(path: str | os.PathLike[str], mounts: Path = _MOUNTS) -> bool:
+    """Whether the path is on a network file system."""
+    mount = mount_of(path, mounts)
+    return mount is not None and _NETWORK.fullmatch(mount.kind) is not None

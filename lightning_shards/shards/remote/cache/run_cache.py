@@ -33,7 +33,7 @@ class RunSize(NamedTuple):
         size_bytes: Bytes of all shards.
         tables_bytes: Bytes of their member tables.
         working_set_bytes: What is worked on at a time; see `working_set_of`.
-        groups: The groups of the pieces of its shards; see `piece_names.groups_of`.
+        groups: The groups of the pieces of its shards; see `piece_files.groups_of`.
         is_drawn: Whether runs are drawn, of which no piece comes again.
     """
 

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CachedPiece, CacheNeed
-from lightning_shards.shards.remote.cache.open_runs import OpenRuns
 from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
+from lightning_shards.shards.remote.cache.piece_room import OpenRuns
 
 _NAME: Final = re.compile(r"(\d{1,18})-(\d{1,18})")
 

@@ -9,10 +9,13 @@ from typing import Final
 from weakref import WeakSet
 
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import OpenPiece
-from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces, PiecesOfObject
-from lightning_shards.shards.remote.fetching.segments import ObjectReads, Segment
+from lightning_shards.shards.remote.cache.piece_files import OpenPiece, Piece
+from lightning_shards.shards.remote.fetching.segments import (
+    AnnouncedPieces,
+    ObjectReads,
+    PiecesOfObject,
+    Segment,
+)
 from lightning_shards.system.open_files import share_of_files
 
 _MOST_OPEN: Final = 400

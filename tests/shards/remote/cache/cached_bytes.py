@@ -6,7 +6,7 @@ from pathlib import Path
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_names import Piece, groups_of
+from lightning_shards.shards.remote.cache.piece_files import Piece, groups_of
 
 SIZE = 1000  # of each piece
 FILE = SIZE + 64

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_shards.shards.remote.cache.file_systems import (
+from lightning_shards.shards.remote.cache.piece_folder import (
     is_shared_by_machines,
     mount_of,
 )

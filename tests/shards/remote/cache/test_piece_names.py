@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.shards.private_files import sidecar_name
-from lightning_shards.shards.remote.cache.piece_names import (
+from lightning_shards.shards.remote.cache.piece_files import (
     Piece,
     group_of,
     groups_of,

@@ -23,7 +23,7 @@ from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher
 from lightning_shards.shards.remote.fetching.segments import ObjectReads
 from lightning_shards.shards.remote.retries import RetryPolicy

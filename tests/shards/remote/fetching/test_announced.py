@@ -3,9 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.shards.remote.cache.piece_names import Piece
-from lightning_shards.shards.remote.fetching.announced import AnnouncedPieces
-from lightning_shards.shards.remote.fetching.segments import Segment
+from lightning_shards.shards.remote.cache.piece_files import Piece
+from lightning_shards.shards.remote.fetching.segments import AnnouncedPieces, Segment
 
 SIZE = 60
 CUTS = st.lists(st.integers(0, SIZE), unique=True, max_size=12).map(sorted)

@@ -12,7 +12,7 @@ from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
 from lightning_shards.shards.remote.cache import piece_cache, piece_files
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetching import fetcher as fetcher_module
 from lightning_shards.shards.remote.fetching import open_pieces
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher

@@ -17,7 +17,7 @@ from sharing_processes import BATCH, BLOCK, HEADER, RUN, SAMPLES, SHARDS, SIZE, 
 from waiting import wait_for
 
 from lightning_shards.errors import IndexMismatchError, StorageError
-from lightning_shards.shards.remote.cache.piece_names import Piece
+from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetching.fetcher import Fetcher
 from lightning_shards.shards.remote.retries import RetryPolicy
 

@@ -7,7 +7,7 @@ import pytest
 from held_transport import HeldTransport
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.shards.remote.fetching.stamped_transport import (
+from lightning_shards.shards.remote.transport import (
     StampedTransport,
     version_of_stamp,
 )
