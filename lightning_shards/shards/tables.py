@@ -44,7 +44,7 @@ from lightning_shards.shards.table_bytes import (
     unpacked,
     unpublished,
 )
-from lightning_shards.shards.urls import is_local, plain_path, redact, redact_pattern, scheme_of
+from lightning_shards.shards.urls import plain_path, redact, redact_pattern, scheme_of
 
 _log = logging.getLogger(__name__)
 
