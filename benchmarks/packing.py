@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 from webdataset.writer import ShardWriter as TheirWriter
 
-from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.packing import Packing, assign, with_unique_keys
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.input_files import InputExtent, InputFile, InputSample, inline
+from lightning_shards.dataprep.packing import Packing, assign, with_unique_keys
+from lightning_shards.dataprep.writer import ShardWriter
 
 REPEATS = 3
 
@@ -86,14 +86,17 @@ def by_writers(files: list[Path]) -> dict[str, Callable[[Path], object]]:
 def time_plan(samples: int) -> dict[str, float]:
     """Seconds and memory from a list of samples to the shard of each."""
     begun = time.perf_counter()
-    builder = CatalogBuilder()
-    for number in range(samples):
-        builder.begin(f"class{number % 10}/{number:09d}")
-        builder.add_inline("cls", b"1")
-        builder.add_extent("jpg", 1, number * 40_000, 40_000)
-    catalog = with_unique_keys(builder.build())
+    tar = InputFile("in.tar", samples * 40_000, 0)
+    listing = [
+        InputSample(
+            f"class{number % 10}/{number:09d}",
+            (inline("cls", b"1"), InputExtent("jpg", tar, number * 40_000, 40_000, b"")),
+        )
+        for number in range(samples)
+    ]
+    listing = with_unique_keys(listing)
     listed = time.perf_counter()
-    shards = assign(catalog, Packing(order="shuffled", max_samples=10_000, val_fraction=0.01))
+    shards = assign(listing, Packing(order="shuffled", max_samples=10_000, val_fraction=0.01))
     planned = time.perf_counter()
     return {
         "shards": sum(map(len, shards.values())),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.dataprep.writing.writer import ShardWriter
+    from lightning_shards.dataprep.writer import ShardWriter
     from lightning_shards.errors import (
         ConfigError,
         DamagedShardError,
@@ -104,7 +104,7 @@ _HOMES = {
     "ShardPredictionWriter": "callbacks.prediction_writer",
     "ShardReads": "shards.storage.protocol",
     "ShardStat": "shards.storage.protocol",
-    "ShardWriter": "dataprep.writing.writer",
+    "ShardWriter": "dataprep.writer",
     "Source": "readers.source",
     "SourceDescription": "readers.source",
     "SplitConfig": "config.splits",

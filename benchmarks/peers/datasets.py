@@ -18,7 +18,7 @@ import simplejpeg
 
 from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import ARRAYS, LENGTHS
-from lightning_shards.dataprep.writing.tar_writer import write_shard
+from lightning_shards.dataprep.tar_writer import write_shard
 
 HEIGHT, WIDTH, QUALITY = 375, 500, 90
 TEXTURES, SLOPE, CONTRAST = 32, 1.4, 55.0

@@ -22,7 +22,7 @@ import lightning_shards
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.datamodule import ShardDataModule
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.profiling.starvation import make_clock

@@ -9,7 +9,7 @@ from pathlib import Path
 from lightning_shards.dataprep.inspection.check import Checked, check_shards
 from lightning_shards.dataprep.inspection.repairs import REPORT, repair_place
 from lightning_shards.dataprep.inspection.salvage import Decode
-from lightning_shards.dataprep.writing.class_files import require_no_other_classes, write_classes
+from lightning_shards.dataprep.listing import require_no_other_classes, write_classes
 from lightning_shards.errors import count_of
 from lightning_shards.tools.console import (
     print_findings,

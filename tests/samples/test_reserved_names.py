@@ -8,7 +8,7 @@ from io import BytesIO
 
 import pytest
 
-from lightning_shards.dataprep.writing.keys import check_field
+from lightning_shards.dataprep.tar_writer import check_field
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_shards.dataprep.writing.listing import list_tars
+from lightning_shards.dataprep.listing import list_tars
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.tools import index, verify

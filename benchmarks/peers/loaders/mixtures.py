@@ -68,7 +68,7 @@ def _named(number: int, component: str) -> dict[str, Any]:
 
 def _pack(folder: Path) -> None:
     """Four tars of each component."""
-    from lightning_shards.dataprep.writing.tar_writer import write_shard
+    from lightning_shards.dataprep.tar_writer import write_shard
 
     for component in SIZES:
         (folder / component).mkdir()

@@ -196,7 +196,7 @@ def survey_remote(
             noting = replace(scan, positions=positions)
             look = partial(_words_and_bytes, positions, split_url(urls[0])[0])
             with watched_bytes_bar(look, show=show_progress):
-                found = list(map_parallel(noting, tasks, processes, at_once=1))
+                found = list(map_parallel(noting, tasks, processes))
         return survey_of(found, urls, scan.key_of)
     except StorageError as error:
         raise StorageError(

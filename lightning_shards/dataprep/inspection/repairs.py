@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from lightning_shards.dataprep.finished import lock_output
 from lightning_shards.dataprep.inspection.findings import Finding, finding_of, reported_name
 from lightning_shards.dataprep.inspection.listed_shards import known_tables
 from lightning_shards.dataprep.inspection.salvage import (
@@ -25,7 +26,6 @@ from lightning_shards.dataprep.inspection.salvage import (
     salvage,
 )
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.writing.journal import lock_output
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,

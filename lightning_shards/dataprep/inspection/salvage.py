@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lightning_shards.dataprep.damaged_tar import DamagedRange, walk_around_damage
-from lightning_shards.dataprep.writing.keys import is_hidden
+from lightning_shards.dataprep.tar_writer import is_hidden
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.files import make_folder, new_file
 from lightning_shards.shards.members import MemberTable, scan_members

@@ -194,7 +194,7 @@ class _HeaderDamage(Exception):  # noqa: N818 - a signal within this module, nev
 class _Compressed(_HeaderDamage):
     """The file is a compressed one."""
 
-    remedy = "`lightning-shards reshard` writes plain shards from it"
+    remedy = "unpack it (gunzip, bunzip2, unxz or zstd -d), which gives the plain tar"
 
 
 def _duplicate(first: Member | None, second: Member, suffix: str, url: str) -> DamagedShardError:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.writer import ShardWriter
 
 SAMPLES = [
     {"__key__": f"class.{number % 3}/{number:04d}", "jpg": bytes([number]) * number, "cls": "ä"}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep.writing.catalog import CatalogBuilder
-from lightning_shards.dataprep.writing.packing import Packing, assign
+from lightning_shards.dataprep.input_files import InputSample, inline
+from lightning_shards.dataprep.packing import Packing, assign
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.tools import pack, reshard
 
@@ -18,13 +18,7 @@ GOLDEN = json.loads(Path(__file__).with_name("golden_orders.json").read_text())
 KEYS = [f"{number:02d}" for number in range(24)]
 
 
-@pytest.fixture(scope="module")
-def catalog():
-    builder = CatalogBuilder()
-    for key in KEYS:
-        builder.begin(key)
-        builder.add_inline("cls", b"1")
-    return builder.build()
+SAMPLES = [InputSample(key, (inline("cls", b"1"),)) for key in KEYS]
 
 
 def keys_of(folder):
@@ -34,18 +28,18 @@ def keys_of(folder):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
-def test_shuffle_gives_the_golden_order(catalog, seed):
-    (numbers,) = assign(catalog, Packing(order="shuffled", seed=seed))[""]
+def test_shuffle_gives_the_golden_order(seed):
+    (numbers,) = assign(SAMPLES, Packing(order="shuffled", seed=seed))[""]
     assert numbers.tolist() == GOLDEN["shuffled"][str(seed)]
 
 
-def test_split_takes_the_golden_samples(catalog):
-    splits = assign(catalog, Packing(order="shuffled", seed=1, val_fraction=0.3))
+def test_split_takes_the_golden_samples():
+    splits = assign(SAMPLES, Packing(order="shuffled", seed=1, val_fraction=0.3))
     assert {name: shards[0].tolist() for name, shards in splits.items()} == GOLDEN["split"]
 
 
-def test_share_keeps_the_golden_samples(catalog):
-    (numbers,) = assign(catalog, Packing(order="shuffled", seed=1, keep=0.4))[""]
+def test_share_keeps_the_golden_samples():
+    (numbers,) = assign(SAMPLES, Packing(order="shuffled", seed=1, keep=0.4))[""]
     assert numbers.tolist() == GOLDEN["kept"]
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from lightning_shards.dataprep.writing import writer as writer_module
-from lightning_shards.dataprep.writing.tar_writer import (
+from lightning_shards.dataprep import writer as writer_module
+from lightning_shards.dataprep.tar_writer import (
     TarWriter,
 )
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError
 from tests.dataprep.writing.conftest import SAMPLES, visible
 

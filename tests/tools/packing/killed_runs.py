@@ -22,8 +22,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from lightning_shards.dataprep.writing.plain_copies import COPIES_FOLDER
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
 from lightning_shards.tools import pack, reshard
 
@@ -118,8 +117,6 @@ class FailedError(Exception):
 
 def check(out, reference, *, is_finished):
     there = contents(out) if out.is_dir() else {}
-    if is_finished and (out / COPIES_FOLDER).exists():
-        raise FailedError("the copies of compressed tars are left")
     wrong = [name for name, data in there.items() if reference.get(name) != data]
     if wrong:
         raise FailedError(f"not what the reference has: {wrong}")

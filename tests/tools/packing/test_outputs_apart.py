@@ -52,27 +52,18 @@ def refused(given, tmp_path, capsys):
 # --- folders
 
 
-@pytest.mark.parametrize("out", [".", "shards", "shards/train", "../photos/new", "cat"])
+@pytest.mark.parametrize("out", [".", "shards/train", "../photos/new"])
 @pytest.mark.parametrize("folder", [".", "../photos"])
 def test_output_in_the_folder_of_the_files_is_refused(refused, files, folder, out):
     line = refused(pack, folder, "--out", out)
-    assert (
-        f"pack: {Path(out)} is in {folder}, and a next run would take its shards for samp" in line
-    )
-    assert f"name an output folder outside of {folder}" in line
+    assert f"pack: {Path(out)} is in {files}, where samples are read, and a next run would" in line
+    assert line.endswith("name another output folder\n")
 
 
 def test_output_is_recognised_under_another_name(refused, files, tmp_path):
     (tmp_path / "other").symlink_to(files)
-    assert f"is in {files}, and a" in refused(pack, files, "--out", tmp_path / "other" / "shards")
+    assert f"is in {files}, w" in refused(pack, files, "--out", tmp_path / "other" / "shards")
     assert "is in " in refused(pack, tmp_path / "other", "--out", files / "shards")
-
-
-def test_output_to_which_a_link_in_the_folder_leads_is_refused(refused, files, tmp_path):
-    (tmp_path / "out" / "sub").mkdir(parents=True)
-    (files / "link").symlink_to(tmp_path / "out")
-    for out in (tmp_path / "out", tmp_path / "out" / "sub"):
-        assert f"{out} is in {files}, and a next run" in refused(pack, files, "--out", out)
 
 
 def test_split_in_the_folder_of_the_files_is_refused(refused, files, tmp_path):
@@ -95,12 +86,8 @@ def test_output_beside_and_above_the_folder_is_written(files, given, tmp_path, c
 def test_output_in_the_folder_of_the_tars_is_refused(refused, shards, tmp_path, monkeypatch, tool):
     monkeypatch.chdir(tmp_path)
     line = refused(tool, "data/*.tar", "--out", "data", "--prefix", "new")
-    assert (
-        f"{tool.__name__.rpartition('.')[2]}: data is the folder of data/train-000000.tar" in line
-    )
+    assert f": data is in {shards}, where samples are read" in line
     assert "name another output folder" in line
-    monkeypatch.chdir(shards)
-    assert ". is the folder of train-000001.tar" in refused(tool, "*1.tar", "--out", ".")
 
 
 @pytest.mark.parametrize("make", [os.symlink, shutil.copyfile])
@@ -108,9 +95,9 @@ def test_folder_to_which_a_link_leads_is_one_of_the_tars(refused, shards, tmp_pa
     (tmp_path / "links").mkdir()
     tar = tmp_path / "links" / "in.tar"
     make(shards / "train-000000.tar", tar)
-    assert f"links is the folder of {tar}" in refused(reshard, tar, "--out", tar.parent)
+    assert f"links is in {tar.parent}" in refused(reshard, tar, "--out", tar.parent)
     if make is os.symlink:
-        assert f"data is the folder of {tar}" in refused(reshard, tar, "--out", shards)
+        assert f"data is in {shards}" in refused(reshard, tar, "--out", shards)
 
 
 def test_folder_of_a_split_that_has_the_tars_is_refused(refused, shards, tmp_path):
@@ -118,7 +105,7 @@ def test_folder_of_a_split_that_has_the_tars_is_refused(refused, shards, tmp_pat
     shards.rename(tmp_path / "out" / "val")
     tars = tmp_path / "out" / "val" / "*.tar"
     line = refused(reshard, tars, "--out", tmp_path / "out", "--val-fraction", "0.5")
-    assert f"{tmp_path / 'out' / 'val'} is the folder of " in line
+    assert f"{tmp_path / 'out' / 'val'} is in " in line
 
 
 def test_folder_below_that_of_the_tars_is_written(shards, given, tmp_path):

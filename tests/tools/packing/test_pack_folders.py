@@ -107,9 +107,9 @@ def test_the_first_dot_may_part_key_and_suffix(run, tmp_path, samples_of):
     ("names", "message"),
     [
         (("a/x.jpg", "a/x.png"), "one sample with two images"),
-        (("a/x.jpg", "a/x.JPG"), "would be one member"),
+        (("a/x.jpg", "a/x.JPG"), "or one member"),
         (("a/x.jpg", "y.jpg"), "beside its folders"),
-        (("a/x.jpg", "a/x.cls"), "both `cls`"),
+        (("a/x.jpg", "a/x.cls"), "two members for the field 'cls'"),
         (("a/README",), "no sample"),
     ],
 )

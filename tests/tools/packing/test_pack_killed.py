@@ -5,7 +5,6 @@ it, an index only where all is whole) and after the run that follows (it is all 
 byte). The numbers of kills are small here; `pytest -m matrix` does 200 for each tool.
 """
 
-import gzip
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep.writing.writer import ShardWriter
+from lightning_shards.dataprep.writer import ShardWriter
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +38,6 @@ def inputs(tmp_path_factory):
     with ShardWriter(folder / "shards", max_samples=15, cache_dir=folder / "cache") as writer:
         for number in range(40):
             writer.write({"__key__": f"{number:03d}", "bin": bytes(number * 100)})
-    (folder / "packed").mkdir()
-    for path in (folder / "shards").glob("*.tar"):
-        (folder / "packed" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     return folder
 
 
@@ -52,7 +48,6 @@ def disturb(inputs, tmp_path):
         "pack": ("pack", "files", "--max-samples", "12", "--val-fraction", "0.3"),
         "short pack": ("pack", "files"),
         "reshard": ("reshard", "shards/*.tar", *SHUFFLED),
-        "compressed": ("reshard", "packed/*.gz"),
         "edit": (
             "reshard",
             "shards/*.tar",
@@ -85,10 +80,6 @@ def test_killed_at_random_moments_a_run_ends_as_if_it_had_not_been(disturb, tool
     assert disturb("random", 20, 1, tool)["kills"] >= 20
 
 
-def test_killed_while_it_unpacks_or_writes_a_run_ends_as_if_it_had_not_been(disturb):
-    assert disturb("random", 6, 1, "compressed")["kills"] >= 6
-
-
 def test_killed_with_its_processes_a_run_ends_as_if_it_had_not_been(disturb):
     assert disturb("random", 3, 2, "edit")["kills"] >= 3
 
@@ -102,7 +93,7 @@ def test_any_file_operation_may_fail_once(disturb):
     assert disturb("fail", 0, 1, "short pack")["disturbed"] > 10
 
 
-@pytest.mark.parametrize("tool", ["short pack", "writer", "compressed"])
+@pytest.mark.parametrize("tool", ["short pack", "writer"])
 def test_a_full_disk_leaves_nothing_partial(disturb, tool):
     codes = disturb("full", 6, 1, tool)["codes"]
     assert 0 not in codes
@@ -125,6 +116,6 @@ def test_fifty_kills_of_several_processes(disturb, tool):
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["each", "fail"])
-@pytest.mark.parametrize("tool", ["pack", "reshard", "compressed", "edit", "writer"])
+@pytest.mark.parametrize("tool", ["pack", "reshard", "edit", "writer"])
 def test_every_file_operation_of_every_tool(disturb, tool, mode):
     assert disturb(mode, 0, 1, tool)["disturbed"] > 10

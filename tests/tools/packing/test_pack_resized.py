@@ -47,13 +47,16 @@ def test_the_report_says_what_was_taken_for_a_map(labels, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("mask=png", "--resize", 16), "--resample png=lanczos or --resample png=nearest"),
+        (
+            ("mask=png", "--resize", 16),
+            "give --resample png=lanczos for a photograph, png=nearest for",
+        ),
         (("mask=mask.png", "--resample", "mask.png=keep"), "give --resize with it"),
         (
             ("mask=mask.png", "--resize", 16, "--resample", "png=nearest"),
             "--resample names the field 'png', which no sample has; name one of jpg, mask.png",
         ),
-        (("mask=mask.png", "--resize", 16, "--resample", "png"), "for each, got png="),
+        (("mask=mask.png", "--resize", 16, "--resample", "png"), "got png="),
     ],
 )
 def test_what_is_not_clear_is_refused(refused, labels, tmp_path, arguments, message):

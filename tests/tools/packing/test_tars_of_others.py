@@ -1,14 +1,17 @@
 """`pack` and `reshard` of tars by other programs: nothing of a sample is lost without a word."""
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import subprocess
 import tarfile
 
 import pytest
 
 from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.tools import info, pack, reshard
+from lightning_shards.tools import index, info, pack, reshard, verify
 
 
 @pytest.fixture(params=[pack, reshard], ids=["pack", "reshard"])
@@ -78,8 +81,8 @@ def test_label_that_gnu_tar_stored_as_a_link_is_told(refused, tmp_path, make_lin
     command = ["tar", "--sort=name", "-cf", tmp_path / "in.tar", "-C", folder, "."]
     subprocess.run(command, check=True, timeout=60)
     line = refused(tmp_path / "in.tar")
-    assert "in.tar: samples lose 2 members that a link stands for" in line
-    assert "first './1.cls'; write the tar by GNU tar with --hard-dereference --dereference" in line
+    assert "in.tar: './1.cls' is a link, which has no data, and a sample would lose it" in line
+    assert "write the tar by GNU tar with --hard-dereference --dereference" in line
 
 
 def test_the_remedies_work(write, tmp_path):
@@ -100,7 +103,7 @@ def test_link_of_a_long_name_is_told_by_its_name(refused, tmp_path, form):
     path = tar(
         tmp_path / "in.tar", entry("0.cls"), entry(name, tarfile.LNKTYPE, "0.cls"), form=form
     )
-    assert f"first {name!r}" in refused(path)
+    assert f"{name!r} is a link" in refused(path)
 
 
 def test_file_that_was_given_twice_loses_nothing(write, tmp_path):
@@ -136,7 +139,30 @@ def test_members_of_samples_that_are_marked_as_bad_are_counted(write, tmp_path):
     path = tar(tmp_path / "in.tar", *(entry(name, data=b"7") for name in names))
     report, found = write(path)
     assert found == {"0": {"cls": b"7"}, "2": {"cls": b"7"}}
-    assert report["input"]["ignored"] == {"left out by __bad__": 2}
+    assert report["input"]["ignored"] == {"members": 2}
+
+
+@pytest.mark.parametrize("pack_up", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("tool", [pack, reshard, verify, index])
+def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys, pack_up):
+    path = tmp_path / "in.tar.gz"
+    path.write_bytes(pack_up(tar(tmp_path / "in.tar", entry("0.cls", data=b"7")).read_bytes()))
+    out = ["--out", str(tmp_path / "out")] if tool in (pack, reshard) else []
+    with pytest.raises(SystemExit):
+        tool.main([str(path), "--processes", "1", "--cache-dir", str(tmp_path / "cache"), *out])
+    said = "".join(capsys.readouterr())
+    assert f"{path} is compressed (" in said
+    assert "shards are plain tars, at byte 0; unpack it (gunzip, bunzip2, unxz or zstd -d)" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "start", [b"BZhang", b"BZh91AY&SY", b"\x1f\x8b\x08", b"(\xb5/\xfd", b"\xfd7zXZ"]
+)
+def test_a_plain_tar_may_begin_with_the_name_of_any_file(write, tmp_path, start):
+    folder = start.decode("utf-8", "surrogateescape")
+    path = tar(tmp_path / "in.tar", entry(f"{folder}/README"), entry("0.cls", data=b"7"))
+    assert write(path)[1] == {"0": {"cls": b"7"}}
 
 
 # --- hidden files
@@ -148,7 +174,7 @@ def test_what_macos_adds_is_left_out_and_counted(write, tmp_path, folder):
     entries = [entry(f"{folder}{name}", data=name.encode()) for name in names]
     report, found = write(tar(tmp_path / "in.tar", *entries))
     assert found == {f"{folder}0001": {"jpg": b"0001.jpg", "cls": b"0001.cls"}}
-    assert report["input"]["ignored"] == {"hidden or __x__": 4}
+    assert report["input"]["ignored"] == {"members": 4}
     assert report["input"]["joined"] == 0
 
 

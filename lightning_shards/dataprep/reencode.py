@@ -4,7 +4,7 @@ A photograph is averaged, while a map, as of labels or depths, keeps its values:
 classes is a third one.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import BytesIO
@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, get_args
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.images import (
+    UPRIGHT,
     decode_pil,
     orientation_of,
     require_backend,
@@ -26,8 +27,9 @@ _MAX_QUALITY = 100
 _DEFAULT_QUALITY = 90
 _PHOTO_MODES = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
 _ORIENTATION: Final = 0x0112  # the tag of EXIF
-_UPRIGHT = 1
 _DEPTH_AT, _DEEP = 24, 16  # the byte of a PNG with the bits of a channel
+_EXACT: Final = {"lossless": True, "exact": True}  # of WebP; PNG always is
+_PALETTE_BYTES: Final = 3 << 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,7 @@ class Reencode:
     whose field is not one of JPEG, PNG or WebP are not touched.
 
     By default a JPEG is a photograph. A PNG or WebP is a map if its field has a dot, as mask.png
-    has. One without a dot is a photograph, and refused if it stands beside another such image, or
-    has a palette, one bit a pixel, or in a PNG 16 bits a channel. Animations are refused, because
-    only their first frame would be stored.
+    has. One without a dot is a photograph, and refused if it could be a map, or would lose bits.
 
     Attributes:
         resize: Most pixels of the shorter side; None keeps the size.
@@ -62,13 +62,13 @@ class Reencode:
         if self.quality is not None and not 1 <= self.quality <= _MAX_QUALITY:
             raise ConfigError(f"quality must be from 1 to {_MAX_QUALITY}, got {self.quality}")
         for name, way in self.resample.items():
-            if format_of(name) is None or way not in get_args(Resample):
+            is_lossy = format_of(name) == "JPEG" and way == "nearest"
+            if format_of(name) is None or way not in get_args(Resample) or is_lossy:
                 raise ConfigError(
                     f"resample must name fields of {', '.join(_FORMATS)} and one of "
-                    f"{', '.join(get_args(Resample))} for each, got {name}={way}"
+                    f"{', '.join(get_args(Resample))} for each (a JPEG keeps no values: not "
+                    f"nearest), got {name}={way}"
                 )
-            if format_of(name) == "JPEG" and way == "nearest":
-                raise ConfigError(f"a JPEG keeps no values: write {name}=lanczos or {name}=keep")
         require_backend("pillow")
 
     @property
@@ -87,15 +87,18 @@ class Reencode:
         Raises:
             SampleError: An image cannot be read, or could be a photograph or a map.
         """
-        key = sample["__key__"]
         ways = {name: way for name in sample if (way := self.way_of(name))}
-        self._require_clear(ways, key)
-        is_turned = all(way == "lanczos" for way in ways.values())
-        return sample | {
-            name: self._smaller(sample[name], name, f"{key}.{name}", is_turned=is_turned)
-            for name, way in ways.items()
-            if way != "keep"
-        }
+        has_map = any(way != "lanczos" for way in ways.values())
+        plain = [name for name in ways if "." not in name]
+        smaller = dict(sample)
+        for name, way in ways.items():
+            member = f"{sample['__key__']}.{name}"
+            is_told = name in self.resample or format_of(name) == "JPEG"
+            if len(plain) > 1 and name in plain and not is_told:
+                raise _unclear(member, name, f"it stands beside other images, {', '.join(plain)}")
+            if way != "keep":
+                smaller[name] = self._smaller(sample[name], name, member, is_turned=not has_map)
+        return smaller
 
     def way_of(self, name: str) -> Resample | None:
         """How the images of a field are resized; None if it is not one of images."""
@@ -104,27 +107,22 @@ class Reencode:
         is_map = "." in name and format_of(name) != "JPEG"
         return self.resample.get(name, "nearest" if is_map else "lanczos")
 
-    def _require_clear(self, names: Collection[str], key: str) -> None:
-        """Refuse a PNG or WebP beside another image if neither its name nor a setting tells it."""
-        plain = [name for name in names if "." not in name]
-        for name in plain:
-            if len(plain) > 1 and name not in self.resample and format_of(name) != "JPEG":
-                other = next(other for other in plain if other != name)
-                raise _unclear(f"{key}.{name}", name, f"it stands beside {other}")
-
     def _smaller(self, data: bytes, name: str, member: str, *, is_turned: bool) -> bytes:
         """The bytes of the file that is stored for one image; `member` is for messages."""
-        image = _opened(data, member)
+        try:
+            image = decode_pil(data)
+        except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
+            raise SampleError(f"{member} is no image that can be read: {error}") from error
         kind, is_map = format_of(name), self.way_of(name) == "nearest"
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
         if factor == 1 and (self.quality is None or kind == "PNG" or is_map):
             return data
-        _require_one_frame(image, name, member)
-        if is_map:
-            _require_values(data, image, name, member)
-        elif name not in self.resample:
-            _require_photograph(data, image, name, member)
-        image, options = _turned(image) if is_turned else (image, _oriented(image))
+        fault = _fault_of(image, data, is_map=is_map, is_told=name in self.resample)
+        if fault:
+            raise _unclear(member, name, fault)
+        options = {} if is_turned else _oriented(image)
+        if is_turned:
+            image = turned_upright(image, orientation_of(image))
         if is_map:
             return _encoded(_resized(image, factor, "nearest"), kind, options | _EXACT)
         if kind != "PNG":
@@ -132,25 +130,31 @@ class Reencode:
         return _encoded(_resized(_averageable(image, kind), factor, "lanczos"), kind, options)
 
 
-_EXACT: Final = {"lossless": True, "exact": True}  # of WebP; PNG always is
-_PALETTE_BYTES: Final = 3 << 8
-
-
 def format_of(name: str) -> str | None:
     """The format of the images of a field; None if it is of none that is written anew."""
     return _FORMATS.get(name.rpartition(".")[2])
 
 
-def _opened(data: bytes, member: str) -> Any:
-    try:
-        return decode_pil(data)
-    except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
-        raise SampleError(f"{member} is no image that can be read: {error}") from error
+def _fault_of(image: Any, data: bytes, *, is_map: bool, is_told: bool) -> str:
+    """What would be lost of an image, or why it could be a map; empty if nothing."""
+    # Further images of a JPEG (MPO) are previews or maps of gains.
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        return f"it has {image.n_frames} frames, of which only the first would be stored"
+    is_photo = not is_map and not is_told
+    if is_photo and image.mode not in _PHOTO_MODES:
+        return f"its pixels are of the mode {image.mode}"
+    is_deep = image.format == "PNG" and data[_DEPTH_AT] == _DEEP
+    if is_deep and len(image.getbands()) > 1 and (is_map or is_photo):
+        return f"its channels have {_DEEP} bits, of which 8 would be lost"
+    return ""
 
 
-def _turned(image: Any) -> tuple[Any, dict[str, Any]]:
-    """The upright image, and no options for it."""
-    return turned_upright(image, orientation_of(image)), {}
+def _unclear(member: str, name: str, why: str) -> SampleError:
+    values = "" if format_of(name) == "JPEG" else f"{name}=nearest for a map of values, "
+    return SampleError(
+        f"{member} cannot be resized without a word: {why}; give --resample {name}=lanczos for a "
+        f"photograph, {values}or {name}=keep to leave it as it is"
+    )
 
 
 def _oriented(image: Any) -> dict[str, Any]:
@@ -158,7 +162,7 @@ def _oriented(image: Any) -> dict[str, Any]:
     from PIL import Image
 
     orientation = orientation_of(image)
-    if orientation == _UPRIGHT:
+    if orientation == UPRIGHT:
         return {}
     exif = Image.Exif()
     exif[_ORIENTATION] = orientation
@@ -188,45 +192,3 @@ def _averageable(image: Any, kind: str | None) -> Any:
         has_alpha = kind != "JPEG" and "transparency" in image.info
         return image.convert("RGBA" if has_alpha else "RGB")
     return image
-
-
-def _require_one_frame(image: Any, name: str, member: str) -> None:
-    """Refuse an animation; further images of a JPEG (MPO) are previews or maps of gains."""
-    frames = getattr(image, "n_frames", 1)
-    if frames > 1 and image.format != "MPO":
-        raise SampleError(
-            f"{member} has {frames} frames, of which only the first would be stored; leave it as "
-            f"it is by --resample {name}=keep"
-        )
-
-
-def _require_photograph(data: bytes, image: Any, name: str, member: str) -> None:
-    """Refuse pixels that could be values."""
-    if image.mode not in _PHOTO_MODES:
-        raise _unclear(member, name, f"its pixels are of the mode {image.mode}")
-    if _loses_bits(data, image):
-        why = f"it has {_DEEP} bits a channel, of which a photograph keeps 8"
-        raise _unclear(member, name, why, as_map="keep")
-
-
-def _require_values(data: bytes, image: Any, name: str, member: str) -> None:
-    """Refuse a map of several channels of 16 bits."""
-    if _loses_bits(data, image):
-        raise SampleError(
-            f"{member} has {len(image.getbands())} channels of {_DEEP} bits, of which 8 would be "
-            f"lost; leave it as it is by --resample {name}=keep"
-        )
-
-
-def _loses_bits(data: bytes, image: Any) -> bool:
-    """Whether it has several channels of 16 bits, of which Pillow reads 8."""
-    return len(image.getbands()) > 1 and image.format == "PNG" and data[_DEPTH_AT] == _DEEP
-
-
-def _unclear(member: str, name: str, why: str, *, as_map: Resample = "nearest") -> SampleError:
-    if format_of(name) == "JPEG":
-        as_map = "keep"
-    return SampleError(
-        f"{member} could be a photograph, or a map whose values must stay: {why}; say which by "
-        f"--resample {name}=lanczos or --resample {name}={as_map}"
-    )

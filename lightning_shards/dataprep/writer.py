@@ -1,21 +1,19 @@
 """`ShardWriter`, which writes samples from any Python code to shards with their index."""
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from lightning_shards.dataprep.writing.journal import Journal, shard_name, shard_pattern
-from lightning_shards.dataprep.writing.keys import check_key, check_member_name, check_new_field
-from lightning_shards.dataprep.writing.packing import DEFAULT_MAX_BYTES
-from lightning_shards.dataprep.writing.tar_writer import (
+from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
+from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES
+from lightning_shards.dataprep.tar_writer import (
     TarWriter,
     WrittenShard,
     as_bytes,
-    list_shards,
+    check_sample,
     read_back,
     tar_size,
 )
@@ -23,13 +21,6 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.files import new_file
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
-    prefix: str
-    max_samples: int | None
-    max_bytes: int | None
 
 
 class ShardWriter:
@@ -73,20 +64,20 @@ class ShardWriter:
         for name, value in (("max_samples", max_samples), ("max_bytes", max_bytes)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
-        self._folder = Path(folder)
-        self._limits = _Limits(prefix=prefix, max_samples=max_samples, max_bytes=max_bytes)
+        self._folder, self._prefix = Path(folder), prefix
+        self._max_samples, self._max_bytes = max_samples, max_bytes
         self._tables = TableStore(CacheFolder(cache_dir), with_crc32=True)
         self._keys: set[str] = set()
         self._shards: list[WrittenShard] = []
-        self._journal: Journal | None = None
-        self._file: ExitStack | None = None
+        self._finished: FinishedShards | None = None
+        self._file = ExitStack()
         self._tar: TarWriter | None = None
         self._state: Literal["open", "closed", "aborted"] = "open"
 
     @property
     def urls(self) -> str:
         """The pattern of the shards for a configuration, after they are written."""
-        return shard_pattern(self._folder, self._shards, self._limits.prefix)
+        return shard_pattern(self._folder, self._shards, self._prefix)
 
     @property
     def shards(self) -> tuple[WrittenShard, ...]:
@@ -103,7 +94,7 @@ class ShardWriter:
         self._require_open()
         key, fields = self._checked(sample)
         if self._tar is not None and self._is_full(self._tar, fields):
-            self._end_shard()
+            self._end_shard(self._tar)
         tar = self._tar or self._begin_shard()
         with self._aborted_by_errors():
             tar.write(key, fields)
@@ -118,16 +109,11 @@ class ShardWriter:
         if self._state != "open":
             return
         if self._tar is not None:
-            self._end_shard()
+            self._end_shard(self._tar)
         if not self._shards:
             self.abort()
             raise SampleError(f"no sample was written to {self._folder}")
-        journal = self._opened_journal()
-        names = {shard.name for shard in self._shards}
-        for path in journal.own_shards(""):  # left from a longer run that died
-            if path.name not in names and not path.is_dir():
-                path.unlink()
-        list_shards(self._folder, self._shards)
+        self._begin().list_shards("", self._shards)
         self._release()
         self._state = "closed"
 
@@ -139,7 +125,7 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         self._require_open()
-        self._opened_journal()
+        self._begin()
         return self
 
     def __exit__(
@@ -159,12 +145,11 @@ class ShardWriter:
 
     def _release(self) -> None:
         """Close what is open; an unfinished shard is discarded."""
-        if self._file is not None:
-            error = SampleError("given up")
-            self._file.__exit__(type(error), error, None)
-        if self._journal is not None:
-            self._journal.close()
-        self._file = self._tar = self._journal = None
+        error = SampleError("given up")
+        self._file.__exit__(type(error), error, None)
+        if self._finished is not None:
+            self._finished.close()
+        self._tar = self._finished = None
 
     @contextmanager
     def _aborted_by_errors(self) -> Generator[None]:
@@ -174,26 +159,25 @@ class ShardWriter:
             self.abort()
             raise
 
-    def _opened_journal(self) -> Journal:
-        """The journal, which is opened at the first use and from then on locks the folder."""
-        if self._journal is None:
-            prefix = self._limits.prefix
-            settings = {"writer": "ShardWriter"} | asdict(self._limits)
-            journal = Journal(self._folder, settings, {"": prefix})
-            if journal.is_finished():
-                journal.close()
+    def _begin(self) -> FinishedShards:
+        """What is noted of the folder, which is locked from the first use on."""
+        if self._finished is None:
+            limits = {"max_samples": self._max_samples, "max_bytes": self._max_bytes}
+            settings = {"writer": "ShardWriter", "prefix": self._prefix, **limits}
+            finished = FinishedShards(self._folder, settings, {"": self._prefix})
+            if finished.is_finished():
+                finished.close()
                 raise ConfigError(
                     f"{self._folder} holds a finished data set; delete it, or name another folder"
                 )
-            self._journal = journal
-        return self._journal
+            self._finished = finished
+        return self._finished
 
     def _checked(self, sample: Mapping[str, bytes | str]) -> tuple[str, list[tuple[str, bytes]]]:
         """Key and members, after all checks, so that no error leaves half a sample written."""
         key = sample.get("__key__")
         if not isinstance(key, str):
             raise SampleError(f"a sample needs a text as '__key__', got {key!r}")
-        check_key(key)
         if key in self._keys:
             raise SampleError(f"{key!r} was written before; keys must be unique")
         fields = [
@@ -201,37 +185,29 @@ class ShardWriter:
             for name, data in sample.items()
             if not (name.startswith("__") and name.endswith("__"))
         ]
-        for name, _ in fields:
-            check_new_field(name)
-            check_member_name(key, name)
-        if not fields:
-            raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
+        check_sample(key, [name for name, _ in fields])
         return key, fields
 
-    def _is_full(self, tar: TarWriter, fields: Iterable[tuple[str, bytes]]) -> bool:
+    def _is_full(self, tar: TarWriter, fields: list[tuple[str, bytes]]) -> bool:
         """Whether the sample belongs in the next shard."""
-        limits = self._limits
         size = tar.position + sum(tar_size(len(data)) for _, data in fields)
         return bool(
-            (limits.max_samples and tar.samples >= limits.max_samples)
-            or (limits.max_bytes and size > limits.max_bytes)
+            (self._max_samples and tar.samples >= self._max_samples)
+            or (self._max_bytes and size > self._max_bytes)
         )
 
     def _begin_shard(self) -> TarWriter:
-        self._opened_journal()
-        path = self._folder / shard_name(self._limits.prefix, len(self._shards))
-        self._file = ExitStack()
+        self._begin()
+        path = self._folder / shard_name(self._prefix, len(self._shards))
         self._tar = TarWriter(self._file.enter_context(new_file(path)))
         return self._tar
 
-    def _end_shard(self) -> None:
+    def _end_shard(self, tar: TarWriter) -> None:
         """Give the shard its name, and read it back for its member table."""
-        if self._tar is None or self._file is None:
-            return
         with self._aborted_by_errors():
-            shard = self._tar.finish(shard_name(self._limits.prefix, len(self._shards)))
+            shard = tar.finish(shard_name(self._prefix, len(self._shards)))
             self._file.close()
-            self._file = self._tar = None
+            self._tar = None
             read_back(self._folder / shard.name, shard, self._tables)
-            self._opened_journal().note("", shard)
+            self._begin().note("", shard)
             self._shards.append(shard)

@@ -1,0 +1,294 @@
+"""The writer of tar shards, and the names that keys and fields may have in them.
+
+Equal samples give equal bytes, and files appear whole or not at all. Headers are plain USTAR
+without times, owners or other traces of the machine; a PAX header precedes a member only if its
+name or size needs one. Every name is checked: `walk.split_name` must give the key and the field
+from which it was made.
+"""
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import numpy as np
+
+from lightning_shards.errors import IndexMismatchError, SampleError
+from lightning_shards.shards.files import make_folder, new_file
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
+from lightning_shards.shards.tar.walk import MAX_NAME_BYTES, RESERVED_SUFFIXES, split_name
+
+Fields = Sequence[tuple[str, bytes]]
+"""The members of a sample: field (the suffix of the member's name) and contents, in file order."""
+
+MAX_KEY_BYTES: Final = MAX_NAME_BYTES // 2
+MAX_FIELD_BYTES: Final = 255
+
+_RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
+_NOT_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f%\\]|[\ud800-\udfff]")
+_NO_PART = re.compile(r"(?<![^/])\.{1,2}(?=/)|(?<![^/])/|/\Z")  # `.`, `..`, and what is empty
+_META_FOLDER = re.compile(r"__[^/]*__(/|$)")
+
+_RECORD = 20 * BLOCK  # archives are padded with zeros to whole records, as by tar and tarfile
+_MAX_NAME = 100
+_MAX_SIZE = 8**11 - 1
+_PAX_NAME = b"././@PaxHeader"
+_OWNER = b"%07o\0%07o\0%07o\0" % (0o644, 0, 0)  # mode, user, group
+_TIME = b"%011o\0" % 0
+_REGULAR, _PAX = b"0", b"x"
+_TAIL = bytes(100) + b"ustar\x0000" + bytes(64 + 16 + 155 + 12)  # link, magic, names, devices
+_FIXED_SUM = sum(_OWNER + _TIME + b" " * 8 + _TAIL)
+
+
+def escape_key(text: str) -> str:
+    """A valid key for any name, from which `urllib.parse.unquote` gives the name back.
+
+    Dots after the last slash, percent signs, backslashes, control characters and bytes that are
+    not UTF-8 become %XX, and so do the dots of parts `.` and `..` and the slashes of empty parts.
+    Other slashes stay.
+
+    >>> escape_key("class.0/img.v2"), escape_key("../a//b")
+    ('class.0/img%2Ev2', '%2E%2E/a/%2Fb')
+    """
+    sound = _NO_PART.sub(_percent, _ESCAPED.sub(_percent, text))
+    folder, slash, name = sound.rpartition("/")
+    escaped = folder + slash + name.replace(".", "%2E")
+    return "%5F" + escaped[1:] if _META_FOLDER.match(escaped) else escaped
+
+
+def key_of_path(path: str) -> str:
+    """The escaped path of a file without its suffix; `/` and `..` at its beginning are left out.
+
+    >>> key_of_path("../images/./1.jpg")
+    'images/1'
+    """
+    stem = os.path.splitext(os.path.normpath(path))[0]  # noqa: PTH122 - strings here
+    return escape_key(re.sub(r"^(/|\.\.(/|$))+", "", stem))
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file is hidden, as those that macOS adds to tars; it belongs to no sample here.
+
+    By webdataset's rule `train/._0001.jpg` would be the field `_0001.jpg` of a sample `train/`.
+    """
+    return name.startswith(".", name.rfind("/") + 1)
+
+
+def check_sample(key: str, fields: Sequence[str]) -> None:
+    """Refuse a sample that readers would not read back as this key and these fields.
+
+    Raises:
+        SampleError: The message has the rule and the remedy.
+    """
+    _check_key(key)
+    if not fields:
+        raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
+    for number, field in enumerate(fields):
+        check_field(field)
+        if field in fields[:number]:
+            raise SampleError(f"sample {key!r} has two members for the field {field!r}; rename one")
+        if split_name(f"{key}.{field}") != (key, field):  # as of `__a` and `label__`
+            raise SampleError(
+                f"sample {key!r} cannot have the field {field!r}: a member '{key}.{field}' is in "
+                "no sample; rename the field, or put the key into a folder, as in a/0001"
+            )
+
+
+def _check_key(key: str) -> None:
+    """Refuse a key that readers would change, or that would lead out of a folder."""
+    parts = key.removeprefix("./").split("/")  # `tar c .` writes ./0001.jpg
+    is_sound = (
+        0 < len(key.encode("utf-8", "replace")) <= MAX_KEY_BYTES
+        and {"", ".", ".."}.isdisjoint(parts)
+        and "." not in parts[-1]
+        and not _NOT_TEXT.search(key)
+        and not _META_FOLDER.match(key)
+    )
+    if not is_sound:
+        raise SampleError(
+            f"{key!r} cannot be a key: keys are like class/0001, UTF-8 of at most {MAX_KEY_BYTES} "
+            "bytes, without control characters, parts that are empty, '.' or '..', a first folder "
+            "like __x__, or a dot after the last slash, where the suffix begins; "
+            "lightning_shards.dataprep.tar_writer.escape_key makes a key of any name"
+        )
+
+
+@lru_cache(maxsize=1024)
+def check_field(field: str) -> None:
+    """Refuse a field that readers would not find as the suffix of a member.
+
+    Raises:
+        SampleError: The message has the rule and the remedy.
+    """
+    is_sound = (
+        split_name(f"0.{field}") == ("0", field)
+        and not field.startswith(".")
+        and field not in _RESERVED_FIELDS
+        and field.isprintable()
+        and 0 < len(field.encode("utf-8")) <= MAX_FIELD_BYTES
+    )
+    if not is_sound:
+        raise SampleError(
+            f"{field!r} cannot be a field: fields are suffixes in lower case without slashes and "
+            "without the dot that follows the key, like jpg or seg.png; rename it"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenShard:
+    """One shard that was written.
+
+    Attributes:
+        name: File name.
+        samples: Number of samples.
+        size_bytes: Size of the file.
+        md5: MD5 of the file, as in the wids JSON; it protects against accidents only.
+        fields: How many samples have each field, by name in order.
+    """
+
+    name: str
+    samples: int
+    size_bytes: int
+    md5: str
+    fields: dict[str, int]
+
+
+class TarWriter:
+    """Writes samples to one open tar file, which the caller closes.
+
+    Attributes:
+        samples: Samples written so far.
+        position: Bytes written so far.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.md5(usedforsecurity=False)
+        self._fields: Counter[str] = Counter()
+        self.samples = 0
+        self.position = 0
+
+    def write(self, key: str, fields: Fields) -> None:
+        """Add one sample.
+
+        Raises:
+            SampleError: It could not be read back; nothing of it was written.
+        """
+        names = [name for name, _ in fields]
+        check_sample(key, names)
+        for name, data in fields:
+            self._put(member_header(f"{key}.{name}", len(data)))
+            self._put(data)
+            self._put(bytes(-len(data) % BLOCK))
+        self.samples += 1
+        self._fields.update(names)
+
+    def finish(self, name: str) -> WrittenShard:
+        """Write the end marker, and return the shard under this name."""
+        end = 2 * BLOCK
+        self._put(bytes(end + -(self.position + end) % _RECORD))
+        fields = dict(sorted(self._fields.items()))
+        return WrittenShard(name, self.samples, self.position, self._digest.hexdigest(), fields)
+
+    def _put(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self.position += len(data)
+
+
+def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenShard:
+    """Write keys and fields to a tar that appears whole or not at all.
+
+    Raises:
+        SampleError: A sample could not be read back as it is.
+        FileAccessError: The file cannot be written; no part of it is left.
+    """
+    make_folder(path.parent)
+    with new_file(path) as file:
+        writer = TarWriter(file)
+        for key, fields in samples:
+            writer.write(key, fields)
+        return writer.finish(path.name)
+
+
+def read_back(path: Path, shard: WrittenShard, tables: TableStore) -> None:
+    """Make the member table of a shard that was written, by reading it.
+
+    Raises:
+        IndexMismatchError: It has other samples or fields than were written.
+        DamagedShardError: It is not one whole tar archive.
+    """
+    table = tables.table_of(path, expected_samples=shard.samples)
+    counts = np.bincount(table.suffix_ids, minlength=len(table.suffixes)).tolist()
+    fields = dict(sorted(zip(table.suffixes, counts, strict=True)))
+    if fields != shard.fields:
+        raise IndexMismatchError(
+            f"{path} was written with the members {shard.fields} and reads back as {fields}; look "
+            "after its disk, and write it again"
+        )
+
+
+def tar_size(size: int) -> int:
+    """Bytes that a member of this size takes in a tar, without an extended header."""
+    return BLOCK + up_to_block(size)
+
+
+def as_bytes(data: object, key: str, field: str) -> bytes:
+    """The bytes that are stored for a user's value of a member.
+
+    Raises:
+        SampleError: The value is neither bytes nor text, or text that UTF-8 cannot hold.
+    """
+    if isinstance(data, str):
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise SampleError(f"sample {key!r}: {field!r} cannot be stored: {error}") from error
+    if isinstance(data, bytes):
+        return data
+    raise SampleError(
+        f"sample {key!r}: {field!r} must be bytes or str, not {type(data).__name__}; encode it"
+    )
+
+
+def member_header(name: str, size: int) -> bytes:
+    """The header block or blocks that precede the data of a member.
+
+    `tarfile` gives the same bytes for a plain name, in fifteen times as long.
+    """
+    encoded = name.encode()
+    if len(encoded) <= _MAX_NAME and size <= _MAX_SIZE and name.isascii():
+        return _block(encoded, size, _REGULAR)
+    records = b"" if size <= _MAX_SIZE else _pax_record(b"size", b"%d" % size)
+    if len(encoded) > _MAX_NAME or not name.isascii():
+        records = _pax_record(b"path", encoded) + records
+    extended = _block(_PAX_NAME, len(records), _PAX) + records + bytes(-len(records) % BLOCK)
+    stand_in = name.encode("ascii", "replace")[:_MAX_NAME]
+    return extended + _block(stand_in, size if size <= _MAX_SIZE else 0, _REGULAR)
+
+
+def _block(name: bytes, size: int, kind: bytes) -> bytes:
+    digits = b"%011o\0" % size
+    checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(digits) + kind[0])
+    return b"".join((name.ljust(_MAX_NAME, b"\0"), _OWNER, digits, _TIME, checksum, kind, _TAIL))
+
+
+def _pax_record(keyword: bytes, value: bytes) -> bytes:
+    """`LENGTH keyword=value` and a newline, where the length counts its own digits."""
+    rest = len(keyword) + len(value) + 3
+    length = rest + len(str(rest))
+    length = rest + len(str(length))
+    return b"%d %s=%s\n" % (length, keyword, value)
+
+
+def _percent(match: re.Match[str]) -> str:
+    is_byte = "\udc80" <= match[0] <= "\udcff"  # of a file name that is not UTF-8
+    data = match[0].encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"%{byte:02X}" for byte in data)

@@ -1,0 +1,132 @@
+"""A run goes on with its finished shards, and believes none that other settings gave."""
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from lightning_shards.dataprep.finished import RUN_FILE, FinishedShards
+from lightning_shards.dataprep.tar_writer import write_shard
+from lightning_shards.dataprep.writer import ShardWriter
+from lightning_shards.errors import ConfigError, FileAccessError
+from lightning_shards.shards.urls import expand_urls
+
+PREFIXES = {"train": "train", "val": "val"}
+NAME = "train-000000.tar"
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def begin(out, prefixes=PREFIXES, **changed):
+    return FinishedShards(out, {"samples": 3} | changed, prefixes)
+
+
+@pytest.fixture
+def begun(out):
+    """A folder with one shard that is noted as finished."""
+    with begin(out) as finished:
+        shard = write_shard(out / "train" / NAME, [("0", [("cls", b"1")])])
+        finished.note("train", shard)
+    return shard
+
+
+def test_a_noted_shard_is_known_to_the_next_run(out, begun):
+    with begin(out) as finished:
+        assert finished.written("train", NAME) == begun
+        assert finished.written("val", NAME) is None
+
+
+@pytest.mark.parametrize("change", ["cut", "rewritten", "gone"])
+def test_a_shard_that_is_not_as_it_was_is_written_again(out, begun, change):
+    path = out / "train" / NAME
+    if change == "cut":
+        os.truncate(path, begun.size_bytes - 512)
+    elif change == "rewritten":
+        path.write_bytes(path.read_bytes()[::-1])
+    else:
+        path.unlink()
+    with begin(out) as finished:
+        assert finished.written("train", NAME) is None
+
+
+def test_other_settings_are_refused_by_name(out, begun):
+    with pytest.raises(ConfigError, match=r"\(samples was 3 and is now 4\); go on with the old"):
+        begin(out, samples=4)
+
+
+def test_settings_under_which_no_shard_was_written_bind_no_run(out, begun):
+    (out / "train" / NAME).unlink()
+    begin(out, samples=4).close()
+    with begin(out, samples=4) as finished:
+        assert finished.written("train", NAME) is None
+
+
+@pytest.mark.parametrize("name", ["train/train-000007.tar", "val/wids.json"])
+def test_files_of_others_are_refused(out, name):
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_bytes(b"precious")
+    with pytest.raises(ConfigError, match=r"is there, and not from a run with these settings"):
+        begin(out)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": {}}'])
+def test_a_damaged_list_is_refused(out, begun, text):
+    (out / RUN_FILE).write_text(text)
+    with pytest.raises(ConfigError, match=r"json is damaged .*; remove the folder"):
+        begin(out)
+
+
+def test_the_list_is_plain_json(out, begun):
+    content = json.loads((out / RUN_FILE).read_text())
+    assert content["settings"] == {"splits": PREFIXES, "samples": 3}
+    assert content["shards"][f"train/{NAME}"]["md5"] == begun.md5
+
+
+def test_a_run_beside_another_one_is_refused(out):
+    with begin(out), pytest.raises(ConfigError, match="another run is writing to"):
+        begin(out)
+    begin(out).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
+def test_a_file_system_without_locks_is_written_to(out, monkeypatch, code):
+    def refuse(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with ShardWriter(out, cache_dir=out / "cache") as writer:
+        writer.write({"__key__": "0", "cls": "1"})
+    assert (out / "shard-000000.tar").is_file()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / ("x" * 300)):
+        with pytest.raises(FileAccessError, match="cannot be written: "):
+            begin(folder)
+
+
+NAMES = [
+    *("a b", "é", "[x]", "{y}", "{0..1}", "h#1", "star*", "bs\\x", "\\", "co:lon", "s3:x", "::"),
+    *("a:::b", "-dash", "~", "~t", "@at", "a,b", " led", "..dots", "\udce9", "pipe:ls", ".hidden"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)), ids=map(ascii, NAMES))
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_the_pattern_of_shards_reads_back(tmp_path, monkeypatch, number, shards, is_whole):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / NAMES[number] if is_whole else Path(NAMES[number])
+    with ShardWriter(folder, max_samples=1, cache_dir=tmp_path / "cache") as writer:
+        for sample in range(shards):
+            writer.write({"__key__": str(sample), "cls": b"1"})
+    urls = expand_urls(writer.urls)
+    assert [Path(url) for url in urls] == [folder / f"shard-{n:06d}.tar" for n in range(shards)]
+    assert not writer.urls.startswith(("-", "~", " "))  # the shell and the tools take it for a path
