@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from lightning_shards.dataprep.tar_writer import WrittenShard
 from lightning_shards.errors import ConfigError
@@ -32,7 +32,7 @@ _SPECIAL = re.compile(r"[{}\\]|(?<=:):")
 
 
 class FinishedShards:
-    """What a run has written to one output folder, which it locks until it is closed.
+    """What a run has written to one output folder, which is locked until this is closed.
 
     Args:
         folder: The folder in which, or in folders below which, shards are written.
@@ -92,12 +92,6 @@ class FinishedShards:
     def close(self) -> None:
         """Release the folder for other runs."""
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
     def _continue(self) -> None:
         """Take over what an earlier run with the same settings has written."""

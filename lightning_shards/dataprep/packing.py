@@ -66,18 +66,20 @@ class Packing:
         """Refuse values that cannot work."""
         if self.order not in get_args(PackOrder):
             raise ConfigError(f"order must be one of {get_args(PackOrder)}, got {self.order!r}")
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(f"seed must be at least 0 and below 2**64, got {self.seed}")
-        for name in ("max_samples", "max_bytes", "num_shards"):
+        for name, least, stop in (
+            ("seed", 0, 2**64),
+            ("max_samples", 1, 2**63),
+            ("max_bytes", 1, 2**63),
+            ("num_shards", 1, 2**63),
+            ("val_fraction", 0, 1),
+        ):
             value = getattr(self, name)
-            if value is not None and not 1 <= value < 2**63:
-                raise ConfigError(f"{name} must be at least 1 and below 2**63, got {value}")
-        if self.num_shards is not None and (self.max_samples or self.max_bytes):
-            raise ConfigError("num_shards goes with neither max_samples nor max_bytes; choose")
+            if value is not None and not least <= value < stop:
+                raise ConfigError(f"{name} must be at least {least} and below {stop}, got {value}")
         if not 0 < self.keep <= 1:
             raise ConfigError(f"keep must be a share above 0 and at most 1, got {self.keep}")
-        if not 0 <= self.val_fraction < 1:
-            raise ConfigError(f"val_fraction must be from 0 to below 1, got {self.val_fraction}")
+        if self.num_shards is not None and (self.max_samples or self.max_bytes):
+            raise ConfigError("num_shards goes with neither max_samples nor max_bytes; choose")
 
 
 def assign(

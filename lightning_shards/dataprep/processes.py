@@ -1,12 +1,11 @@
 """One function over many tasks in processes, which end with their parent even if it is killed."""
 
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from multiprocessing import active_children, get_context
 from typing import Final, TypeVar
 
@@ -41,12 +40,12 @@ def map_parallel(
 
 
 def run_in_processes(
-    function: Callable[[_Task], _Result], tasks: Iterable[_Task], processes: int
+    function: Callable[[_Task], _Result], tasks: Sequence[_Task], processes: int
 ) -> Generator[tuple[_Task, _Result]]:
     """Each task with its result, in order of completion; close it to end the processes.
 
     With one process the function runs in this process. Otherwise function, tasks and results are
-    pickled, and tasks are taken from the iterable as processes get free.
+    pickled.
 
     Raises:
         ConfigError: `processes` is below 1.
@@ -58,15 +57,10 @@ def run_in_processes(
         for task in tasks:
             yield task, function(task)
         return
-    remaining, running = iter(tasks), dict[Future[_Result], _Task]()
     with _pool(processes) as pool:
-        for task in islice(remaining, 2 * processes):
-            running[pool.submit(function, task)] = task
-        while running:
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
-                for task in islice(remaining, 1):
-                    running[pool.submit(function, task)] = task
+        futures = {pool.submit(function, task): task for task in tasks}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from lightning_shards.dataprep.packing import (
     split_names,
     with_unique_keys,
 )
-from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.processes import map_parallel, run_in_processes
 from lightning_shards.dataprep.tar_writer import (
     WrittenShard,
     as_bytes,
@@ -45,7 +45,6 @@ from lightning_shards.shards.tables import TableStore
 RawSample = dict[str, Any]
 """A sample as a dict: `__key__`, and the contents of each member by field."""
 
-_FILTER_CHUNK: Final = 1024
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 _ShardId = tuple[str, str]
@@ -140,7 +139,7 @@ def rewrite(
         **asdict(packing),
         **edit.settings,
     }
-    with FinishedShards(output.folder, settings, prefixes) as finished:
+    with closing(FinishedShards(output.folder, settings, prefixes)) as finished:
         is_kept = None if edit.keeps is None else _filtered(samples, edit.keeps, output.processes)
         plan = assign(samples, packing, is_kept)
         named = {
@@ -189,10 +188,10 @@ def _write_missing(
     finished: FinishedShards,
 ) -> dict[_ShardId, WrittenShard]:
     """Write these shards, and return them by split and name."""
-    jobs = (
+    jobs = [
         _ShardJob(split, make_folder(output.folder, split) / name, [samples[n] for n in numbers])
         for (split, name), numbers in missing.items()
-    )
+    ]
     write = partial(_write, transform=edit.transform, cache=output.cache)
     results = run_in_processes(write, jobs, output.processes)
     done: dict[_ShardId, WrittenShard] = {}
@@ -249,23 +248,15 @@ def _filtered(
     samples: Sequence[InputSample], keeps: Callable[[RawSample], Any], processes: int
 ) -> NDArray[np.bool_]:
     """Which samples the filter keeps; all of them are read."""
-    starts = range(0, len(samples), _FILTER_CHUNK)
-    chunks = ((start, samples[start : start + _FILTER_CHUNK]) for start in starts)
-    is_kept = np.zeros(len(samples), np.bool_)
-    results = run_in_processes(partial(_keep, keeps=keeps), chunks, processes)
+    results = map_parallel(partial(_keep, keeps=keeps), samples, processes)
     with closing(results):
-        for (start, _), kept in tqdm(
-            results, "filtered", len(starts), unit=" chunks", disable=None
-        ):
-            is_kept[start : start + len(kept)] = kept
-    return is_kept
+        bar = tqdm(results, "filtered", len(samples), unit=" samples", disable=None)
+        return np.fromiter(bar, np.bool_, len(samples))
 
 
-def _keep(
-    chunk: tuple[int, Sequence[InputSample]], *, keeps: Callable[[RawSample], Any]
-) -> list[bool]:
+def _keep(sample: InputSample, *, keeps: Callable[[RawSample], Any]) -> bool:
     with InputFiles() as files:
-        return [bool(_called(keeps, _read(sample, files))) for sample in chunk[1]]
+        return bool(_called(keeps, _read(sample, files)))
 
 
 def _data_set(folder: Path, prefix: str, shards: list[WrittenShard], kept_shards: int) -> DataSet:

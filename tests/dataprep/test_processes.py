@@ -59,20 +59,6 @@ def test_too_few_processes_are_refused(run, processes):
         list(run(abs, [1, 2], processes))
 
 
-def test_tasks_are_taken_as_processes_get_free():
-    taken = []
-
-    def tasks():
-        for number in range(50):
-            taken.append(number)
-            yield number
-
-    results = run_in_processes(abs, tasks(), 2)
-    next(results)
-    assert len(taken) <= 4
-    results.close()
-
-
 def test_there_are_no_more_processes_than_tasks():
     ids = {result for _, result in run_in_processes(process_id, [1], 8)}
     assert len(ids) == 1

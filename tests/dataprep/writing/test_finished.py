@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,14 @@ def begin(out, prefixes=PREFIXES, **changed):
 @pytest.fixture
 def begun(out):
     """A folder with one shard that is noted as finished."""
-    with begin(out) as finished:
+    with closing(begin(out)) as finished:
         shard = write_shard(out / "train" / NAME, [("0", [("cls", b"1")])])
         finished.note("train", shard)
     return shard
 
 
 def test_a_noted_shard_is_known_to_the_next_run(out, begun):
-    with begin(out) as finished:
+    with closing(begin(out)) as finished:
         assert finished.written("train", NAME) == begun
         assert finished.written("val", NAME) is None
 
@@ -51,7 +52,7 @@ def test_a_shard_that_is_not_as_it_was_is_written_again(out, begun, change):
         path.write_bytes(path.read_bytes()[::-1])
     else:
         path.unlink()
-    with begin(out) as finished:
+    with closing(begin(out)) as finished:
         assert finished.written("train", NAME) is None
 
 
@@ -63,7 +64,7 @@ def test_other_settings_are_refused_by_name(out, begun):
 def test_settings_under_which_no_shard_was_written_bind_no_run(out, begun):
     (out / "train" / NAME).unlink()
     begin(out, samples=4).close()
-    with begin(out, samples=4) as finished:
+    with closing(begin(out, samples=4)) as finished:
         assert finished.written("train", NAME) is None
 
 
@@ -89,7 +90,7 @@ def test_the_list_is_plain_json(out, begun):
 
 
 def test_a_run_beside_another_one_is_refused(out):
-    with begin(out), pytest.raises(ConfigError, match="another run is writing to"):
+    with closing(begin(out)), pytest.raises(ConfigError, match="another run is writing to"):
         begin(out)
     begin(out).close()
 

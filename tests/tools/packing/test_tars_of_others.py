@@ -142,11 +142,13 @@ def test_members_of_samples_that_are_marked_as_bad_are_counted(write, tmp_path):
     assert report["input"]["ignored"] == {"members": 2}
 
 
-@pytest.mark.parametrize("pack_up", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("kind", [gzip, bz2, lzma], ids=["gzip", "bzip2", "xz"])
 @pytest.mark.parametrize("tool", [pack, reshard, verify, index])
-def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys, pack_up):
+def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys, kind):
     path = tmp_path / "in.tar.gz"
-    path.write_bytes(pack_up(tar(tmp_path / "in.tar", entry("0.cls", data=b"7")).read_bytes()))
+    path.write_bytes(
+        kind.compress(tar(tmp_path / "in.tar", entry("0.cls", data=b"7")).read_bytes())
+    )
     out = ["--out", str(tmp_path / "out")] if tool in (pack, reshard) else []
     with pytest.raises(SystemExit):
         tool.main([str(path), "--processes", "1", "--cache-dir", str(tmp_path / "cache"), *out])
