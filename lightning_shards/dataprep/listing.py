@@ -421,20 +421,22 @@ def _list_tar(task: tuple[str, CountClaim | None], *, cache: CacheFolder) -> Lis
     crc32s = indexed_crc32s(path, claim, cache)
     others: list[OtherEntry] = []
     runs: list[tuple[str, dict[str, Member]]] = []
-    last: dict[str, dict[str, Member]] = {}  # the last sample of each key
+    first: dict[str, dict[str, Member]] = {}  # the first sample of each key
+    repeated: set[str] = set()  # keys of two samples: what follows may belong to either
     joined = 0
     with open_tar(path) as data:
         members = list(walk_members(data, path, others=others))
         shown = (member for member in members if not is_hidden(member.name))
         for key, fields in group_members(shown, path):
-            known = last.get(key)
-            if known is None or known.keys() & fields.keys():
-                last[key] = fields
-                runs.append((key, fields))
-            else:
+            known = first.setdefault(key, fields)
+            if known is not fields and not (key in repeated or known.keys() & fields.keys()):
                 known |= fields
                 joined += 1
-    _refuse_lost_links(others, last, path)
+                continue
+            if known is not fields:
+                repeated.add(key)
+            runs.append((key, fields))
+    _refuse_lost_links(others, first, path)
     source = input_file_at(path)
 
     def extent(suffix: str, member: Member) -> InputExtent:

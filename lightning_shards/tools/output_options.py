@@ -25,7 +25,7 @@ not done.
 
 """
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = ("", "K", "M", "G", "T")
 _PACKING = ("order", "seed", "max_samples", "max_bytes", "num_shards", "keep", "val_fraction")
 

@@ -91,11 +91,16 @@ def _(data):
     return values_of(selected, "cls", "json"), values(ours, "cls", "json")
 
 
+def renamed(sample):
+    sample["id"] = sample.pop("cls")
+    return sample
+
+
 @row("rename_files=")
 def _(data):
-    renamed = theirs(data, rename_files=lambda name: name.replace(".cls", ".id")).decode()
-    urls = run(reshard, data, *data.urls, "--rename", "cls=id")
-    return values_of(renamed, "id"), values(loader(data, urls=urls, fields={"id": "id"}), "id")
+    other = theirs(data, rename_files=lambda name: name.replace(".cls", ".id")).decode()
+    urls = run(reshard, data, *data.urls, "--map", f"{__name__}:renamed")
+    return values_of(other, "id"), values(loader(data, urls=urls, fields={"id": "id"}), "id")
 
 
 @row("resampled=", "mode=")

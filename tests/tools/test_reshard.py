@@ -164,16 +164,6 @@ def test_a_filter_keeps_what_it_says_and_shards_stay_full(run, shards, tmp_path,
     assert report["input"]["samples"] == 50
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.slow
-def test_a_filter_of_many_samples_goes_by_chunks(run, tmp_path, functions, processes):
-    members = [(f"{number:05d}.cls", b"%d" % number) for number in range(2500)]
-    path = write_tar(tmp_path / "in.tar", members)
-    run(path, "--filter", f"{functions}:is_even", processes=processes)
-    keys = [key for key, _ in samples(tars(tmp_path / "out"))]
-    assert keys == [f"{number:05d}" for number in range(0, 2500, 2)]
-
-
 def test_a_function_gives_the_samples_to_write(run, shards, tmp_path, functions):
     run(shards[0], "--map", f"{functions}.shout")
     assert samples(tars(tmp_path / "out")) == [
@@ -212,20 +202,6 @@ def test_the_text_tells_what_was_read_and_what_was_written(shards, tmp_path, cap
     ]
 
 
-def test_a_share_is_part_of_a_greater_share(run, shards, tmp_path):
-    run(*shards, "--keep", 0.3, out="few")
-    run(*shards, "--keep", 0.6, out="more")
-    few, more = (as_set(samples(tars(tmp_path / out))) for out in ("few", "more"))
-    assert few < more < as_set(samples(shards))
-
-
-def test_the_data_set_is_split(run, shards, tmp_path):
-    report = run(*shards, "--val-fraction", 0.3)
-    both = samples([*tars(tmp_path / "out" / "train"), *tars(tmp_path / "out" / "val")])
-    assert as_set(both) == as_set(samples(shards))
-    assert report["data_sets"]["val"]["samples"] > 5
-
-
 # --- what others write
 
 
@@ -258,12 +234,6 @@ def test_keys_that_repeat_over_shards_are_refused_or_renamed(run, refused, tmp_p
     run(*inputs, "--duplicate-keys", "prefix")
     keys = [key for key, _ in samples(tars(tmp_path / "out"))]
     assert keys == ["one/0", "one", "two/0", "two"]
-
-
-def test_keys_that_begin_with_a_dot_and_a_slash_get_prefixes(run, tmp_path):
-    inputs = [write_tar(tmp_path / f"{name}.tar", [("./0.cls", b"")]) for name in ("one", "two")]
-    run(*inputs, "--duplicate-keys", "prefix")
-    assert [key for key, _ in samples(tars(tmp_path / "out"))] == ["one/0", "two/0"]
 
 
 @pytest.mark.parametrize("name", ["/a.cls", "../a.cls", "a\x01.cls", "\udcff.cls"])

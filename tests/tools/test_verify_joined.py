@@ -174,8 +174,8 @@ def test_verify_and_reshard_join_and_keep_apart_the_same_runs(run, tmp_path):
     assert (status, rules) == (1, {"duplicate key": "0", "split sample": "1"})
     counts = {each["rule"]: each["count"] for each in document["findings"] if each["is_failure"]}
     assert counts == {"duplicate key": 2, "split sample": 1}  # the last 0.cls may be of either
-    listed = list_tars([str(path)], cache=CacheFolder(tmp_path / "cache"), show_progress=False)
-    assert (len(listed.catalog), listed.joined) == (4, 1)  # three samples of 0, for `reshard`
+    listed = list_tars([str(path)], cache=CacheFolder(tmp_path / "cache"))
+    assert (len(listed.samples), listed.joined) == (4, 1)  # three samples of 0, for `reshard`
     assert repaired(run, path, tmp_path / "out")[0]["0"] == {"bin": b"A"}
 
 

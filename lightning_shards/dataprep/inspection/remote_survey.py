@@ -10,8 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,13 +34,12 @@ from lightning_shards.dataprep.inspection.survey import (
     without_samples,
 )
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.read_positions import ReadPositions, read_positions
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.members import MemberTable, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import watched_bytes_bar
+from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.table_bytes import published
 from lightning_shards.shards.tables import TableStore, write_table
@@ -75,14 +73,12 @@ class RemoteScan:
         with_checksums: Whether every byte is read.
         put: Writes an object, and tells whether another one was replaced; None: no table goes to
             the store.
-        positions: Where is noted how far each shard is read.
     """
 
     storage: Storage
     cache: CacheFolder
     with_checksums: bool
     put: Callable[[str, bytes], bool] | None = None
-    positions: ReadPositions | None = None
 
     def __call__(self, task: tuple[int, str, Path | str | None]) -> ShardSurvey:
         """The survey of one shard, whose table is published at a path, a URL or nowhere.
@@ -94,20 +90,17 @@ class RemoteScan:
             StorageError: The store does not answer, after all retries.
             ConfigError: The store cannot be reached with these settings.
         """
-        number, url, place = task
+        _, url, place = task
         stat = ShardStat(0, 0)
         try:
             stat = shard_stat(url, self.storage)
             facts = self._kept(url, stat)
             if facts is None:
-                note = partial(self._note, number, stat.size)
-                facts = self._kept_anew(self._scanned(url, stat, note), url)
+                facts = self._kept_anew(self._scanned(url, stat, lambda _: None), url)
         except StorageError:  # it would not answer for the others, either
             raise
         except NOT_SURVEYED as error:
             return without_samples(url, error, stat.size)
-        finally:
-            self._note(number, stat.size, stat.size, is_done=True)
         found = ShardSurvey(redact(url), facts.table.num_samples, stat.size, facts.md5)
         describe_shard(found, facts.table, facts.passed_over)
         if isinstance(place, Path):
@@ -125,10 +118,6 @@ class RemoteScan:
                 "has removed it; give the command again"
             )
         return table.key(sample)
-
-    def _note(self, number: int, size: int, read: int, *, is_done: bool = False) -> None:
-        if self.positions is not None:
-            self.positions.note(number, min(read, size), size, is_done=is_done)
 
     def _scanned(self, url: str, stat: ShardStat, note: Callable[[int], object]) -> ShardFacts:
         """Read the shard, of which nothing may change meanwhile."""
@@ -192,11 +181,11 @@ def survey_remote(
     """
     tasks = list(zip(range(len(urls)), urls, places or [None] * len(urls), strict=True))
     try:
-        with read_positions(len(urls)) as positions:
-            noting = replace(scan, positions=positions)
-            look = partial(_words_and_bytes, positions, split_url(urls[0])[0])
-            with watched_bytes_bar(look, show=show_progress):
-                found = list(map_parallel(noting, tasks, processes))
+        found: list[ShardSurvey] = []
+        with progress_line("scanned", len(urls), split_url(urls[0])[0], show=show_progress) as step:
+            for shard in map_parallel(scan, tasks, processes):
+                found.append(shard)
+                step()
         return survey_of(found, urls, scan.key_of)
     except StorageError as error:
         raise StorageError(
@@ -204,13 +193,6 @@ def survey_remote(
         ) from None
     finally:
         scan.storage.close_all()
-
-
-def _words_and_bytes(positions: ReadPositions, folder: str) -> tuple[str, int, int]:
-    seen = positions.seen()
-    shards = "shard" if seen.number == 1 else "shards"
-    words = f"scanned {seen.done:,} of {seen.number:,} {shards} in {folder}"
-    return words, seen.read, seen.total
 
 
 def _facts_of(scanned: ScannedTar, url: str, stat: ShardStat, md5: str | None) -> ShardFacts:

@@ -88,31 +88,7 @@ def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
     assert list(visible(tmp_path / "out")) == ["shard-000000.tar", "shard-000001.tar", "wids.json"]
 
 
-def test_a_finished_folder_is_not_touched(tmp_path, write):
-    write()
-    before = visible(tmp_path / "out")
-    with pytest.raises(ConfigError, match="finished data set"):
-        write(SAMPLES[:3])
-    assert visible(tmp_path / "out") == before
-
-
-@pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
-def test_files_of_others_are_not_overwritten(tmp_path, write, name):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match="name another folder"):
-        write()
-    assert visible(tmp_path / "out") == {name: b"precious"}
-
-
 def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
     write(prefix="train")
     with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
         write(prefix="val")
-
-
-def test_one_writer_at_a_time(tmp_path, write):
-    with ShardWriter(tmp_path / "out", cache_dir=tmp_path / "cache") as writer:
-        with pytest.raises(ConfigError, match="another run is writing"):
-            write(max_samples=None)
-        writer.write(SAMPLES[0])

@@ -68,18 +68,6 @@ def test_changed_files_are_refused(run, refused, photos, tmp_path):
     assert "digest of the input files was" in refused(tmp_path / "in")
 
 
-def test_settings_under_which_no_shard_was_written_bind_no_run(run, refused, photos):
-    assert "too few" in refused(photos, "--num-shards", 62)
-    assert run(photos, "--num-shards", 3)["data_sets"][""]["shards"] == 3
-
-
-def test_shards_of_others_are_not_overwritten(refused, photos, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "shard-000000.tar").write_bytes(b"precious")
-    assert "name another folder" in refused(photos)
-    assert (tmp_path / "out" / "shard-000000.tar").read_bytes() == b"precious"
-
-
 # --- the command
 
 

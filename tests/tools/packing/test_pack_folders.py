@@ -62,13 +62,6 @@ def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path, co
     assert len(one) > 9
 
 
-def test_another_seed_gives_another_order(run, photos, samples_of):
-    first = samples_of(run(photos))
-    second = samples_of(run(photos, "--seed", 1, out="other"))
-    assert first == second
-    assert list(first) != list(second)
-
-
 def test_splits_share_no_sample(run, photos, tmp_path, samples_of):
     report = run(photos, "--val-fraction", 0.3)
     train, val = samples_of(report, "train"), samples_of(report, "val")
