@@ -72,14 +72,7 @@ class FinishedShards:
         self._save()
 
     def list_shards(self, below: str, shards: Sequence[WrittenShard]) -> None:
-        """Write the wids JSON of these shards of a folder, and remove other shards of its prefix.
-
-        Those were left by a longer run that died.
-        """
-        names = {shard.name for shard in shards}
-        for path in shards_in(self._folder / below, self._prefixes[below]):
-            if path.name not in names:
-                path.unlink()
+        """Write the wids JSON of these shards of a folder."""
         entries = [
             wids_entry(each.name, each.samples, each.size_bytes, each.md5) for each in shards
         ]
@@ -120,8 +113,9 @@ class FinishedShards:
                     if old.get(name) != self._settings.get(name)
                 )
                 raise ConfigError(
-                    f"{present} is there, and not from a run with these settings ({changed}); go "
-                    "on with the old ones, or name another folder"
+                    f"{present} is there, and not from a run with these settings "
+                    f"({changed or 'no run is noted'}); go on with the old ones, or name another "
+                    "folder"
                 )
         self._save()
 

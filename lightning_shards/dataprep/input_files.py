@@ -67,7 +67,7 @@ class InputFiles:
 
         Raises:
             ShardNotFoundError: Its file does not exist any more.
-            FileAccessError: It cannot be opened.
+            FileAccessError: It cannot be opened or read.
             DamagedShardError: The file was changed after it was listed, or these bytes are not
                 those that were indexed.
         """
@@ -78,7 +78,13 @@ class InputFiles:
             self.close()
             self._file = open_regular(source.path)
             self._source = source
-        data = read_at(self._file, extent.offset, extent.size)
+        try:
+            data = read_at(self._file, extent.offset, extent.size)
+        except OSError as error:
+            raise FileAccessError(
+                f"{source.path}: {extent.size:,} bytes at byte {extent.offset} cannot be read: "
+                f"{error.strerror}; look at the disk that it is on"
+            ) from error
         # It is compared after reading, because a write changes the time of a file before its bytes.
         if stamp_of(self._file) != source[1:]:
             raise DamagedShardError(

@@ -119,9 +119,7 @@ def rewrite(
     *,
     duplicate_keys: DuplicateKeys = "refuse",
 ) -> dict[str, DataSet]:
-    """Write samples to shards, or go on where a run with these arguments ended.
-
-    Gives the data sets by split ("" if there are no splits).
+    """The data sets by split ("" if there are none), after writing what is not finished of them.
 
     Raises:
         ConfigError: The folder holds something else, or the packing does not fit the samples.
@@ -133,29 +131,21 @@ def rewrite(
     prefixes = _prefixes(split_names(samples, packing), output.prefix)
     for split in prefixes:
         require_no_other_classes(output.folder / split, listing.classes)
-    settings = {
-        "samples": len(samples),
-        "digest of the input files": _digest(samples),
-        **asdict(packing),
-        **edit.settings,
-    }
+    input_digest = {"samples": len(samples), "digest of the input files": _digest(samples)}
+    settings = input_digest | asdict(packing) | dict(edit.settings)
     with closing(FinishedShards(output.folder, settings, prefixes)) as finished:
         is_kept = None if edit.keeps is None else _filtered(samples, edit.keeps, output.processes)
-        plan = assign(samples, packing, is_kept)
-        named = {
-            (split, shard_name(prefixes[split], number)): numbers
-            for split, shards in plan.items()
+        plan: dict[_ShardId, list[InputSample]] = {
+            (split, shard_name(prefixes[split], number)): [samples[sample] for sample in numbers]
+            for split, shards in assign(samples, packing, is_kept).items()
             for number, numbers in enumerate(shards)
         }
-        done = {id_: shard for id_ in named if (shard := finished.written(*id_)) is not None}
-        kept = Counter(split for split, _ in done)
-        missing = {id_: numbers for id_, numbers in named.items() if id_ not in done}
-        done |= _write_missing(samples, missing, edit, output, finished)
+        done, kept = _write_missing(plan, edit, output, finished)
         data_sets: dict[str, DataSet] = {}
         for split, prefix in prefixes.items():
             folder = make_folder(output.folder, split)
             write_classes(folder, listing.classes)
-            shards = [done[id_] for id_ in named if id_[0] == split]
+            shards = [done[shard_id] for shard_id in plan if shard_id[0] == split]
             if kept[split] < len(shards) or not (folder / WIDS).exists():
                 finished.list_shards(split, shards)
             data_sets[split] = _data_set(folder, prefix, shards, kept[split])
@@ -176,30 +166,31 @@ def _digest(samples: Iterable[InputSample]) -> str:
     """The identity of these samples, their members and files: 16 hex digits."""
     digest = hashlib.sha256()
     for sample in samples:
-        digest.update(repr(tuple(sample)).encode("utf-8", "backslashreplace"))
+        members = [member[:5] for member in sample.members]  # without what an index says of them
+        text = repr((sample.key, sample.split, members))
+        digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()[:16]
 
 
 def _write_missing(
-    samples: Sequence[InputSample],
-    missing: Mapping[_ShardId, NDArray[np.int64]],
-    edit: Edit,
-    output: Output,
-    finished: FinishedShards,
-) -> dict[_ShardId, WrittenShard]:
-    """Write these shards, and return them by split and name."""
-    jobs = [
-        _ShardJob(split, make_folder(output.folder, split) / name, [samples[n] for n in numbers])
-        for (split, name), numbers in missing.items()
+    plan: Mapping[_ShardId, list[InputSample]], edit: Edit, output: Output, finished: FinishedShards
+) -> tuple[dict[_ShardId, WrittenShard], Counter[str]]:
+    """Write what is not finished; gives all shards, and how many were there already by split."""
+    found = {shard_id: finished.written(*shard_id) for shard_id in plan}
+    done = {shard_id: shard for shard_id, shard in found.items() if shard is not None}
+    kept = Counter(split for split, _ in done)
+    missing = [
+        _ShardJob(split, make_folder(output.folder, split) / name, plan[split, name])
+        for split, name in plan
+        if (split, name) not in done
     ]
     write = partial(_write, transform=edit.transform, cache=output.cache)
-    results = run_in_processes(write, jobs, output.processes)
-    done: dict[_ShardId, WrittenShard] = {}
+    results = run_in_processes(write, missing, output.processes)
     with closing(results):
         for job, shard in tqdm(results, "wrote", len(missing), unit=" shards", disable=None):
             finished.note(job.split, shard)
             done[job.split, shard.name] = shard
-    return done
+    return done, kept
 
 
 def _write(

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
+from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern, shards_in
 from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES
 from lightning_shards.dataprep.tar_writer import (
     TarWriter,
@@ -113,7 +113,12 @@ class ShardWriter:
         if not self._shards:
             self.abort()
             raise SampleError(f"no sample was written to {self._folder}")
-        self._begin().list_shards("", self._shards)
+        finished = self._begin()
+        names = {shard.name for shard in self._shards}
+        for path in shards_in(self._folder, self._prefix):  # left from a longer run that died
+            if path.name not in names:
+                path.unlink()
+        finished.list_shards("", self._shards)
         self._release()
         self._state = "closed"
 

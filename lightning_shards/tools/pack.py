@@ -1,6 +1,5 @@
 """`lightning-shards pack`: packs files, tables and tars into shards."""
 
-import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +111,12 @@ def _reencode(options: Namespace) -> "Reencode | None":
 
 def _list(options: Namespace) -> Listing:
     first: str = options.input[0]
-    if os.path.isdir(first):  # noqa: PTH112 - a leading ./ stays
+    is_table = Path(first).suffix.lower() in TABLE_SUFFIXES
+    if len(options.input) > 1 and (is_table or Path(first).is_dir()):
+        raise ConfigError(
+            f"one folder or one table at a time, got {len(options.input)}; pack them apart"
+        )
+    if Path(first).is_dir():
         _refuse(options, _FOR_TABLES, "a table")
         require_apart(output_folders(options), [Path(first)], below=True)
         has_classes = not options.no_classes
@@ -123,7 +127,7 @@ def _list(options: Namespace) -> Listing:
             given=given_classes(options.classes, has_classes=has_classes),
         )
     _refuse(options, _FOR_FOLDERS, "a folder")
-    if Path(first).suffix.lower() in TABLE_SUFFIXES:
+    if is_table:
         given = given_classes(options.classes, has_classes=options.class_column is not None)
         return list_table(first, _columns(options, first), given)
     _refuse(options, (*_FOR_TABLES, "classes"), "a folder or a table")

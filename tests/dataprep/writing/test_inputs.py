@@ -1,6 +1,7 @@
 """Inputs that are no regular files, cannot be read or change meanwhile are an error, by name."""
 
 import os
+from zlib import crc32
 
 import pytest
 
@@ -62,6 +63,14 @@ def samples(tmp_path):
     return [InputSample(name, (whole_file("a", str(tmp_path / name)),)) for name in names]
 
 
+def test_checksums_that_are_made_later_make_no_other_input(samples, tmp_path):
+    output = Output(folder=tmp_path / "out", cache=CacheFolder(tmp_path / "cache"))
+    rewrite(Listing(samples), Packing(), output)
+    member = samples[0].members[0]._replace(crc32=crc32(b"xx"))
+    known = [samples[0]._replace(members=(member,)), samples[1]]
+    assert rewrite(Listing(known), Packing(), output)[""].kept_shards == 1
+
+
 def rewritten(path):
     """Other bytes in the same file, at a later time."""
     time = path.stat().st_mtime_ns + 1
@@ -82,6 +91,15 @@ def test_bytes_of_another_file_than_was_listed_are_refused(samples, tmp_path):
         os.mkfifo(tmp_path / "second")
         with pytest.raises(FileAccessError, match="second is a fifo"):
             files.read(second)
+
+
+def test_bytes_that_cannot_be_read_are_named(samples):
+    extent = samples[0].members[0]._replace(offset=-1)
+    with (
+        InputFiles() as files,
+        pytest.raises(FileAccessError, match="first: 2 bytes at byte -1"),
+    ):
+        files.read(extent)
 
 
 @pytest.mark.parametrize("kind", ["transform", "keeps"])

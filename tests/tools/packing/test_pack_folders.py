@@ -114,6 +114,10 @@ def test_folders_that_are_not_clear_are_refused(refused, tmp_path, names, messag
     assert not list(tmp_path.rglob("*.tar"))
 
 
+def test_a_second_folder_is_not_passed_over(refused, photos):
+    assert "one folder or one table at a time, got 2; pack them apart" in refused(photos, photos)
+
+
 def test_a_link_that_leads_in_a_circle_is_refused(refused, photos, tmp_path):
     shutil.copytree(photos / "cat", tmp_path / "in" / "cat")
     (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
