@@ -19,11 +19,10 @@ from io import BytesIO
 from pathlib import Path
 from time import perf_counter
 
-from lightning_shards.dataprep.indexes.indexing import write_index
-from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
-from lightning_shards.dataprep.inspection.survey import survey
+from lightning_shards.dataprep.index import IndexOptions, index_shards
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
 
 SHARDS, SAMPLES, SUFFIXES = 8, 5_000, ("jpg", "cls")
 
@@ -47,10 +46,10 @@ def ours(paths: list[str], cache: Path, processes: int, *formats: str) -> Callab
 
     def run() -> None:
         shutil.rmtree(cache, ignore_errors=True)
-        folder = CacheFolder(cache)
-        found = survey(paths, cache=folder, processes=processes, show_progress=False)
-        files = IndexFiles(folder, ("wids", *formats), processes=processes)  # type: ignore[arg-type]
-        write_index(found, files)
+        options = IndexOptions(
+            CacheFolder(cache), TransportSettings(), ("wids", *formats), processes=processes
+        )
+        index_shards(paths, options)
 
     return run
 
@@ -82,7 +81,7 @@ def cases(folder: Path, paths: list[str], python: str | None) -> dict[str, Calla
         "our walk and table alone": lambda: [scan_members(path) for path in paths] and None,
         "index, 1 process": ours(paths, cache, 1),
         f"index, {os.cpu_count()} processes": ours(paths, cache, os.cpu_count() or 1),
-        "index and energon's files, 1 process": ours(paths, cache, 1, "energon"),
+        "index and DALI's files, 1 process": ours(paths, cache, 1, "dali"),
         "tarfile, headers alone": lambda: with_tarfile(paths),
     }
     ours_whole = ["-m", "lightning_shards", "index", "*.tar", "--cache-dir", "cache"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 
 from lightning_shards.dataprep.input_files import INDEXED_ANEW
-from lightning_shards.dataprep.inspection.listed_shards import have_same_extents, known_tables
+from lightning_shards.dataprep.verify import have_same_extents, known_tables
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards.counts import CountClaim, believed_claims
 from lightning_shards.shards.index import names_by_folder
@@ -43,7 +43,7 @@ def indexed_crc32s(path: str, claim: CountClaim | None, cache: CacheFolder) -> M
         IndexMismatchError: It holds another number of samples than that file counts.
         DamagedShardError: It is not one whole tar archive, or has other members than were indexed.
     """
-    known = [table for table in known_tables(path, cache).tables if table.crc32 is not None]
+    known = [table for table in known_tables(path, cache)[0] if table.crc32 is not None]
     if claim is None and not known:
         return {}
     table = scan_members(path)

@@ -3,15 +3,16 @@
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 
-from lightning_shards.dataprep.inspection.contents import Content, class_counts, contents_of
-from lightning_shards.dataprep.inspection.survey import FieldSizes, Survey, survey
+from lightning_shards.dataprep.show import ShardTables, class_counts
+from lightning_shards.dataprep.survey import FieldSizes, Survey, survey
 from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.tools.console import (
     human,
     print_findings,
@@ -29,33 +30,32 @@ from lightning_shards.tools.shard_options import (
     shards_of,
 )
 
-_EPILOG = """Sizes are those of members; "zlib" is what compressing them would leave, tried on the
-first ones. Remote shards are fetched whole, one at a time for each process (to TMPDIR), and a
-second time for --classes. Exit status: 0, or 1 if something is wrong with the shards, 2 not
-done, or some shards could not be read."""
+_EPILOG = """Sizes are those of members. Of remote shards the member tables are read that lie beside
+them, as `index --upload` puts them there. Exit status: 0, or 1 if something is wrong with the
+shards, 2 not done, or some shards could not be read."""
 _MAX_FIELDS = 30
 _MAX_CLASSES = 20
 _BAR = 40
-_COMPRESSIBLE = 0.8
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = shard_parser("info", "Show shards, samples, fields and their sizes.", _EPILOG)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--classes",
         nargs="?",
         const="cls",
         metavar="FIELD",
         help="also read this field (default: cls) of every sample, and count its values",
     )
-    parser.add_argument(
+    add(
         "--exclude",
         action="append",
         metavar="FILE",
         help="also say how many samples this list of keys leaves; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--keep",
         type=filter_option,
         metavar="RULE",
@@ -67,23 +67,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _info(options: Namespace) -> int:
-    urls, settings = shards_of(options), settings_of(options)
-    run: dict[str, Any] = {"cache": options.cache, "settings": settings}
-    surveyed = survey(urls, processes=options.processes, **run)
-    _require_field(options.classes, surveyed)
-    sound: list[str] = []
-    contents: dict[str, Content] = {}
-    for url, shard in zip(urls, surveyed.shards, strict=True):
-        if not shard.is_readable:
-            continue
-        sound.append(url)
-        wanted = [suffix for suffix in shard.fields if suffix not in contents]
-        if wanted and len(contents) < _MAX_FIELDS:
-            contents |= contents_of(url, wanted[:_MAX_FIELDS], **run)
-    classes: Counter[str] = Counter()
-    if options.classes:
-        classes = class_counts(sound, options.classes, processes=options.processes, **run)
-    document = _document(surveyed, contents, classes)
+    urls = shards_of(options)
+    with closing(Storages(remote_storages(settings_of(options)))) as storages:
+        tables = ShardTables(options.cache, storages)
+        seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
+        _require_field(options.classes, seen)
+        classes: Counter[str] = Counter()
+        if options.classes:
+            sound = [url for url, shard in zip(urls, seen.shards, strict=True) if shard.samples]
+            classes = class_counts(sound, options.classes, tables, processes=options.processes)
+    document = _document(seen, classes)
     document["kept"] = samples_left(urls, options)
     known = classes_of(urls, options.classes, options.storage_options)
     names = {label: known.name_of(label) for label in classes} if known else {}
@@ -91,35 +84,42 @@ def _info(options: Namespace) -> int:
     if options.json:
         print(json.dumps(document))
     else:
-        _print(surveyed, document, contents)
-    return status_of(surveyed.failures)
+        _print(seen, document)
+    return status_of(seen.failures)
 
 
-def _require_field(name: str | None, surveyed: Survey) -> None:
+def _require_field(name: str | None, seen: Survey) -> None:
     """Refuse a field of classes that no sample has, such as the first shard behind --classes."""
-    if name and surveyed.fields and name not in surveyed.fields:
+    if name and seen.fields and name not in seen.fields:
         raise ConfigError(
             f"no sample has the field {name!r} that follows --classes; it is one of "
-            f"{', '.join(list(surveyed.fields)[:_MAX_FIELDS])}, and shards are named before it"
+            f"{', '.join(list(seen.fields)[:_MAX_FIELDS])}, and shards are named before it"
         )
 
 
-def _document(found: Survey, contents: dict[str, Content], classes: Counter[str]) -> dict[str, Any]:
-    sound = [shard for shard in found.shards if shard.is_readable]
+def _document(seen: Survey, classes: Counter[str]) -> dict[str, Any]:
+    sound = [shard for shard in seen.shards if shard.is_readable]
     keys = [key for shard in sound for key in shard.example_keys]
     return {
-        "shards": len(found.shards),
-        "samples": found.samples,
-        "bytes": found.size_bytes,
+        "shards": len(seen.shards),
+        "samples": seen.samples,
+        "bytes": seen.size_bytes,
         "samples_per_shard": _spread([shard.samples for shard in sound]),
         "bytes_per_shard": _spread([shard.size_bytes for shard in sound]),
         "example_keys": keys[:2] + keys[-1:] if len(keys) > 2 else keys,  # noqa: PLR2004
-        "fields": {
-            suffix: _field(sizes) | (asdict(contents[suffix]) if suffix in contents else {})
-            for suffix, sizes in found.fields.items()
-        },
+        "fields": {suffix: _field(sizes) for suffix, sizes in seen.fields.items()},
         "classes": dict(classes.most_common()),
-        "findings": [finding.as_json() for finding in found.findings],
+        "findings": [finding.as_json() for finding in seen.findings],
+    }
+
+
+def _field(sizes: FieldSizes) -> dict[str, float]:
+    return {
+        "samples": sizes.samples,
+        "bytes": sizes.total,
+        "least": sizes.least,
+        "mean": sizes.total / sizes.samples,
+        "most": sizes.most,
     }
 
 
@@ -130,22 +130,9 @@ def _spread(values: Sequence[int]) -> dict[str, float]:
     return {"least": min(values), "median": float(np.median(values)), "most": max(values)}
 
 
-def _field(sizes: FieldSizes) -> dict[str, Any]:
-    """A field in plain values; the histogram has the upper bound of each bin that is not empty."""
-    histogram = {str(1 << int(bits)): int(sizes.bins[bits]) for bits in np.flatnonzero(sizes.bins)}
-    return {
-        "samples": sizes.samples,
-        "bytes": sizes.total,
-        "least": sizes.smallest,
-        "mean": sizes.total / max(sizes.samples, 1),
-        "most": sizes.largest,
-        "histogram": histogram,
-    }
-
-
-def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]) -> None:
-    held = f"{count_of(found.samples, 'sample')} in {count_of(len(found.shards), 'shard')}"
-    print(f"{held}, {human(found.size_bytes)}")
+def _print(seen: Survey, document: Mapping[str, Any]) -> None:
+    held = f"{count_of(seen.samples, 'sample')} in {count_of(len(seen.shards), 'shard')}"
+    print(f"{held}, {human(seen.size_bytes)}")
     if document["kept"] is not None:
         print(f"{document['kept']:,} of them are left by --keep and --exclude")
     samples, size = document["samples_per_shard"], document["bytes_per_shard"]
@@ -154,37 +141,25 @@ def _print(found: Survey, document: dict[str, Any], contents: dict[str, Content]
         f"{samples['median']:,.0f}), {human(size['least'])} to {human(size['most'])}"
     )
     print(f"keys: {', '.join(map(printable, document['example_keys']))}\n")
-    rows = [["field", "samples", "total", "least", "mean", "most", "contents", "zlib"]]
-    for suffix, sizes in list(found.fields.items())[:_MAX_FIELDS]:
-        numbers = (sizes.total, sizes.smallest, sizes.total / sizes.samples, sizes.largest)
-        held = contents.get(suffix)
-        what = (held.kind, f"{held.ratio:.0%}") if held else ("", "")
-        rows.append([printable(suffix), f"{sizes.samples:,}", *map(human, numbers), *what])
+    rows = [["field", "samples", "total", "least", "mean", "most"]]
+    for suffix, sizes in list(seen.fields.items())[:_MAX_FIELDS]:
+        numbers = (sizes.total, sizes.least, sizes.total / sizes.samples, sizes.most)
+        rows.append([printable(suffix), f"{sizes.samples:,}", *map(human, numbers)])
     print(table(rows))
-    if len(found.fields) > _MAX_FIELDS:
-        print(f"and {len(found.fields) - _MAX_FIELDS:,} more fields")
-    for suffix, held in contents.items():
-        if not held.is_compressed and held.ratio < _COMPRESSIBLE:
-            print(f"{printable(suffix)} is not compressed; zlib would leave {held.ratio:.0%}")
-    for suffix, sizes in list(found.fields.items())[:_MAX_FIELDS]:
-        print(f"\nsizes of {printable(suffix)}, up to")
-        bins = {human(float(size)): count for size, count in _field(sizes)["histogram"].items()}
-        _print_bars(bins, sizes.samples)
+    if len(seen.fields) > _MAX_FIELDS:
+        print(f"and {len(seen.fields) - _MAX_FIELDS:,} more fields")
     if document["classes"]:
-        print(f"\n{len(document['classes']):,} classes")
-        names: dict[str, str] = document["class_names"]
-        counts = list(document["classes"].items())[:_MAX_CLASSES]
-        shown = {f"{label} {names.get(label, '')}".rstrip(): count for label, count in counts}
-        _print_bars(shown, found.samples)
+        _print_classes(document["classes"], document["class_names"], seen.samples)
     print()
-    print_findings(found.findings)
+    print_findings(seen.findings)
 
 
-def _print_bars(counts: dict[str, int], total: int) -> None:
-    rows = [
-        [printable(name), f"{count:,}", f"{count / max(total, 1):.1%}"]
-        for name, count in counts.items()
-    ]
-    most = max(counts.values(), default=1)
-    for line, count in zip(table(rows).splitlines(), counts.values(), strict=True):
-        print(f"  {line}  {'#' * round(_BAR * count / most)}")
+def _print_classes(classes: Mapping[str, int], names: Mapping[str, str], samples: int) -> None:
+    print(f"\n{len(classes):,} classes")
+    counts = list(classes.items())[:_MAX_CLASSES]
+    rows: list[list[str]] = []
+    for label, count in counts:
+        named = printable(f"{label} {names.get(label, '')}".rstrip())
+        rows.append([named, f"{count:,}", f"{count / samples:.1%}"])
+    for line, (_, count) in zip(table(rows).splitlines(), counts, strict=True):
+        print(f"  {line}  {'#' * round(_BAR * count / counts[0][1])}")

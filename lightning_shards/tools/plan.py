@@ -152,7 +152,7 @@ def _world_sizes(text: str | None, default: int) -> list[int]:
 
 def _find(configured: "ConfiguredData", options: Namespace) -> Found:
     """The split's source, and the sizes of its shards and batches."""
-    from lightning_shards.dataprep.indexes.index_files import index_from_file, shard_bytes
+    from lightning_shards.dataprep.index import index_from_file, shard_bytes
     from lightning_shards.shards.urls import is_local
     from lightning_shards.tools.configured_data import require_split
 

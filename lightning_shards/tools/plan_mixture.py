@@ -181,7 +181,7 @@ def _shape(
     index: "ShardIndex", in_epoch: int, sample_bytes: float | None, *, is_streamed: bool
 ) -> DataShape:
     """A component; one whose samples are unknown counts as passed once an epoch."""
-    from lightning_shards.dataprep.indexes.index_files import shard_bytes
+    from lightning_shards.dataprep.index import shard_bytes
 
     samples = in_epoch if index.samples is None else index.samples
     size_bytes = index.size_bytes or shard_bytes(index)

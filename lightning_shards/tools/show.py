@@ -4,26 +4,32 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
-from lightning_shards.dataprep.inspection.chosen_samples import (
+from lightning_shards import __version__
+from lightning_shards.dataprep.show import (
     ChosenSample,
-    ShardsToShow,
-    choose_first_samples,
-    choose_samples,
+    ShardTables,
+    class_counts,
+    contact_sheet,
+    make_thumbnail,
+    png_of,
+    preview,
 )
-from lightning_shards.dataprep.inspection.contents import class_counts, contents_of, preview
-from lightning_shards.dataprep.inspection.survey import Survey, survey
-from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.dataprep.survey import Survey, survey
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.files import open_regular, replace_file
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.tools.console import (
     human,
+    printable,
     require_large_enough,
     run_tool,
     shard_parser,
@@ -37,23 +43,58 @@ from lightning_shards.tools.shard_options import (
     with_class_name,
 )
 
-if TYPE_CHECKING:  # both import torch
-    from lightning_shards.dataprep.inspection.thumbnails import Thumbnail
-    from lightning_shards.tools.show_page import ClassCounts, ShownSample
-
 _EPILOG = """The caption of an image is its key and, with --label, the text of a field; of cls also
 the name of the class, from the classes.json beside the shards. The page has samples, fields, sizes,
 classes (of the --label, else of cls), shards and findings; it is one file, which loads nothing
-else. Of remote shards only the members that are shown are read, if their tables lie beside them;
-others are streamed up to the last sample that is shown. For a page they are fetched whole. Exit
-status: 0 written, 1 the page has findings of faults, 2 not done, or some shards could not be
-read."""
-_SHEET = Path("samples.png")
-_PNG = b"\x89PNG\r\n\x1a\n"
-_MAX_LABEL = 80
-_NOT_COUNTED = "note: no file counts the samples of these shards, so the first ones of {} are shown"
-_MAX_CLASS_BYTES = 256
+else. Of remote shards only the members that are shown are read, if their tables lie beside them, as
+a page needs them; others are streamed up to the last sample that is shown. Exit status: 0 written,
+1 the page has findings of faults, 2 not done, or some shards could not be read."""
+_SHEET: Final = Path("samples.png")
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_MAX_LABEL: Final = 80
+_MAX_CLASS_BYTES: Final = 256
 """A field with longer members holds no classes."""
+
+_PAGE: Final = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{{ heading | show }} · samples</title><style>
+:root { color-scheme: light dark; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: auto; padding: 1rem;
+  overflow-wrap: anywhere; }
+ul { list-style: none; padding: 0; }
+.samples { display: grid; gap: .75rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, {{ tile }}px), 1fr)); }
+img { max-width: 100%; height: auto; }
+.wrong { color: #b3261e; }
+table { border-collapse: collapse; }
+td, th { text-align: left; padding: .2rem .7rem; border-bottom: 1px solid #8884; }
+</style></head><body>
+<h1>{{ heading | show }}</h1>
+<p>{{ samples }} samples in {{ shards | length }} shards, {{ size }}</p>
+<h2>Findings</h2><ul>
+{% for finding in findings %}<li class="{{ 'wrong' if finding.is_failure else 'note' }}">
+{{ 'wrong' if finding.is_failure else 'note' }}: {{ finding.rule }}:
+{{ (finding.shard or '') | show }} {{ finding.message | show }}</li>
+{% else %}<li>Names and headers are sound; lightning-shards verify reads every byte.</li>
+{% endfor %}</ul>
+<h2>Samples</h2><p>{{ choice }}</p><ul class="samples">
+{% for sample in shown %}<li>
+{% if sample.png %}<img src="data:image/png;base64,{{ sample.png }}" alt="">
+{% elif sample.image is not none %}<p class="wrong">cannot be decoded</p>{% endif %}
+<div><strong>{{ sample.label | show }}</strong></div><div>{{ sample.key | show }}</div>
+{% for suffix, text in sample.fields.items() %}<div>{{ suffix | show }}: {{ text | show }}</div>
+{% endfor %}</li>{% endfor %}</ul>
+<h2>Fields</h2><table><tr><th>field<th>samples<th>total<th>least<th>most</tr>
+{% for suffix, sizes in fields.items() %}<tr><td>{{ suffix | show }}<td>{{ sizes.samples }}
+<td>{{ sizes.total | human }}<td>{{ sizes.least | human }}<td>{{ sizes.most | human }}</tr>
+{% endfor %}</table>
+{% if classes %}<h2>Classes</h2><p>{{ classes | length }} values of the field {{ field | show }}</p>
+<table>{% for name, count in classes.items() %}<tr><td>{{ name | show }}<td>{{ count }}
+<td>{{ "{:.1%}".format(count / samples) }}</tr>{% endfor %}</table>{% endif %}
+<h2>Shards</h2><table>
+{% for shard in shards %}<tr><td>{{ shard.path | show }}
+<td>{{ shard.samples if shard.is_readable else 'not read' }}<td>{{ shard.size_bytes | human }}</tr>
+{% endfor %}</table><p>lightning-shards {{ version }} show</p></body></html>
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -81,32 +122,47 @@ def main(arguments: Sequence[str] | None = None) -> None:
     run_tool("show", _show, parser.parse_args(arguments))
 
 
+@dataclass(frozen=True, slots=True)
+class ShownSample:
+    """A sample as a sheet or a page shows it.
+
+    Attributes:
+        key: Its key.
+        label: The text of the field with the label; empty without one.
+        image: The bytes of its image file; None if it has no image.
+        fields: A text for each other field, by suffix; only for a page.
+        png: Its thumbnail in base64; only for a page.
+    """
+
+    key: str
+    label: str
+    image: bytes | None
+    fields: Mapping[str, str]
+    png: str
+
+
 def _show(options: Namespace) -> int:
     _check(options)
-    paths = shards_of(options)
-    surveyed = None
-    if options.html is not None:
-        surveyed = survey(
-            paths,
-            cache=options.cache,
-            settings=settings_of(options),
-            processes=options.processes,
-        )
-        shards = zip(paths, surveyed.shards, strict=True)
-        paths = [path for path, shard in shards if shard.samples]
-    samples = _pick(paths, surveyed, options)
+    urls, seen = shards_of(options), None
     written: dict[str, str | None] = {"output": None}
-    if surveyed is None or options.output is not None:
-        written["output"] = _write_sheet(samples, options)
-    if surveyed is not None:
-        written["html"] = _write_page(paths, surveyed, samples, options)
+    with closing(Storages(remote_storages(settings_of(options)))) as storages:
+        tables = ShardTables(options.cache, storages)
+        if options.html is not None:
+            seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
+            shards = zip(urls, seen.shards, strict=True)
+            urls = [url for url, shard in shards if shard.samples]
+        samples = _pick(urls, tables, options)
+        if seen is None or options.output is not None:
+            written["output"] = _write_sheet(samples, options)
+        if seen is not None:
+            written["html"] = _write_page(urls, seen, samples, tables, options)
     labels = [f"{sample.key} {sample.label}".strip() for sample in samples]
     if options.json:
         print(json.dumps({**written, "labels": labels}))
     else:
         files = " and ".join(path for path in written.values() if path is not None)
         print(f"wrote {files}: {len(samples):,} samples")
-    return 0 if surveyed is None else status_of(surveyed.failures)
+    return 0 if seen is None else status_of(seen.failures)
 
 
 def _check(options: Namespace) -> None:
@@ -124,117 +180,39 @@ def _check(options: Namespace) -> None:
             )
 
 
-def _write_sheet(samples: Sequence["ShownSample"], options: Namespace) -> str:
-    from lightning_shards.dataprep.inspection.contact_sheet import contact_sheet
-
-    with_images = [(sample, sample.image) for sample in samples if sample.image is not None]
-    if not with_images:
-        wanted = f"field {options.image!r}" if options.image else "field with images"
-        raise ConfigError(
-            f"none of {len(samples)} samples has a {wanted}; see `lightning-shards info`, or make "
-            "a page of fields and texts by --html"
-        )
-    output = options.output or _SHEET
-    images = [image for _, image in with_images]
-    captions = [(sample.key, sample.label) for sample, _ in with_images]
-    sheet = contact_sheet(images, captions, columns=options.columns, size=options.size)
-    replace_file(output, sheet)
-    return str(output)
-
-
-def _write_page(
-    paths: Sequence[str], surveyed: Survey, samples: Sequence["ShownSample"], options: Namespace
-) -> str:
-    from lightning_shards.tools.show_page import make_page
-
-    chosen = "evenly spaced" if options.seed is None else f"drawn with seed {options.seed}"
-    page = make_page(
-        "::".join(map(redact_pattern, options.urls)),
-        f"{len(samples):,} of {surveyed.samples:,}, {chosen}",
-        _with_thumbnails(samples, options.size),
-        surveyed,
-        contents_of(paths[0], list(surveyed.fields), options.cache, settings_of(options)),
-        _classes(paths, surveyed, options),
-    )
-    _check(options)  # another program may have written it meanwhile
-    replace_file(options.html, page.encode("utf-8", "backslashreplace"))
-    return str(options.html)
-
-
-def _with_thumbnails(
-    samples: Sequence["ShownSample"], size: int
-) -> list[tuple["ShownSample", "Thumbnail | None"]]:
-    from lightning_shards.dataprep.inspection.thumbnails import make_thumbnail
-    from lightning_shards.samples.images import require_backend
-
-    if any(sample.image is not None for sample in samples):
-        require_backend("pillow")
-    return [
-        (sample, None if sample.image is None else make_thumbnail(sample.image, size))
-        for sample in samples
-    ]
-
-
-def _classes(paths: Sequence[str], surveyed: Survey, options: Namespace) -> "ClassCounts | None":
-    """The classes in the field of the label; None if it is missing or too long to name classes."""
-    from lightning_shards.tools.show_page import ClassCounts
-
-    field = options.label or "cls"
-    sizes = surveyed.fields.get(field)
-    if sizes is None or sizes.largest > _MAX_CLASS_BYTES:
-        return None
-    counts = class_counts(
-        paths,
-        field,
-        cache=options.cache,
-        settings=settings_of(options),
-        processes=options.processes,
-    )
-    classes = classes_of(paths, field, options.storage_options)
-    named = {with_class_name(label, classes): count for label, count in counts.most_common()}
-    return ClassCounts(field, named)
-
-
-def _pick(urls: Sequence[str], surveyed: Survey | None, options: Namespace) -> "list[ShownSample]":
-    """The samples to show; without a page only those with images."""
+def _pick(urls: Sequence[str], tables: ShardTables, options: Namespace) -> list[ShownSample]:
     if not urls:
         raise ConfigError("no shard holds a sample that can be read; see `lightning-shards verify`")
-    settings = settings_of(options)
     classes = classes_of(urls, options.label, options.storage_options)
-    with closing(Storages(remote_storages(settings))) as storages:
-        shards = ShardsToShow(options.cache, settings, storages)
-        if surveyed is None:
-            counts = shards.counts(urls)
-        else:
-            counts = [shard.samples for shard in surveyed.shards if shard.samples]
-        if counts is None:
-            chosen = choose_first_samples(len(urls), options.samples, options.seed)
-            print(_NOT_COUNTED.format(count_of(len(chosen), "shard")), file=sys.stderr)
-        else:
-            chosen = choose_samples(counts, options.samples, options.seed)
-        samples = [
-            _shown(sample, classes, options)
-            for shard, numbers in chosen.items()
-            for sample in shards.samples(urls[shard], numbers)
-        ]
+    chosen, are_counted = tables.choose(urls, options.samples, options.seed)
+    if not are_counted:
+        note = "note: no file counts the samples of these shards, so the first ones of"
+        print(f"{note} {len(chosen)} shards are shown", file=sys.stderr)
+    samples = [
+        _shown(sample, classes, options)
+        for url, numbers in chosen.items()
+        for sample in tables.samples_of(url, numbers)
+    ]
     if not samples:
         raise ConfigError("the shards hold no sample; look at the pattern")
     return samples
 
 
-def _shown(sample: ChosenSample, classes: ClassNames | None, options: Namespace) -> "ShownSample":
-    from lightning_shards.tools.show_page import ShownSample
-
+def _shown(sample: ChosenSample, classes: ClassNames | None, options: Namespace) -> ShownSample:
     field = options.image or _image_field(list(sample.sizes))
     image = sample.read(field) if field is not None and field in sample.sizes else None
-    texts: dict[str, str] = {}
-    if options.html is not None:
-        for suffix, size in sample.sizes.items():
-            if suffix not in {field, options.label}:
-                text = preview(sample, suffix)
-                texts[suffix] = human(size) if text is None else " ".join(text.split())
-    label = with_class_name(_label(sample, options.label), classes)[:_MAX_LABEL]
-    return ShownSample(sample.key, label, image, texts)
+    label = ""
+    if options.label in sample.sizes:
+        text = sample.read(options.label).decode("utf-8", "replace").strip()
+        label = with_class_name(text, classes)[:_MAX_LABEL]
+    others = [suffix for suffix in sample.sizes if suffix not in (field, options.label)]
+    texts = {suffix: preview(sample, suffix) for suffix in others if options.html is not None}
+    fields = {suffix: text or human(sample.sizes[suffix]) for suffix, text in texts.items()}
+    thumbnail = None
+    if image is not None and options.html is not None:
+        thumbnail = make_thumbnail(image, options.size)
+    png = "" if thumbnail is None else b64encode(png_of(thumbnail)).decode()
+    return ShownSample(sample.key, label, image, fields, png)
 
 
 def _image_field(suffixes: Sequence[str]) -> str | None:
@@ -243,7 +221,54 @@ def _image_field(suffixes: Sequence[str]) -> str | None:
     return next((suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb")), None)
 
 
-def _label(sample: ChosenSample, field: str | None) -> str:
-    if field is None or field not in sample.sizes:
-        return ""
-    return sample.read(field).decode("utf-8", "replace").strip()
+def _write_sheet(samples: Sequence[ShownSample], options: Namespace) -> str:
+    with_images = [(sample, sample.image) for sample in samples if sample.image is not None]
+    if not with_images:
+        wanted = f"field {options.image!r}" if options.image else "field with images"
+        raise ConfigError(
+            f"none of {len(samples)} samples has a {wanted}; see `lightning-shards info`, or make "
+            "a page of fields and texts by --html"
+        )
+    images = [image for _, image in with_images]
+    captions = [(sample.key, sample.label) for sample, _ in with_images]
+    output = options.output or _SHEET
+    sheet = contact_sheet(images, captions, columns=options.columns, size=options.size)
+    replace_file(output, sheet)
+    return str(output)
+
+
+def _write_page(
+    urls: Sequence[str],
+    seen: Survey,
+    samples: Sequence[ShownSample],
+    tables: ShardTables,
+    options: Namespace,
+) -> str:
+    from jinja2 import Environment
+
+    field = options.label or "cls"
+    sizes, classes = seen.fields.get(field), {}
+    if sizes is not None and sizes.most <= _MAX_CLASS_BYTES:
+        counts = class_counts(urls, field, tables, processes=options.processes)
+        known = classes_of(urls, field, options.storage_options)
+        classes = {with_class_name(label, known): count for label, count in counts.most_common()}
+    chosen = "evenly spaced" if options.seed is None else f"drawn with seed {options.seed}"
+    environment: Any = Environment(autoescape=True)
+    environment.filters |= {"human": human, "show": printable}
+    page: str = environment.from_string(_PAGE).render(
+        heading="::".join(map(redact_pattern, options.urls)),
+        choice=f"{len(samples):,} of {seen.samples:,}, {chosen}",
+        tile=options.size,
+        size=human(seen.size_bytes),
+        samples=seen.samples,
+        fields=seen.fields,
+        findings=sorted(seen.findings, key=lambda finding: not finding.is_failure),
+        shards=seen.shards,
+        shown=samples,
+        field=field,
+        classes=classes,
+        version=__version__,
+    )
+    _check(options)  # another program may have written it meanwhile
+    replace_file(options.html, page.encode("utf-8", "backslashreplace"))
+    return str(options.html)

@@ -1,16 +1,22 @@
-"""`lightning-shards verify`: checks that shards are unchanged, and repairs damaged ones."""
+"""`lightning-shards verify`: checks that local shards are unchanged, and repairs damaged ones."""
 
 import json
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lightning_shards.dataprep.inspection.check import Checked, check_shards
-from lightning_shards.dataprep.inspection.repairs import REPORT, repair_place
-from lightning_shards.dataprep.inspection.salvage import Decode
-from lightning_shards.dataprep.listing import require_no_other_classes, write_classes
+from lightning_shards.dataprep.repair import (
+    REPAIRABLE,
+    REPORT,
+    Repair,
+    repair_shards,
+    require_place,
+)
+from lightning_shards.dataprep.survey import Survey
+from lightning_shards.dataprep.verify import Decode, verify_shards
 from lightning_shards.errors import count_of
+from lightning_shards.shards.storage.local_copies import require_local
 from lightning_shards.tools.console import (
     print_findings,
     printable,
@@ -18,23 +24,15 @@ from lightning_shards.tools.console import (
     shard_parser,
     status_of,
 )
-from lightning_shards.tools.shard_options import (
-    add_shard_options,
-    classes_in_folders_of,
-    settings_of,
-    shards_of,
-)
+from lightning_shards.tools.shard_options import add_shard_options, shards_of
 
-_EPILOG = """Every header and every byte is read. Changed bytes are found where `index --checksums`
-was run before; the last line says for how many shards. Every file beside the shards that counts
-their samples is compared, too. --repair writes a copy of each bad shard, with the samples that are
-whole, to another folder, with the classes.json of the originals and a repair.json, which lists what
-was lost, and the places of which it is not known what stood there; the originals stay as they are,
-and in that folder, which one run at a time may hold, nothing is replaced but what its repair.json
-names as a repair of the same shard. Remote shards are fetched whole, one at a time for each process
-(to TMPDIR). A shard that could not be read, because its store does not answer or refuses, is told
-as such and never repaired.
-Exit status: 0 all is well, 1 something is wrong, 2 not done, or some shards could not be read."""
+_EPILOG = """Every header and every byte of local shards is read; training holds each member that it
+reads against its crc32, remote ones too. Changed bytes are found where `index --checksums` was run
+before; the last line says for how many shards. The wids JSONs and the sizes.json beside the shards
+are compared, too. --repair writes a copy of each bad shard, with the samples that are whole, to an
+empty folder, with a repair.json, which lists what was lost, and the places of which it is not known
+what stood there; the originals stay as they are. Exit status: 0 all is well, 1 something is wrong,
+2 not done, or some shards could not be read."""
 _MAX_LOST = 10
 
 
@@ -64,72 +62,64 @@ def image_decoder(suffix: str) -> Decode | None:
 
 
 def _verify(options: Namespace) -> int:
-    urls = shards_of(options)
+    paths = require_local(shards_of(options), "verify")
+    decoder_of = None
     if options.decode == "images":
         from lightning_shards.samples.images import require_backend
 
         require_backend("pillow")
-    with repair_place(urls, options.repair):
-        return _verify_shards(urls, options)
-
-
-def _verify_shards(urls: Sequence[str], options: Namespace) -> int:
-    folder: Path | None = options.repair
-    classes: dict[str, int] = {}
-    if folder is not None:
-        # an error rather than copies without the names, where a store does not answer
-        known = classes_in_folders_of(urls, settings_of(options))
-        classes = {} if known is None else dict(known.numbers)
-        require_no_other_classes(folder, classes)
-    checked = check_shards(
-        urls,
-        cache=options.cache,
-        settings=settings_of(options),
-        decoder_of=image_decoder if options.decode == "images" else None,
-        repair_to=folder,
-        processes=options.processes,
+        decoder_of = image_decoder
+    if options.repair is not None:
+        require_place(paths, options.repair)
+    seen = verify_shards(
+        paths, cache=options.cache, decoder_of=decoder_of, processes=options.processes
     )
-    document = {
-        "shards": len(urls),
-        "samples": checked.samples,
-        "checksummed": checked.checksummed,
-        "findings": [finding.as_json() for finding in checked.findings],
-        "repairs": {path: asdict(repair) for path, repair in checked.repairs.items()},
-    }
-    if checked.repairs and folder is not None:
-        write_classes(folder, classes)
+    repairs: dict[str, Repair] = {}
+    if options.repair is not None:
+        bad = {finding.shard for finding in seen.findings if finding.rule in REPAIRABLE}
+        repairs = repair_shards(
+            [path for path in paths if path in bad],
+            options.repair,
+            cache=options.cache,
+            decoder_of=decoder_of,
+            processes=options.processes,
+        )
     if options.json:
+        document = {
+            "shards": len(paths),
+            "samples": seen.samples,
+            "checksummed": sum(shard.has_checksums for shard in seen.shards),
+            "findings": [finding.as_json() for finding in seen.findings],
+            "repairs": {path: asdict(repair) for path, repair in repairs.items()},
+        }
         print(json.dumps(document))
     else:
-        _print(checked, len(urls))
-    return status_of(checked.failures)
+        _print(seen, repairs)
+    return status_of(seen.failures)
 
 
-def _print(checked: Checked, num_shards: int) -> None:
-    print_findings(checked.findings)
-    for path, repair in checked.repairs.items():
+def _print(seen: Survey, repairs: Mapping[str, Repair]) -> None:
+    print_findings(seen.findings)
+    for path, repair in repairs.items():
         where = f"wrote {repair.path}" if repair.path else "nothing could be saved"
         least = "at least " * bool(repair.unread)
-        lost = f"{least}{len(repair.lost):,} lost"
+        lost = f"{least}{len(repair.lost):,} lost, see {REPORT}"
         print(f"{path}: {where}, {repair.saved:,} samples saved, {lost}")
-        for message in repair.unread[:_MAX_LOST]:
-            print(f"  {printable(message)}")
-        if len(repair.unread) > _MAX_LOST:
-            print(f"  and {len(repair.unread) - _MAX_LOST:,} more such places, in {REPORT}")
+        for line in repair.unread[:_MAX_LOST]:
+            print(f"  {line}")
         for key, reason in list(repair.lost.items())[:_MAX_LOST]:
             print(f"  lost {printable(key)}: {reason}")
-        if len(repair.lost) > _MAX_LOST:
-            print(f"  and {len(repair.lost) - _MAX_LOST:,} more, in {REPORT}")
-    print(f"{count_of(num_shards, 'shard')}, {count_of(checked.samples, 'sample')}: ", end="")
-    print(_verdict(checked, num_shards))
+    shards, samples = count_of(len(seen.shards), "shard"), count_of(seen.samples, "sample")
+    print(f"{shards}, {samples}: {_verdict(seen)}")
 
 
-def _verdict(checked: Checked, num_shards: int) -> str:
-    shards = count_of(num_shards, "shard")
-    held = f"{checked.checksummed:,} of {shards} had checksums to be held against"
-    if checked.failures:
-        return f"{count_of(len(checked.failures), 'problem')}; {held}"
-    if checked.checksummed == num_shards:
+def _verdict(seen: Survey) -> str:
+    checksummed = sum(shard.has_checksums for shard in seen.shards)
+    shards = count_of(len(seen.shards), "shard")
+    held = f"{checksummed:,} of {shards} had checksums to be held against"
+    if seen.failures:
+        return f"{count_of(len(seen.failures), 'problem')}; {held}"
+    if checksummed == len(seen.shards):
         return "all is well, by the checksums of all shards"
     return (
         f"no problem was found, but {held}; in others no changed byte shows: run `lightning-shards "

@@ -58,6 +58,12 @@ def samples_of(path):
     return found
 
 
+def members_of(path):
+    """The members of a tar, as `tarfile` lists them."""
+    with tarfile.open(path) as archive:
+        return archive.getmembers()
+
+
 def contents(folder):
     """All files of a folder and what is in them, hidden ones too."""
     return {

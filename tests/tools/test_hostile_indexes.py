@@ -2,18 +2,16 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 
-from lightning_shards.dataprep.indexes.cards import write_card
-from lightning_shards.dataprep.indexes.index_files import index_from_file
-from lightning_shards.dataprep.indexes.indexing import write_index
-from lightning_shards.dataprep.indexes.wanted_files import IndexFiles
-from lightning_shards.dataprep.inspection.check import check_shards
-from lightning_shards.dataprep.inspection.survey import survey
-from lightning_shards.errors import ConfigError, FileAccessError, ShardError
+from lightning_shards.dataprep.index import IndexOptions, index_shards
+from lightning_shards.dataprep.verify import verify_shards
+from lightning_shards.errors import FileAccessError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import TransportSettings
 from tests.shards.counts.test_hostile_files import CONTENTS, KINDS
 
 
@@ -21,29 +19,13 @@ from tests.shards.counts.test_hostile_files import CONTENTS, KINDS
 def test_what_the_tools_read_is_refused_unless_it_is_a_file(write_shards, tmp_path, make):
     urls = write_shards([3])
     make(tmp_path / "wids.json")
-    make(tmp_path / "README.md")
-    found = survey(urls, cache=CacheFolder(tmp_path / "cache"))
+    options = IndexOptions(CacheFolder(tmp_path / "cache"), TransportSettings())
     for use in (
-        lambda: write_index(found, IndexFiles(CacheFolder(tmp_path / "cache"))),
-        lambda: check_shards(urls, cache=CacheFolder(tmp_path / "cache")),
-        lambda: index_from_file(tmp_path / "wids.json"),
-        lambda: write_card(tmp_path, {"train": ["000.tar"]}, {"000.tar": 3}),
+        lambda: index_shards(urls, options),
+        lambda: verify_shards(urls, cache=options.cache),
     ):
         with pytest.raises(FileAccessError, match="put a regular file there"):
             use()
-
-
-def test_an_index_of_2_gb_is_no_plan(tmp_path):
-    with (tmp_path / "wids.json").open("wb") as file:
-        file.truncate(2**31)
-    with pytest.raises(FileAccessError, match=r"more than the 268,435,456 .*; remake it"):
-        index_from_file(tmp_path / "wids.json")
-
-
-def test_a_file_that_is_no_json_is_no_plan(tmp_path):
-    (tmp_path / "wids.json").write_text("[" * 100_000)
-    with pytest.raises(ConfigError, match=r"wids\.json is no JSON .*; name a wids JSON"):
-        index_from_file(tmp_path / "wids.json")
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +46,11 @@ def test_the_tools_take_json_of_any_shape_or_say_what_is_wrong(place, content):
     urls = [str(place / "000.tar"), str(place / "001.tar")]
     for name in ("wids.json", "sizes.json"):
         (place / name).write_text(json.dumps(content))
-    found = survey(urls, cache=cache)
-    files = IndexFiles(cache, ("wids", "sizes"))
+    options = IndexOptions(cache, TransportSettings(), ("wids", "sizes"))
     for use in (
-        lambda: index_from_file(place / "wids.json"),
-        lambda: check_shards(urls, cache=cache),
-        lambda: write_index(found, files),
+        lambda: verify_shards(urls, cache=cache),
+        lambda: index_shards(urls, options),
+        lambda: index_shards(urls, replace(options, is_forced=True)),
     ):
         with suppress(ShardError):
             use()

@@ -8,7 +8,6 @@ import tarfile
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 from webdataset.writer import ShardWriter
 
@@ -82,7 +81,7 @@ def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp
     folder = tmp_path / "data"
     folder.mkdir()
     FOREIGN[writer](folder)
-    status, document = run(folder / "*.tar", "--format", "wids,energon,dali", "--checksums")
+    status, document = run(folder / "*.tar", "--format", "wids,dali", "--checksums")
     assert status == 0, document
     listed = json.loads((folder / "wids.json").read_text())["shardlist"]
     store = TableStore(CacheFolder(tmp_path / "cache"))
@@ -95,8 +94,3 @@ def test_tars_of_others_are_indexed_as_tarfile_and_webdataset_read_them(run, tmp
         assert [table.key(sample) for sample in range(table.num_samples)] == keys
         assert table.offsets.tolist() == [each.offset_data for each in members]
         assert table.sizes.tolist() == [each.size for each in members]
-        starts = np.frombuffer((folder / f"{path.name}.idx").read_bytes(), "<u8").tolist()
-        firsts = {}
-        for each in members:
-            firsts.setdefault(each.name.partition(".")[0], each.offset)
-        assert starts[:-1] == list(firsts.values())

@@ -14,7 +14,7 @@ IN_CI, IN_MATRIX = 5, 200  # kills of each of the two tools
 
 
 def index(folder, processes):
-    formats = "wids,sizes,dali,energon,card"
+    formats = "wids,sizes,dali"
     options = ["--format", formats, "--checksums", "--processes", processes]
     return ["index", "data/*.tar", *options, "--cache-dir", "cache"]
 

@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from lightning_shards.dataprep.indexes import energon
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.tools import index, info, pack, reshard, show, verify
 from tests.tools.conftest import write_members, write_samples
@@ -40,7 +39,7 @@ def shard(tmp_path):
 def test_tools_read_and_write_in_folders_of_any_name(run, tmp_path):
     folder = write_samples(tmp_path / LATIN, [3])
     tar = folder / "train-000000.tar"
-    formats = "wids,members,sizes,dali,energon,card"
+    formats = "wids,members,sizes,dali"
     assert run(index, tar, "--format", formats)[0] == 0
     for tool in (verify, info):
         assert run(tool, tar)[0] == 0
@@ -68,24 +67,3 @@ def test_dalis_index_has_the_bytes_of_names(run, shard):
     assert run(index, shard, "--format", "dali", "--allow-problems")[0] == 0
     lines = shard.with_suffix(".idx").read_bytes().splitlines()
     assert lines[1].endswith(b" 1 caf\xe9.cls")
-
-
-def test_energon_and_the_card_refuse_what_they_cannot_hold(run, shard, tmp_path):
-    status, text = run(index, shard, "--format", "energon", "--allow-problems")
-    assert status == 2
-    assert f"a name in {shard} is not UTF-8 ('{SHOWN}'), and energon's index holds text" in text
-    write_samples(tmp_path / "data" / LATIN, [1])
-    write_samples(tmp_path / "data" / "val", [1])
-    status, text = run(index, tmp_path / "data" / "*" / "*.tar", "--format", "card")
-    assert status == 2
-    assert f"the path '{SHOWN}/train-000000.tar' is not UTF-8, as a card for the Hub is" in text
-    assert not (tmp_path / "data" / "README.md").exists()
-
-
-def test_a_full_disk_is_told_by_the_name_of_energons_index(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(energon, "_SCHEMA", "PRAGMA max_page_count = 4;" + energon._SCHEMA)
-    folder = write_samples(tmp_path / "data", [200])
-    status, text = run(index, folder / "train-000000.tar", "--format", "energon")
-    assert status == 2
-    assert "index.sqlite cannot be written: database or disk is full; make room" in text
-    assert not list((folder / ".nv-meta").iterdir())

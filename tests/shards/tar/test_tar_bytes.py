@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.indexes.idx_files import dali_index
-from lightning_shards.dataprep.inspection.layout import lay_out
-from lightning_shards.dataprep.inspection.salvage import salvage
+from lightning_shards.dataprep.index import dali_index
+from lightning_shards.dataprep.repair import repair_shard
+from lightning_shards.dataprep.survey import find_odd_headers
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
 from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.shards.members import scan_members
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage import local
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.tar.tar_bytes import open_tar
@@ -60,17 +61,19 @@ def read_on(path):
     list(samples)
 
 
-def lay_out_table(path):
-    lay_out(scan_members(path), path)
+def find_odd(path):
+    find_odd_headers(str(path), scan_members(path))
 
 
 SCANS = {
     "count": count_samples,
     "scan": scan_members,
     "crc32": partial(scan_members, with_crc32=True),
-    "layout": lay_out_table,
-    "salvage": lambda path: salvage(str(path), path.parent / "saved", None),
-    "dali": dali_index,
+    "odd headers": find_odd,
+    "repair": lambda path: repair_shard(
+        str(path), folder=path.parent / "saved", cache=CacheFolder(path.parent / "cache")
+    ),
+    "dali": lambda path: dali_index(str(path)),
 }
 
 

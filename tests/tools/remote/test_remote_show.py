@@ -1,4 +1,4 @@
-"""`lightning-shards show` of remote shards reads no more of them than it shows."""
+"""`lightning-shards show` and `info` read no more of remote shards than they show."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.tools import index, info, show, verify
+from lightning_shards.tools import index, info, show
 from tests.shards.remote.published import publish, server_put
 from tests.tools.remote.conftest import COUNTS
 
@@ -33,6 +33,11 @@ def shown(run_here, tmp_path, capsys):
     return call
 
 
+@pytest.fixture
+def with_tables(folder, server, tmp_path):
+    publish(sorted(folder.glob("*.tar")), server_put(server), tmp_path, counts=COUNTS)
+
+
 def bytes_of_shards(server):
     """How many bytes of each shard were asked for."""
     asked = {}
@@ -45,9 +50,9 @@ def bytes_of_shards(server):
 
 
 @pytest.mark.parametrize("options", [[], ["--samples", 3], ["--samples", 4, "--seed", 1]])
+@pytest.mark.usefixtures("with_tables")
 def test_remote_shards_are_shown_like_local_ones(shown, url, folder, server, tmp_path, options):
     expected = shown(folder / "*.tar", *options)
-    publish(sorted(folder.glob("*.tar")), server_put(server), tmp_path, counts=COUNTS)
     assert shown(url, *options) == expected
     for name in [name for name in server.objects if name.endswith(".members")]:
         del server.objects[name]
@@ -55,10 +60,8 @@ def test_remote_shards_are_shown_like_local_ones(shown, url, folder, server, tmp
     assert shown(url, *options, *fresh) == expected  # as streams
 
 
-def test_with_a_table_only_the_members_that_are_shown_are_read(
-    shown, url, folder, server, tmp_path
-):
-    publish(sorted(folder.glob("*.tar")), server_put(server), tmp_path, counts=COUNTS)
+@pytest.mark.usefixtures("with_tables")
+def test_with_a_table_only_the_members_that_are_shown_are_read(shown, url, server):
     large = server.objects["data/train-000001.tar"]
     assert shown(url, "--samples", 1) == ["00000 0"]
     read = bytes_of_shards(server)
@@ -66,12 +69,11 @@ def test_with_a_table_only_the_members_that_are_shown_are_read(
     assert read["train-000000.tar"] < len(large) // 4
 
 
-def test_without_a_table_the_stream_ends_at_the_last_sample(shown, url, folder, server):
+def test_without_a_table_the_stream_ends_at_the_last_sample(shown, url, server):
     shard = server.objects["data/train-000000.tar"]
     server.objects["data/train-000000.tar"] = shard[:4096] + bytes(20 << 20)
-    server.objects["data/sizes.json"] = json.dumps(
-        {f"train-{shard:06d}.tar": count for shard, count in enumerate(COUNTS)}
-    ).encode()
+    counts = {f"train-{shard:06d}.tar": count for shard, count in enumerate(COUNTS)}
+    server.objects["data/sizes.json"] = json.dumps(counts).encode()
     assert shown(url, "--samples", 1) == ["00000 0"]
     assert bytes_of_shards(server)["train-000000.tar"] < 16 << 20
 
@@ -80,34 +82,59 @@ def test_where_nothing_counts_samples_the_first_of_each_shard_are_shown(shown, u
     assert shown(url, "--samples", 5) == ["00000 0", "00001 1", "00004 1", "00005 2", "00007 1"]
     assert shown(url, "--samples", 2) == ["00000 0", "00004 1"]
     show.main([url, "--output", str(folder / "sheet.png"), "--samples", "2"])
-    assert "the first ones of 2 shards are shown" in capsys.readouterr().err
+    assert "so the first ones of 2 shards are shown" in capsys.readouterr().err
 
 
-def test_a_page_of_remote_shards_is_that_of_local_ones(run_here, url, folder, server, tmp_path):
-    pages = []
+def test_pipes_are_shown_when_they_are_allowed(shown, run_here, folder):
+    url = f"pipe:cat {folder / 'train-000001.tar'}"
+    assert run_here(show.main)(url) == (2, None)
+    assert shown(url, "--allow-unsafe", "pipe")[0] == "00004 1"
+
+
+@pytest.mark.usefixtures("with_tables")
+def test_a_page_and_the_numbers_of_remote_shards_are_those_of_local_ones(
+    run_here, url, folder, server, tmp_path
+):
+    pages, documents = [], []
     for urls in (folder / "*.tar", url):
         page = tmp_path / f"{len(pages)}.html"
         assert run_here(show.main)(urls, "--html", page)[0] == 0
-        text = page.read_text()
-        assert "s3cr3t" not in text
-        pages.append(text.replace(str(folder), f"{server.url}/data"))
+        status, document = run_here(info.main)(urls, "--classes")
+        assert (status, document["samples"]) == (0, sum(COUNTS))
+        assert "s3cr3t" not in page.read_text() + json.dumps(document)
+        pages.append(page.read_text().replace(str(folder), f"{server.url}/data"))
+        documents.append(document)
     assert pages[0].count("<img") == pages[1].count("<img") > 0
     assert pages[0].partition("<h2")[2] == pages[1].partition("<h2")[2]
+    assert documents[0] == documents[1]
 
 
-def test_an_outage_is_told_without_secrets(url, folder, server, tmp_path, capsys):
+@pytest.mark.parametrize("options", [[], ["--html", "page.html"]])
+def test_what_needs_a_table_names_the_command_that_makes_it(url, tmp_path, capsys, options):
+    tool = show if options else info
+    with pytest.raises(SystemExit) as ended:
+        tool.main([url, *options, "--cache-dir", str(tmp_path), "--processes", "1"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "needs the member table" in said
+    assert "`lightning-shards index" in said
+    assert "s3cr3t" not in said
+
+
+@pytest.mark.parametrize("tool", [info, show])
+def test_an_outage_is_told_without_secrets(tool, url, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     server.always = Fault("status", 503)
     with pytest.raises(SystemExit) as ended:
-        show.main([url, "--output", str(tmp_path / "sheet.png"), "--cache-dir", str(tmp_path)])
+        tool.main([url, "--cache-dir", str(tmp_path), "--processes", "1"])
     said = capsys.readouterr().err
     assert ended.value.code == 2
     assert "503" in said
     assert "s3cr3t" not in said
 
 
-@pytest.mark.parametrize("tool", [index, info, verify, show])
 def test_storage_options_say_how_a_store_is_reached(
-    tool, run_here, real_server, monkeypatch, folder, tmp_path
+    run_here, real_server, monkeypatch, folder, tmp_path
 ):
     pytest.importorskip("moto", reason="the server of moto comes with the extra `test`")
     store = real_server("moto")
@@ -115,15 +142,12 @@ def test_storage_options_say_how_a_store_is_reached(
         monkeypatch.setenv(variable, value)
     transport = RemoteTransport(TransportSettings(store.options))
     for path in sorted(folder.glob("*.tar")):
-        transport.write(store.url_of(f"{tool.__name__}/{path.name}"), path.read_bytes())
+        transport.write(store.url_of(f"tools/{path.name}"), path.read_bytes())
     transport.close()
-    urls = store.url_of(f"{tool.__name__}/train-{{000000..000002}}.tar")
-    output = {show: tmp_path / "sheet.png", index: tmp_path / "out"}
-    given = ["--output", output[tool]] if tool in output else []
+    urls = store.url_of("tools/train-{000000..000002}.tar")
     options = ["--storage-options", json.dumps(store.options)]
-    status, document = run_here(tool.main)(urls, *given, *options)
-    assert status == 0
-    if tool is show:
-        assert len(document["labels"]) == sum(COUNTS)
-    else:
-        assert document["samples"] == sum(COUNTS)
+    formats = ["--format", "wids,members", "--upload"]
+    assert run_here(index.main)(urls, *formats, *options)[0] == 0
+    assert run_here(info.main)(urls, *options)[1]["samples"] == sum(COUNTS)
+    sheet = ["--output", tmp_path / "sheet.png"]
+    assert len(run_here(show.main)(urls, *sheet, *options)[1]["labels"]) == sum(COUNTS)

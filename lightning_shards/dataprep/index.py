@@ -1,0 +1,416 @@
+"""The writer of the indexes of a data set: wids JSON, member tables, `sizes.json`, DALI's index.
+
+The files of local shards lie beside them. Those of remote shards are put beside them as well, or
+into a folder of this machine that has the same folders below it. All files are functions of the
+shards alone: a run that is repeated writes the same bytes. A file that lists other shards is
+replaced only by force.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import file_digest, md5
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from lightning_shards.dataprep.index_places import (
+    FolderPlace,
+    Place,
+    PlacedShard,
+    place_local,
+    place_remote,
+)
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.dataprep.survey import ShardSurvey, Survey, describe, find_odd_headers, survey
+from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
+from lightning_shards.shards.beside import (
+    MAX_INDEX_BYTES,
+    SIZES,
+    WIDS,
+    counted_shard,
+    foreign_field,
+    is_count,
+    json_object,
+    shard_entries,
+    wids_entry,
+)
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import open_regular, read_regular
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
+from lightning_shards.shards.storage.remote import RemoteStorage
+from lightning_shards.shards.table_bytes import published, published_url
+from lightning_shards.shards.tables import TableStore, write_table
+from lightning_shards.shards.tar.plain_runs import run_of
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.tar_stream import TarStream
+from lightning_shards.shards.tar.walk import Member, group_members, walk_members
+from lightning_shards.shards.urls import is_local, redact
+
+FORMATS: Final = ("wids", "members", "sizes", "dali")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexOptions:
+    """What is written, and where.
+
+    Attributes:
+        cache: Where member tables are kept.
+        settings: How remote shards are reached.
+        formats: Some of `FORMATS`.
+        wids_name: File name of the wids JSON.
+        checksums: Whether every byte is read; None: of remote shards, and for member tables.
+        output: A folder for the files of remote shards.
+        is_uploaded: Whether they are put beside the shards.
+        allows_problems: Whether files are written whatever is found.
+        is_forced: Whether files that list other shards, or that others wrote, are replaced.
+        processes: Number of processes.
+    """
+
+    cache: CacheFolder
+    settings: TransportSettings
+    formats: tuple[str, ...] = ("wids",)
+    wids_name: str = WIDS
+    checksums: bool | None = None
+    output: Path | None = None
+    is_uploaded: bool = False
+    allows_problems: bool = False
+    is_forced: bool = False
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse names that lead out of the folder of the shards, and unknown formats.
+
+        Raises:
+            ConfigError: The message names the value.
+        """
+        if Path(self.wids_name).name != self.wids_name or not self.wids_name.endswith(".json"):
+            raise ConfigError(f"the wids JSON is named NAME.json, got {self.wids_name!r}")
+        unknown = sorted(set(self.formats) - set(FORMATS))
+        if unknown:
+            raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
+
+
+class Indexed(NamedTuple):
+    """The survey of a data set, and paths or redacted URLs of the files that were written."""
+
+    survey: Survey
+    written: list[str]
+
+
+def index_shards(urls: Sequence[str], options: IndexOptions) -> Indexed:
+    """Survey shards, and write the files of their index.
+
+    Member tables are put in their place as soon as their shard is read, the wids JSON last of all.
+
+    Raises:
+        ConfigError: These files cannot be written for these shards.
+        ShardError: A file cannot be written, or the store does not answer.
+    """
+    transport = RemoteTransport(options.settings)
+    storage = RemoteStorage(transport, options.settings.connections)
+    output, is_uploaded = options.output, options.is_uploaded
+    try:
+        if all(map(is_local, urls)):
+            placed = place_local(urls, output, is_uploaded=is_uploaded)
+        else:
+            placed = place_remote(urls, output, transport, is_uploaded=is_uploaded)
+        return _index(placed, options, storage)
+    finally:
+        storage.close_all()
+
+
+def _index(
+    placed: Mapping[str, PlacedShard], options: IndexOptions, storage: RemoteStorage
+) -> Indexed:
+    urls = list(placed)
+    if "dali" in options.formats:
+        _require_dali_paths(urls)
+    _require_own(placed, options)
+    look = _Look(options, placed, storage)
+    try:
+        seen = survey(urls, look, look.table_of, processes=options.processes)
+    except StorageError as error:
+        raise StorageError(
+            f"{error}; what was read is kept: give the same command again to go on"
+        ) from None
+    written = [
+        shard.place.where(published_url(shard.name))
+        for shard, looked in zip(placed.values(), seen.shards, strict=True)
+        if "members" in options.formats and looked.is_readable
+    ]
+    are_readable = all(shard.is_readable for shard in seen.shards)
+    if seen.failures and not (options.allows_problems and are_readable):
+        return Indexed(seen, [])
+    if "dali" in options.formats:
+        written += map_parallel(_write_dali, urls, options.processes)
+    _require_own(placed, options)  # another run may have put its own there meanwhile
+    return Indexed(seen, written + _write_listings(placed, seen, options))
+
+
+def _by_place(placed: Mapping[str, PlacedShard]) -> dict[Place, list[PlacedShard]]:
+    places: dict[Place, list[PlacedShard]] = {}
+    for shard in placed.values():
+        places.setdefault(shard.place, []).append(shard)
+    return places
+
+
+def _write_listings(
+    placed: Mapping[str, PlacedShard], seen: Survey, options: IndexOptions
+) -> list[str]:
+    """Write `sizes.json` and the wids JSON of each folder."""
+    looked = dict(zip(placed.values(), seen.shards, strict=True))
+    written: list[str] = []
+    for place, shards in _by_place(placed).items():
+        if "sizes" in options.formats:
+            before = json_object(_parsed(place.get(SIZES)))
+            counts = {name: count for name, count in before.items() if is_count(count)}
+            counts |= {shard.name: looked[shard].samples for shard in shards}
+            written.append(place.put(SIZES, _dumped(dict(sorted(counts.items())))))
+        if "wids" in options.formats:
+            entries = [_entry(shard, looked[shard], options) for shard in shards]
+            content = {"__kind__": "wids-shard-index-v1", "wids_version": 1}
+            content |= {"name": Path(options.wids_name).stem, "shardlist": entries}
+            written.append(place.put(options.wids_name, _dumped(content)))
+    return written
+
+
+def _dumped(content: object) -> bytes:
+    return f"{json.dumps(content, indent=1)}\n".encode()
+
+
+def _entry(shard: PlacedShard, seen: ShardSurvey, options: IndexOptions) -> dict[str, str | int]:
+    table = published_url(shard.name) if "members" in options.formats else None
+    return wids_entry(shard.name, seen.samples, seen.size_bytes, seen.md5, table)
+
+
+def _parsed(data: bytes | None) -> object:
+    try:
+        return None if data is None else json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _require_own(placed: Mapping[str, PlacedShard], options: IndexOptions) -> None:
+    """Check that no file would lose what it says of other shards, or is another program's.
+
+    Raises:
+        ConfigError: One would; the message names it.
+    """
+    places = {} if options.is_forced else _by_place(placed)
+    for place, shards in places.items():
+        sizes = place.get(SIZES) if "sizes" in options.formats else None
+        if sizes is not None and not json_object(_parsed(sizes)):
+            raise _not_replaced(place.where(SIZES), "it is no JSON object")
+        data = place.get(options.wids_name) if "wids" in options.formats else None
+        if data is not None:
+            content, named = _parsed(data), {shard.name for shard in shards}
+            problem = foreign_field(content)
+            listed = {_name(entry) for entry in shard_entries(content) or ()} - named
+            others = sorted(filter(shards[0].may_lose, listed))
+            if others:
+                problem = f"it also lists {others[0]!r}, not named now"
+            if problem:
+                raise _not_replaced(place.where(options.wids_name), problem)
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("url")).rpartition("/")[2]
+
+
+def _not_replaced(where: str, problem: str) -> ConfigError:
+    return ConfigError(
+        f"{where} is not overwritten: {problem}; index all shards of its folder together, name "
+        "another file (--wids train.json), move it away, or give --force"
+    )
+
+
+def file_md5(path: str) -> str:
+    """MD5 of a file, as in the wids JSON; it protects against accidents only."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file_digest(file, partial(md5, usedforsecurity=False)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """How a shard is looked at; it travels to the processes that do it."""
+
+    options: IndexOptions
+    placed: Mapping[str, PlacedShard]
+    storage: RemoteStorage
+
+    def __call__(self, url: str) -> ShardSurvey:
+        options, shard = self.options, self.placed[url]
+        with_tables = "members" in options.formats
+        if is_local(url):
+            reads_all = with_tables if options.checksums is None else options.checksums
+            table = TableStore(options.cache, with_crc32=reads_all).table_of(url)
+            seen = describe(url, table)
+            seen.md5 = file_md5(url) if reads_all else None
+            seen.findings += find_odd_headers(url, table)
+        else:
+            with_crc32 = options.checksums is not False
+            table = scan_remote(url, self.storage, options.cache, with_crc32=with_crc32)
+            seen = describe(url, table)
+        if with_tables:
+            shard.place.put(published_url(shard.name), published(table))
+        return seen
+
+    def table_of(self, url: str) -> MemberTable:
+        """The table of a shard that was looked at."""
+        store = TableStore(self.options.cache)
+        return store.kept_table(url) or store.table_of(url)
+
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes of a member that are held at once to take its crc32."""
+
+
+def scan_remote(url: str, storage: Storage, cache: CacheFolder, *, with_crc32: bool) -> MemberTable:
+    """The member table of a remote shard: the one that was kept, or one that is made and kept.
+
+    Without crc32s only the headers are read, as far as that saves requests.
+
+    Raises:
+        DamagedShardError: It is not one whole tar archive.
+        IndexMismatchError: It was replaced while it was read.
+        ShardError: It is not there, or its store does not give it.
+    """
+    stat = shard_stat(url, storage)
+    kept = TableStore(cache).kept_table(url)
+    if kept is not None and kept.stamp == stat and not (with_crc32 and kept.crc32 is None):
+        return kept
+    scan = _scan_stream if with_crc32 else _scan_headers
+    table = scan(url, storage, stat)
+    if shard_stat(url, storage) != stat:
+        raise IndexMismatchError(
+            f"{redact(url)} changed while it was read: a program still writes it; give the command "
+            "again when it is whole"
+        )
+    write_table(cache.sidecar_of(url), table, cache)
+    return table
+
+
+def _scan_headers(url: str, storage: Storage, _stat: ShardStat) -> MemberTable:
+    return scan_members(url, storage=storage)
+
+
+def _scan_stream(url: str, storage: Storage, stat: ShardStat) -> MemberTable:
+    crc32s: dict[int, int] = {}  # by the offset of a member
+
+    def members(tar: TarStream) -> Iterator[Member]:
+        for member in walk_members(tar, url):
+            checksum, stop = 0, member.offset + member.size
+            for begin in range(member.offset, stop, _AT_ONCE):
+                checksum = crc32(tar.data(begin, min(_AT_ONCE, stop - begin)), checksum)
+            crc32s[member.offset] = checksum
+            yield member
+
+    with storage.open_stream(url) as stream:
+        run = run_of(group_members(members(TarStream(stream, url)), url), stat.size)
+    of_members = [crc32s[offset] for offset in run.offsets.tolist()]
+    return table_of_samples(run, stat, np.array(of_members, np.uint32))
+
+
+_SPACE: Final = re.compile(r"\s")
+
+
+def _dali_path(shard: str) -> Path:
+    """The path of the index that `wds2idx` writes: `data/a.idx` for `data/a.b.tar`."""
+    path = Path(shard)
+    return path.with_name(path.name.partition(".")[0] + ".idx")
+
+
+def _require_dali_paths(urls: Sequence[str]) -> None:
+    if not all(map(is_local, urls)):
+        raise ConfigError(
+            "the format dali needs the shards at hand; index a local copy of them, or leave it out"
+        )
+    shards: dict[Path, str] = {}
+    for url in urls:
+        other = shards.setdefault(_dali_path(url), url)
+        if other != url:
+            raise ConfigError(
+                f"DALI's index of {url} is {_dali_path(url).name!r}, by its name up to the first "
+                f"dot, and so is that of {other}; rename the shards, or leave out the format dali"
+            )
+
+
+def _write_dali(url: str) -> str:
+    place = FolderPlace(Path(url).parent)
+    return place.put(_dali_path(url).name, dali_index(url).encode(*ENCODING))
+
+
+def dali_index(url: str) -> str:
+    """The contents of DALI's index of a local shard, as `wds2idx` v1.2 writes it.
+
+    Offsets are those of the data::
+
+        v1.2 2
+        cls 512 1 a.cls jpg 1536 602 a.jpg
+        cls 4096 1 b.cls jpg 5120 602 b.jpg
+
+    Raises:
+        ConfigError: The shard holds no sample, or a name with a space, which the format lacks.
+    """
+    lines: list[str] = []
+    with open_tar(url) as data:
+        for _, fields in group_members(walk_members(data, url), url):
+            entries: list[str] = []
+            for suffix, member in fields.items():
+                if _SPACE.search(member.name):
+                    raise ConfigError(
+                        f"DALI's index cannot hold the name {member.name!r} of {url}: it has a "
+                        "space; pack the shard again with other names"
+                    )
+                extension = member.name[len(member.name) - len(suffix) :]
+                entries.append(f"{extension} {member.offset} {member.size} {member.name}")
+            lines.append(" ".join(entries))
+    if not lines:
+        raise ConfigError(f"DALI's index needs a sample at least, and {url} has none; leave it out")
+    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
+
+
+def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
+    """The index in a wids JSON or a `sizes.json`, and the bytes of all shards (None if unknown).
+
+    No shard is opened, and none needs to be on this machine. `folder` is the URL of the folder that
+    the shards are in; empty if they are local.
+
+    Raises:
+        ConfigError: The file is neither of the two.
+        ShardNotFoundError: There is no such file.
+        FileAccessError: It is not a regular file, or cannot be opened.
+    """
+    content = _parsed(read_regular(path, MAX_INDEX_BYTES))
+    entries = shard_entries(content)
+    if entries is None:
+        counts = json_object(content)
+        entries = [{"url": name, "nsamples": count} for name, count in counts.items()]
+    shards = [shard for shard in map(counted_shard, entries) if shard is not None]
+    if not shards or len(shards) < len(entries):
+        raise ConfigError(
+            f"{path} does not say how many samples each of its shards holds; name a wids JSON, as "
+            "`index` writes it"
+        )
+    urls = tuple(f"{folder}/{shard.url}" if folder else shard.url for shard in shards)
+    sizes = [shard.size_bytes for shard in shards if shard.size_bytes is not None]
+    total = sum(sizes) if len(sizes) == len(shards) else None
+    samples = np.array([shard.samples for shard in shards], np.int64)
+    have_tables = all("members" in entry for entry in entries)
+    return ShardIndex(urls, samples, has_tables=have_tables, size_bytes=total), total
+
+
+def shard_bytes(index: ShardIndex) -> int | None:
+    """The size of all shards in bytes; None if one is remote."""
+    if not all(map(is_local, index.urls)):
+        return None
+    return sum(Path(url).stat().st_size for url in index.urls)

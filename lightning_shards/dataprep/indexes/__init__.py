@@ -1,1 +1,0 @@
-"""Writers of the indexes that this package and other tools read beside shards."""

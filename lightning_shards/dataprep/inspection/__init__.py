@@ -1,1 +1,0 @@
-"""Inspection of shards: their contents, their faults, and the repair of damaged ones."""

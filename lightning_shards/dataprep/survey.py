@@ -1,0 +1,360 @@
+"""The survey of a data set: numbers of shards and samples, fields and their sizes, and findings.
+
+Each shard is looked at by itself, in any number of processes, by its member table and the headers
+that are not in the table. `info`, `index` and `verify` differ in how they look at a shard; what a
+table shows (`describe`) and what all shards show together is the same.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from lightning_shards.dataprep.findings import (
+    OF_ONE_SHARD,
+    WITHOUT_SAMPLES,
+    Finding,
+    Rule,
+    finding_of,
+    reported_name,
+)
+from lightning_shards.dataprep.processes import map_parallel
+from lightning_shards.errors import ShardError, count_of
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import OtherEntry, split_name, walk_members
+
+MAX_COMPARED: Final = 1 << 27
+"""Most keys that are compared between shards, at 8 bytes each; beyond that none are compared."""
+
+_LONGEST_END: Final = 10_240 + 2 * BLOCK
+"""Zeros at the end of an archive: two blocks, and what fills the last record of tar."""
+
+_MANY_ZEROS: Final = 16 << 20
+"""More than fills the last record of a tar: `tar -b` takes records of 10 MiB at most."""
+
+_ONE_EXTENDED: Final = 3 * BLOCK
+"""An extended header, its body, and the header of the member, as webdataset writes each member."""
+
+_MAX_MISSING: Final = 20
+"""If more fields than this are not in all samples, they come from dots in keys."""
+
+
+class FieldSizes(NamedTuple):
+    """The sizes of the members of one suffix, in bytes.
+
+    Attributes:
+        samples: Samples that have such a member.
+        total: Bytes of all members together.
+        least: Size of the smallest member.
+        most: Size of the largest member.
+    """
+
+    samples: int
+    total: int
+    least: int
+    most: int
+
+
+@dataclass(slots=True)
+class ShardSurvey:
+    """What was seen of one shard; if it could not be read to its end, no more than its findings.
+
+    Attributes:
+        path: Its path, or its URL without secrets.
+        samples: Samples in it.
+        size_bytes: Its size.
+        md5: Its MD5, where it is known.
+        fields: Sizes of its members by suffix.
+        example_keys: The keys of its first and last sample.
+        hashes: A 64-bit hash of each key, uint64.
+        findings: Faults and other facts.
+        has_checksums: Whether its bytes could be held against checksums of an earlier index.
+    """
+
+    path: str
+    samples: int = 0
+    size_bytes: int = 0
+    md5: str | None = None
+    fields: dict[str, FieldSizes] = field(default_factory=dict[str, FieldSizes])
+    example_keys: tuple[str, ...] = ()
+    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    findings: list[Finding] = field(default_factory=list[Finding])
+    has_checksums: bool = False
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the shard could be read to its end."""
+        return all(finding.rule not in WITHOUT_SAMPLES for finding in self.findings)
+
+
+@dataclass(slots=True)
+class Survey:
+    """The surveys of all shards, in the user's order, and what they show together."""
+
+    shards: list[ShardSurvey]
+    findings: list[Finding]
+
+    @property
+    def samples(self) -> int:
+        """Samples of all shards."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.size_bytes for shard in self.shards)
+
+    @property
+    def fields(self) -> dict[str, FieldSizes]:
+        """Sizes of members by suffix, over all shards."""
+        return _fields_of_all(self.shards)
+
+    @property
+    def failures(self) -> list[Finding]:
+        """The findings that are faults."""
+        return [finding for finding in self.findings if finding.is_failure]
+
+
+def survey(
+    urls: Sequence[str],
+    look: Callable[[str], ShardSurvey],
+    table_of: Callable[[str], MemberTable],
+    *,
+    processes: int = 1,
+) -> Survey:
+    """Look at all shards; errors about single shards are findings.
+
+    Args:
+        urls: The shards, each once.
+        look: Looks at one shard; it travels to the processes.
+        table_of: Gives the member table of a shard again, to name a repeated key.
+        processes: Number of processes.
+
+    Raises:
+        StorageError: A store does not answer.
+    """
+    seen = map_parallel(partial(_seen, look=look), urls, processes)
+    shards = list(tqdm(seen, total=len(urls), unit=" shards", disable=None))
+    findings = [finding for shard in shards for finding in shard.findings]
+    findings += find_missing_fields(shards, _fields_of_all(shards))
+    return Survey(shards, findings + find_repeats_between(urls, shards, table_of))
+
+
+def _seen(url: str, look: Callable[[str], ShardSurvey]) -> ShardSurvey:
+    try:
+        return look(url)
+    except OF_ONE_SHARD as error:
+        name = reported_name(url)
+        return ShardSurvey(name, findings=[finding_of(error, name)])
+
+
+def _fields_of_all(shards: Sequence[ShardSurvey]) -> dict[str, FieldSizes]:
+    parts: dict[str, list[FieldSizes]] = {}
+    for shard in shards:
+        for suffix, sizes in shard.fields.items():
+            parts.setdefault(suffix, []).append(sizes)
+    columns = {suffix: list(zip(*sizes, strict=True)) for suffix, sizes in parts.items()}
+    return {
+        suffix: FieldSizes(sum(samples), sum(total), min(least), max(most))
+        for suffix, (samples, total, least, most) in columns.items()
+    }
+
+
+def describe(url: str, table: MemberTable) -> ShardSurvey:
+    """What the member table of a shard shows."""
+    name = reported_name(url)
+    seen = ShardSurvey(name, table.num_samples, table.file_size, hashes=_key_hashes(table))
+    # sizes: of all members, grouped by suffix; stops: the end of each group. One sort serves all
+    # suffixes, because there may be as many suffixes as members.
+    sizes = table.sizes[np.argsort(table.suffix_ids, kind="stable")]
+    stops = np.cumsum(np.bincount(table.suffix_ids, minlength=len(table.suffixes)))
+    start = 0
+    for suffix, stop in zip(table.suffixes, stops.tolist(), strict=True):
+        part, start = sizes[start:stop], stop
+        if len(part):
+            of_field = int(part.sum()), int(part.min()), int(part.max())
+            seen.fields[suffix] = FieldSizes(len(part), *of_field)
+    if table.num_samples:
+        seen.example_keys = tuple(dict.fromkeys((table.key(0), table.key(table.num_samples - 1))))
+    else:
+        seen.findings.append(Finding("empty shard", f"{name} holds no sample", name))
+    seen.findings += _find_repeats(table, name, seen.hashes)
+    return seen
+
+
+def _key_hashes(table: MemberTable) -> NDArray[np.uint64]:
+    """A 64-bit hash of each key, the same in every process."""
+    keys, starts = table.keys.tobytes(), table.key_starts.tolist()
+    digests = b"".join(
+        blake2b(keys[start:stop], digest_size=8).digest() for start, stop in pairwise(starts)
+    )
+    return np.frombuffer(digests, np.uint64)
+
+
+def _find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> list[Finding]:
+    """Findings about keys that a shard has more than once: split samples, and duplicates.
+
+    Members of one sample that are not adjacent make several samples with different fields.
+    """
+    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+    earliest = first[inverse]
+    repeats = np.flatnonzero(earliest != np.arange(len(hashes))).tolist()
+    fields: dict[int, set[str]] = {}
+    by_rule: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
+    for sample, before in zip(repeats, earliest[repeats].tolist(), strict=True):
+        known = fields.setdefault(before, set(table.suffixes_of(before)))
+        now = set(table.suffixes_of(sample))
+        by_rule["split sample" if known.isdisjoint(now) else "duplicate key"].append(sample)
+        known |= now
+    findings: list[Finding] = []
+    for rule, samples in by_rule.items():
+        if samples:
+            key, count = table.key(samples[0]), len(samples)
+            byte = int(table.offsets[table.sample_starts[samples[0]]])
+            message = _REPEATS[rule].format(count=count, key=key)
+            findings.append(Finding(rule, message, shard, key, byte, count))
+    return findings
+
+
+_REPEATS: Final[Mapping[Rule, str]] = {
+    "split sample": "members of {count:,} samples are not adjacent, first of {key!r}: readers make "
+    "several samples of them; write the shard again with the members of a sample side by side",
+    "duplicate key": "{count:,} samples have the key and a field of another one, first {key!r}; "
+    "remove one of them, or give it another key",
+}
+
+
+def find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
+    """Findings about what is in a local tar and in no sample, and about its end.
+
+    The headers are walked only where the table does not account for every block: where the gaps
+    between the members are not all alike, or the end is long, or not of zeros alone.
+    """
+    stops = up_to_block(table.offsets + table.sizes)
+    end = int(stops[-1]) if len(stops) else 0
+    gaps = table.offsets - np.append(0, stops[:-1]) if len(stops) else np.zeros(0, np.int64)
+    is_even = len(gaps) > 0 and bool((gaps == gaps[0]).all()) and gaps[0] in (BLOCK, _ONE_EXTENDED)
+    others: list[OtherEntry] = []
+    passed_over: dict[str, list[str]] = {kind: [] for kind in _PASSED_OVER}
+    with open_tar(path) as data:
+        is_short = table.file_size - end <= _LONGEST_END
+        if is_even and is_short and not any(data[end : table.file_size]):
+            return []
+        for member in walk_members(data, path, others=others):
+            end = max(end, up_to_block(member.offset + member.size))
+            if split_name(member.name) is None:
+                passed_over["name without a field"].append(member.name)
+    for entry in others:
+        end = max(end, up_to_block(entry.stop))
+        passed_over.setdefault(entry.kind, []).append(entry.name)
+    return [
+        Finding(
+            "passed over",
+            f"{len(names):,} members are in no sample ({kind}), first {names[0]!r}; "
+            f"{_PASSED_OVER[kind]}",
+            path,
+            count=len(names),
+        )
+        for kind, names in passed_over.items()
+        if names and kind in _PASSED_OVER
+    ] + _find_long_end(end, table.file_size, path)
+
+
+_PASSED_OVER: Final = {
+    "link": "GNU tar makes links of files that it meets twice: write it with --hard-dereference",
+    "special file": "only regular files are read: take it out",
+    "name without a field": "a member is named KEY.FIELD: rename it if it belongs to a sample",
+}
+
+
+def _find_long_end(end: int, size_bytes: int, path: str) -> list[Finding]:
+    """A finding about more zeros after the end of the archive than tar writes.
+
+    A file that was preallocated and never filled, or half fetched, ends so, and reads as whole.
+    """
+    zeros = size_bytes - end
+    if zeros <= _LONGEST_END:
+        return []
+    is_large = zeros > _MANY_ZEROS or 3 * zeros >= size_bytes
+    message = (
+        f"{zeros:,} of its {size_bytes:,} bytes are zeros behind the end of the archive, at byte "
+        f"{end}; look whether the file is whole, and fetch it again if not: if it is, `reshard` "
+        "writes it without them"
+    )
+    return [Finding("unwritten end" if is_large else "long end", message, path, byte=end)]
+
+
+def find_missing_fields(
+    shards: Sequence[ShardSurvey], fields: Mapping[str, FieldSizes]
+) -> list[Finding]:
+    """Findings about fields that some samples lack; of many fields there is one."""
+    samples = sum(shard.samples for shard in shards)
+    lacking = [suffix for suffix, sizes in fields.items() if sizes.samples < samples]
+    if len(lacking) > _MAX_MISSING:
+        message = (
+            f"{len(lacking):,} different fields are not in all samples, such as {lacking[-1]!r}: "
+            "names are split at the first dot, so dots in keys make fields; pack without them"
+        )
+        return [Finding("dotted key", message, count=len(lacking))]
+    return [
+        Finding(
+            "missing field",
+            f"{samples - fields[suffix].samples:,} of {samples:,} samples have no {suffix!r}; name "
+            f"in `fields` what stands in for it ('{suffix};OTHER'), or drop them",
+            next(shard.path for shard in shards if _lacks(shard, suffix)),
+            count=samples - fields[suffix].samples,
+        )
+        for suffix in lacking
+    ]
+
+
+def _lacks(shard: ShardSurvey, suffix: str) -> bool:
+    """Whether a sample of a shard lacks this field."""
+    sizes = shard.fields.get(suffix)
+    return shard.samples > (0 if sizes is None else sizes.samples)
+
+
+def find_repeats_between(
+    urls: Sequence[str], shards: Sequence[ShardSurvey], table_of: Callable[[str], MemberTable]
+) -> list[Finding]:
+    """A finding about keys that are in several shards."""
+    # every: the hashes of all keys; numbers: the shard of each; order: positions in `every` by
+    # hash. pairs: positions of keys with equal hashes; later: the second of those pairs whose
+    # shards differ. A key that k shards have is in k - 1 of them.
+    lengths = [len(shard.hashes) for shard in shards]
+    if sum(lengths) > MAX_COMPARED:
+        message = (
+            f"keys that are in several shards were not looked for: there are {sum(lengths):,} "
+            f"keys, and {MAX_COMPARED:,} are compared at most; name fewer shards at a time"
+        )
+        return [Finding("repeated key", message, count=0)]
+    numbers = np.repeat(np.arange(len(shards)), lengths)
+    every = np.concatenate([shard.hashes for shard in shards])
+    order = np.argsort(every, kind="stable")
+    twins = np.flatnonzero(every[order][1:] == every[order][:-1])
+    earlier, later = order[twins], order[twins + 1]
+    between = numbers[earlier] != numbers[later]
+    earlier, later = earlier[between], later[between]
+    if not len(later):
+        return []
+    first = int(np.argmin(later))
+    number, other = int(numbers[later[first]]), int(numbers[earlier[first]])
+    key = None
+    with suppress(ShardError, IndexError):  # it was read, and may be gone or another one by now
+        key = table_of(urls[number]).key(int(later[first]) - sum(lengths[:number]))
+    num_keys = len(np.unique(every[later]))
+    message = (
+        f"{count_of(num_keys, 'key')} {'is' if num_keys == 1 else 'are'} in several shards, first "
+        f"{'one' if key is None else repr(key)} of {shards[other].path}; readers of tars do not "
+        "mind, some tools do: give the keys of each shard a prefix for them"
+    )
+    return [Finding("repeated key", message, shards[number].path, key, count=num_keys)]

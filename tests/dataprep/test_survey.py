@@ -1,0 +1,111 @@
+"""What a survey says of shards, however their members are spread over samples and suffixes."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.dataprep import survey as surveying
+from lightning_shards.dataprep.survey import FieldSizes, describe, survey
+from lightning_shards.shards.members import scan_members
+
+SAMPLES = st.lists(
+    st.sets(st.sampled_from(["cls", "jpg", "txt", "seg.png"]), min_size=1), max_size=6
+)
+
+
+def look(path):
+    return describe(path, scan_members(path))
+
+
+surveyed = partial(survey, look=look, table_of=scan_members)
+
+
+@settings(max_examples=100)
+@given(samples=SAMPLES)
+def test_sizes_of_fields_are_those_of_the_samples(tmp_path_factory, write_tar, samples):
+    path = tmp_path_factory.getbasetemp() / "survey.tar"
+    members = [
+        (f"{number}.{suffix}", b"x" * (number + len(suffix)))
+        for number, suffixes in enumerate(samples)
+        for suffix in sorted(suffixes)
+    ]
+    write_tar(path, members)
+    fields = look(str(path)).fields
+    for suffix in ("cls", "jpg", "txt", "seg.png"):
+        having = [number for number, suffixes in enumerate(samples) if suffix in suffixes]
+        sizes = [number + len(suffix) for number in having]
+        expected = FieldSizes(len(sizes), sum(sizes), min(sizes), max(sizes)) if sizes else None
+        assert fields.get(suffix) == expected
+
+
+class Counted(np.ndarray):
+    """An array that counts the elements that are calculated with."""
+
+    elements = 0
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        Counted.elements += max(np.size(value) for value in inputs)
+        return getattr(ufunc, method)(*map(np.asarray, inputs), **options)
+
+
+@pytest.mark.parametrize("name", ["k.f{}", "k{}.f{}.x"], ids=["one sample", "dots in keys"])
+def test_the_work_grows_with_the_members_and_not_with_their_square(tmp_path, write_tar, name):
+    num_members = 2000
+    names = [name.replace("{}", str(number)) for number in range(num_members)]
+    path = write_tar(tmp_path / "0.tar", [(name, b"1") for name in names])
+    table = scan_members(path)
+    counted = {
+        field: getattr(table, field).view(Counted) for field in ("sizes", "suffix_ids", "offsets")
+    }
+    Counted.elements = 0
+    assert len(describe(str(path), replace(table, **counted)).fields) == num_members
+    assert 0 < Counted.elements < 50 * num_members
+
+
+@pytest.fixture
+def write_all(tmp_path, write_tar):
+    """Writes a shard for each list of names; gives their paths."""
+    return lambda shards: [
+        str(write_tar(tmp_path / f"{number}.tar", [(name, b"1") for name in names]))
+        for number, names in enumerate(shards)
+    ]
+
+
+def test_a_field_that_samples_lack_is_placed_in_the_first_shard_that_does(write_all):
+    urls = write_all([["a.x", "a.y"], ["b.x"], ["c.z"], ["d.x", "d.y", "d.z"]])
+    places = {
+        finding.message.split("'")[1]: (finding.shard, finding.count)
+        for finding in surveyed(urls).findings
+    }
+    assert places == {"x": (urls[2], 1), "y": (urls[1], 2), "z": (urls[0], 2)}
+
+
+def test_above_the_limit_it_is_said_that_no_keys_were_compared(write_all, monkeypatch):
+    urls = write_all([["a.x"], ["b.x", "a.x"]])
+    monkeypatch.setattr(surveying, "MAX_COMPARED", 3)
+    [found] = surveyed(urls).findings
+    assert (found.shard, found.sample, found.count) == (urls[1], "a", 1)
+    monkeypatch.setattr(surveying, "MAX_COMPARED", 2)
+    [found] = surveyed(urls).findings
+    assert (found.rule, found.is_failure, found.count) == ("repeated key", False, 0)
+    assert "were not looked for: there are 3 keys, and 2 are compared" in found.message
+
+
+def test_a_key_of_many_shards_is_one(write_all):
+    [found] = surveyed(write_all([["a.x", f"{number}.x"] for number in range(4)])).findings
+    assert (found.count, found.message.split(",")[0]) == (1, "1 key is in several shards")
+
+
+def test_a_shard_that_is_gone_before_its_key_is_looked_up_loses_no_finding(write_all):
+    def table_of(path):
+        Path(path).unlink()
+        return scan_members(path)
+
+    urls = write_all([["a.x"], ["b.x", "a.x"]])
+    [found] = survey(urls, look, table_of).findings
+    assert (found.rule, found.shard, found.sample) == ("repeated key", urls[1], None)
