@@ -132,6 +132,8 @@ def _index(
     placed: Mapping[str, PlacedShard], options: IndexOptions, storage: RemoteStorage
 ) -> Indexed:
     urls = list(placed)
+    if len(set(placed.values())) < len(placed):
+        raise ConfigError("several of the URLs name one shard; leave all but one of them out")
     if "dali" in options.formats:
         _require_dali_paths(urls)
     _require_own(placed, options)

@@ -28,7 +28,6 @@ from lightning_shards.shards.tar.compression import is_tar_header
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
     RESERVED_SUFFIXES,
-    Buffer,
     Member,
     damaged,
     is_left_out,
@@ -188,9 +187,9 @@ def _walk_around_damage(data: TarBytes, path: str) -> Iterator[Member | str]:
     while start is not None:
         position = start
         try:
-            for member in walk_members(_Rest(data, start), path):
-                yield member._replace(offset=start + member.offset)
-                position = start + up_to_block(member.offset + member.size)
+            for member in walk_members(data, path, start):
+                yield member
+                position = up_to_block(member.offset + member.size)
         except DamagedShardError:
             start = _next_header(data, position + BLOCK)
             place = f"from byte {position:,} on"
@@ -210,19 +209,6 @@ def _next_header(data: TarBytes, start: int) -> int | None:
             if header[_MAGIC] == b"ustar" and is_tar_header(header):
                 return begin + block
     return None
-
-
-class _Rest(Buffer):
-    """The bytes of a tar from an offset on."""
-
-    def __init__(self, data: TarBytes, start: int) -> None:
-        self._data, self._start = data, start
-
-    def __len__(self) -> int:
-        return len(self._data) - self._start
-
-    def __getitem__(self, part: slice, /) -> bytes:
-        return self._data[self._start + part.start : self._start + part.stop]
 
 
 def _find_incomplete(runs: Sequence[_Run]) -> None:

@@ -240,9 +240,9 @@ def find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     between the members are not all alike, or the end is long, or not of zeros alone.
     """
     stops = up_to_block(table.offsets + table.sizes)
-    end = int(stops[-1]) if len(stops) else 0
-    gaps = table.offsets - np.append(0, stops[:-1]) if len(stops) else np.zeros(0, np.int64)
-    is_even = len(gaps) > 0 and bool((gaps == gaps[0]).all()) and gaps[0] in (BLOCK, _ONE_EXTENDED)
+    end = int(stops.max(initial=0))
+    gaps = np.unique(table.offsets - np.append(0, stops[:-1]))
+    is_even = len(gaps) == 1 and gaps[0] in (BLOCK, _ONE_EXTENDED)
     others: list[OtherEntry] = []
     passed_over: dict[str, list[str]] = {kind: [] for kind in _PASSED_OVER}
     with open_tar(path) as data:
@@ -327,34 +327,27 @@ def find_repeats_between(
     urls: Sequence[str], shards: Sequence[ShardSurvey], table_of: Callable[[str], MemberTable]
 ) -> list[Finding]:
     """A finding about keys that are in several shards."""
-    # every: the hashes of all keys; numbers: the shard of each; order: positions in `every` by
-    # hash. pairs: positions of keys with equal hashes; later: the second of those pairs whose
-    # shards differ. A key that k shards have is in k - 1 of them.
-    lengths = [len(shard.hashes) for shard in shards]
-    if sum(lengths) > MAX_COMPARED:
+    num_keys = sum(len(shard.hashes) for shard in shards)
+    if num_keys > MAX_COMPARED:
         message = (
-            f"keys that are in several shards were not looked for: there are {sum(lengths):,} "
-            f"keys, and {MAX_COMPARED:,} are compared at most; name fewer shards at a time"
+            f"keys that are in several shards were not looked for: there are {num_keys:,} keys, "
+            f"and {MAX_COMPARED:,} are compared at most; name fewer shards at a time"
         )
         return [Finding("repeated key", message, count=0)]
-    numbers = np.repeat(np.arange(len(shards)), lengths)
-    every = np.concatenate([shard.hashes for shard in shards])
-    order = np.argsort(every, kind="stable")
-    twins = np.flatnonzero(every[order][1:] == every[order][:-1])
-    earlier, later = order[twins], order[twins + 1]
-    between = numbers[earlier] != numbers[later]
-    earlier, later = earlier[between], later[between]
-    if not len(later):
+    of_shards = [np.unique(shard.hashes) for shard in shards]
+    hashes, times = np.unique(np.concatenate(of_shards), return_counts=True)
+    repeated = hashes[times > 1]
+    if not len(repeated):
         return []
-    first = int(np.argmin(later))
-    number, other = int(numbers[later[first]]), int(numbers[earlier[first]])
-    key = None
+    earlier, later = [
+        number for number, of_shard in enumerate(of_shards) if repeated[0] in of_shard
+    ][:2]
+    sample, key = int(np.argmax(shards[later].hashes == repeated[0])), None
     with suppress(ShardError, IndexError):  # it was read, and may be gone or another one by now
-        key = table_of(urls[number]).key(int(later[first]) - sum(lengths[:number]))
-    num_keys = len(np.unique(every[later]))
+        key = table_of(urls[later]).key(sample)
     message = (
-        f"{count_of(num_keys, 'key')} {'is' if num_keys == 1 else 'are'} in several shards, first "
-        f"{'one' if key is None else repr(key)} of {shards[other].path}; readers of tars do not "
-        "mind, some tools do: give the keys of each shard a prefix for them"
+        f"{count_of(len(repeated), 'key')} {'is' if len(repeated) == 1 else 'are'} in several "
+        f"shards, such as {'one' if key is None else repr(key)} of {shards[earlier].path}; readers "
+        "of tars do not mind, some tools do: give the keys of each shard a prefix for them"
     )
-    return [Finding("repeated key", message, shards[number].path, key, count=num_keys)]
+    return [Finding("repeated key", message, shards[later].path, key, count=len(repeated))]

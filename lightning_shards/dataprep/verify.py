@@ -47,7 +47,7 @@ DecoderOf = Callable[[str], Decode | None]
 """Gives the decoder of a suffix, or None; picklable."""
 
 _MAX_NAMED: Final = 1000
-"""Most findings of one kind in one shard; the last one counts the rest."""
+"""Most changed members of one shard that are named."""
 
 _MOST_PACKED: Final = 64
 """How many times its bytes a table beside a shard may have unpacked; tables have about eight."""
@@ -188,8 +188,7 @@ def _changed_members(path: str, table: MemberTable, known: MemberTable) -> list[
         key, offset = known.key(sample), int(known.offsets[member])
         name = f"{key}.{known.suffixes[known.suffix_ids[member]]}"
         message = f"member {name!r} is not what it was when indexed; fetch the shard again"
-        rest = len(changed) - _MAX_NAMED if len(findings) == _MAX_NAMED - 1 else 0
-        findings.append(Finding("changed member", message, path, key, offset, 1 + max(rest, 0)))
+        findings.append(Finding("changed member", message, path, key, offset))
     return findings
 
 
