@@ -20,13 +20,19 @@ import numpy as np
 
 from lightning_shards.dataprep.index_places import (
     FolderPlace,
-    Place,
+    IndexPlace,
     PlacedShard,
     place_local,
     place_remote,
 )
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.survey import ShardSurvey, Survey, describe, find_odd_headers, survey
+from lightning_shards.dataprep.survey import (
+    ShardSurvey,
+    Survey,
+    describe_table,
+    find_odd_headers,
+    survey,
+)
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.shards.beside import (
     MAX_INDEX_BYTES,
@@ -158,8 +164,8 @@ def _index(
     return Indexed(seen, written + _write_listings(placed, seen, options))
 
 
-def _by_place(placed: Mapping[str, PlacedShard]) -> dict[Place, list[PlacedShard]]:
-    places: dict[Place, list[PlacedShard]] = {}
+def _by_place(placed: Mapping[str, PlacedShard]) -> dict[IndexPlace, list[PlacedShard]]:
+    places: dict[IndexPlace, list[PlacedShard]] = {}
     for shard in placed.values():
         places.setdefault(shard.place, []).append(shard)
     return places
@@ -255,13 +261,13 @@ class _Look:
         if is_local(url):
             reads_all = with_tables if options.checksums is None else options.checksums
             table = TableStore(options.cache, with_crc32=reads_all).table_of(url)
-            seen = describe(url, table)
+            seen = describe_table(url, table)
             seen.md5 = file_md5(url) if reads_all else None
             seen.findings += find_odd_headers(url, table)
         else:
             with_crc32 = options.checksums is not False
             table = scan_remote(url, self.storage, options.cache, with_crc32=with_crc32)
-            seen = describe(url, table)
+            seen = describe_table(url, table)
         if with_tables:
             shard.place.put(published_url(shard.name), published(table))
         return seen

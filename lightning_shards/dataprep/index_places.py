@@ -91,14 +91,14 @@ class StorePlace:
         return url_beside(self.shard, escaped(name, self.shard))
 
 
-Place = FolderPlace | StorePlace
+IndexPlace = FolderPlace | StorePlace
 
 
 class PlacedShard(NamedTuple):
     """The file name of a shard, as its index lists it, and where the files of its index go."""
 
     name: str
-    place: Place
+    place: IndexPlace
     is_beside: bool = False
 
     def may_lose(self, name: str) -> bool:

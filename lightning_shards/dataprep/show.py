@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.survey import ShardSurvey, describe, find_odd_headers
+from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.images import MAX_PIXELS, decode_rgb, require_backend
 from lightning_shards.shards.index import load_index
@@ -52,7 +52,7 @@ class ChosenSample(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ShardTables:
+class TabledShards:
     """Local shards, and remote ones that have member tables beside them; it can be pickled."""
 
     cache: CacheFolder
@@ -65,7 +65,7 @@ class ShardTables:
     def look(self, url: str) -> ShardSurvey:
         """The survey of a shard by its table; of a local one also by its odd headers."""
         table = self.table_of(url)
-        seen = describe(url, table)
+        seen = describe_table(url, table)
         if is_local(url):
             seen.findings += find_odd_headers(url, table)
         return seen
@@ -118,7 +118,7 @@ class ShardTables:
 
 
 def class_counts(
-    urls: Sequence[str], suffix: str, tables: ShardTables, *, processes: int = 1
+    urls: Sequence[str], suffix: str, tables: TabledShards, *, processes: int = 1
 ) -> Counter[str]:
     """How many samples have each value of a small text field, over all shards."""
     total: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 Each shard is looked at by itself, in any number of processes, by its member table and the headers
 that are not in the table. `info`, `index` and `verify` differ in how they look at a shard; what a
-table shows (`describe`) and what all shards show together is the same.
+table shows (`describe_table`) and what all shards show together is the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -169,7 +169,7 @@ def _fields_of_all(shards: Sequence[ShardSurvey]) -> dict[str, FieldSizes]:
     }
 
 
-def describe(url: str, table: MemberTable) -> ShardSurvey:
+def describe_table(url: str, table: MemberTable) -> ShardSurvey:
     """What the member table of a shard shows."""
     name = reported_name(url)
     seen = ShardSurvey(name, table.num_samples, table.file_size, hashes=_key_hashes(table))

@@ -18,7 +18,7 @@ from lightning_shards.dataprep.index import file_md5
 from lightning_shards.dataprep.survey import (
     ShardSurvey,
     Survey,
-    describe,
+    describe_table,
     find_odd_headers,
     survey,
 )
@@ -40,6 +40,7 @@ from lightning_shards.shards.table_bytes import (
     unpublished,
 )
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.tar_bytes import open_tar
 
 Decode = Callable[[bytes], object]
@@ -135,8 +136,10 @@ class _Check:
         try:
             table = scan_members(path, with_crc32=True)
         except DamagedShardError as error:
+            if compression_at(path):
+                raise
             raise DamagedShardError(f"{error}; verify --repair saves what can be saved") from error
-        seen = describe(path, table)
+        seen = describe_table(path, table)
         seen.findings += findings + find_odd_headers(path, table)
         changed = [finding for old in known for finding in _changed_members(path, table, old)]
         seen.findings += dict.fromkeys(changed)  # two tables say the same as a rule

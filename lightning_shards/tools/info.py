@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.dataprep.show import ShardTables, class_counts
+from lightning_shards.dataprep.show import TabledShards, class_counts
 from lightning_shards.dataprep.survey import FieldSizes, Survey, survey
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.storage.schemes import Storages, remote_storages
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _info(options: Namespace) -> int:
     urls = shards_of(options)
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
-        tables = ShardTables(options.cache, storages)
+        tables = TabledShards(options.cache, storages)
         seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
         _require_field(options.classes, seen)
         classes: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from lightning_shards import __version__
 from lightning_shards.dataprep.show import (
     ChosenSample,
-    ShardTables,
+    TabledShards,
     class_counts,
     contact_sheet,
     make_thumbnail,
@@ -146,7 +146,7 @@ def _show(options: Namespace) -> int:
     urls, seen = shards_of(options), None
     written: dict[str, str | None] = {"output": None}
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
-        tables = ShardTables(options.cache, storages)
+        tables = TabledShards(options.cache, storages)
         if options.html is not None:
             seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
             shards = zip(urls, seen.shards, strict=True)
@@ -180,7 +180,7 @@ def _check(options: Namespace) -> None:
             )
 
 
-def _pick(urls: Sequence[str], tables: ShardTables, options: Namespace) -> list[ShownSample]:
+def _pick(urls: Sequence[str], tables: TabledShards, options: Namespace) -> list[ShownSample]:
     if not urls:
         raise ConfigError("no shard holds a sample that can be read; see `lightning-shards verify`")
     classes = classes_of(urls, options.label, options.storage_options)
@@ -241,7 +241,7 @@ def _write_page(
     urls: Sequence[str],
     seen: Survey,
     samples: Sequence[ShownSample],
-    tables: ShardTables,
+    tables: TabledShards,
     options: Namespace,
 ) -> str:
     from jinja2 import Environment

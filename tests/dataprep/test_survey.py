@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.dataprep import survey as surveying
-from lightning_shards.dataprep.survey import FieldSizes, describe, survey
+from lightning_shards.dataprep.survey import FieldSizes, describe_table, survey
 from lightning_shards.shards.members import scan_members
 
 SAMPLES = st.lists(
@@ -19,7 +19,7 @@ SAMPLES = st.lists(
 
 
 def look(path):
-    return describe(path, scan_members(path))
+    return describe_table(path, scan_members(path))
 
 
 surveyed = partial(survey, look=look, table_of=scan_members)
@@ -63,7 +63,7 @@ def test_the_work_grows_with_the_members_and_not_with_their_square(tmp_path, wri
         field: getattr(table, field).view(Counted) for field in ("sizes", "suffix_ids", "offsets")
     }
     Counted.elements = 0
-    assert len(describe(str(path), replace(table, **counted)).fields) == num_members
+    assert len(describe_table(str(path), replace(table, **counted)).fields) == num_members
     assert 0 < Counted.elements < 50 * num_members
 
 

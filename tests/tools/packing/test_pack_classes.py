@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from lightning_shards.dataprep.listing import number_classes
-from lightning_shards.tools import info, pack, reshard, verify
+from lightning_shards.tools import info, pack, reshard
 
 CLASSES = {"a.b": 0, "cat": 1, "dog": 2}
 
@@ -86,25 +86,6 @@ def test_shards_of_other_classes_are_not_put_together(run, photos, tmp_path, cap
         reshard.main([pattern, "--out", str(tmp_path / "new")])
     assert "have different classes: 'a.b' is 0 and 2; read their" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
-
-
-def test_a_repair_keeps_the_classes(run, photos, tmp_path, capsys):
-    run(photos)
-    shard = tmp_path / "out" / "shard-000000.tar"
-    data = bytearray(shard.read_bytes())
-    data[148:156] = b"\xff" * 8  # the checksum of a header
-    shard.write_bytes(data)
-    options = ["--processes", "1", "--cache-dir", str(tmp_path / "new"), "--decode", "none"]
-    command = [str(shard), "--repair", str(tmp_path / "repaired"), *options]
-    with pytest.raises(SystemExit):
-        verify.main(command)
-    assert classes_in(tmp_path / "repaired") == CLASSES
-    (tmp_path / "repaired" / "classes.json").write_text('["x"]')
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        verify.main(command)
-    assert ended.value.code == 2
-    assert "remove it, or name another folder" in capsys.readouterr().err
 
 
 # --- numbers
