@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from lightning_shards.dataprep.findings import Finding
 from lightning_shards.dataprep.index import file_md5
 from lightning_shards.dataprep.survey import (
+    Finding,
     ShardSurvey,
     Survey,
     describe_table,

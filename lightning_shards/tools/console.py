@@ -14,7 +14,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import Final
 
-from lightning_shards.dataprep.findings import Finding
+from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.cpus import num_cpus
