@@ -4,8 +4,6 @@ import os
 import stat
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.shards.tables import TableStore
@@ -45,17 +43,3 @@ def test_table_that_is_no_regular_file_is_refused(sidecar, store, path, make):
     make(sidecar)
     with pytest.raises(FileAccessError, match=r"0\.tar\.members is a (fifo|folder)"):
         store.table_of(path)
-
-
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(0, 10**6), st.binary(min_size=1, max_size=9), st.booleans())
-def test_damaged_table_never_gives_a_wrong_count(sidecar, store, path, caplog, place, data, is_cut):
-    before = sidecar.read_bytes()
-    place %= len(before)
-    rest = b"" if is_cut else before[place + len(data) :]
-    sidecar.write_bytes(before[:place] + data + rest)
-    is_damaged = sidecar.read_bytes() != before
-    caplog.clear()
-    table = store.table_of(path)
-    assert (table.num_samples, table.key(0), table.find(0, "jpg")[:2]) == (3, "0", (1536, 700))
-    assert ("is made again" in caplog.text) == is_damaged

@@ -242,7 +242,7 @@ def test_a_randomly_forged_sidecar_never_points_outside(tmp_path_factory, write_
 PROGRAM = """
 import os, signal, sys
 from pathlib import Path
-from lightning_shards.shards import atomic, members, private_files, tables
+from lightning_shards.shards import files, members, private_files, tables
 
 shard, sidecar, stage = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 table = members.scan_members(shard, with_crc32=True)
@@ -258,10 +258,10 @@ class Half:
     def __enter__(self): return self
     def __exit__(self, *_): self.file.close()
 
-if stage == "created": atomic.fcntl.flock = die
-if stage == "half": atomic.open = lambda *a, **options: Half(open(*a, **options))
-if stage == "synced": atomic.os.fsync = die
-if stage == "replaced": atomic.Path.replace = die
+if stage == "created": files.fcntl.flock = die
+if stage == "half": files.open = lambda *a, **options: Half(open(*a, **options))
+if stage == "synced": files.os.fsync = die
+if stage == "replaced": files.Path.replace = die
 if stage == "ready":
     print("ready", flush=True)
 while True:
