@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import Final, NoReturn
 
 import lightning_shards
-from lightning_shards.system.standard_streams import drop_unwritten, open_missing_streams
 
 _TRAINING: Final = {
     "fit": "train a model, and validate it",
@@ -26,44 +25,25 @@ _TOOLS: Final = {
     "verify": "check that shards are unchanged, and repair damaged ones",
     "plan": "show an epoch in numbers before it is run",
     "cache": "list, fill, check or clear what is kept of remote shards",
-    "bench": "measure loader and trainer, and name the setting to take",
+    "bench": "measure loader and training step, and say who is the limit",
     "trace": "list the samples that every rank sees at given steps",
-    "selftest": "find out whether this machine, its device and its nodes work",
     "schema": "print the JSON schema by which editors check the section `data`",
 }
 
 
 def main() -> None:
     """Run the tool, or `fit`, `validate`, `test` or `predict`."""
-    open_missing_streams()
-    try:
-        _run()
-    finally:
-        drop_unwritten()  # a help text, where nobody reads it
-
-
-def _run() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name in _TOOLS:
         import_module(f"lightning_shards.tools.{name}").main(sys.argv[2:])
     elif name in ("-h", "--help"):
-        _print(_help())
+        print(_help())
     elif name == "--version":
-        _print(f"lightning-shards {lightning_shards.__version__}")
+        print(f"lightning-shards {lightning_shards.__version__}")
     elif name in _TRAINING or name.startswith("-"):  # options may stand before the command
         import_module("lightning_shards.cli").main()
     else:
         _refuse(name)
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        pass  # as `| head` is done
-    except OSError as error:
-        print(f"lightning-shards: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
 def _help() -> str:

@@ -67,7 +67,6 @@ LONGEST_FIRST = [
         "test_configs.py",
         "options/test_ends.py",
         "options/test_one_process.py",
-        "tools/trace/test_trace.py",
         "tools/packing/test_pack_killed.py",
         "tools/test_kills.py",
         "system/test_guard.py",

@@ -11,17 +11,28 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.loader import ShardLoader
+from lightning_shards.measure.rates import (
+    HostClock,
+    StarvationClock,
+    TimeTotals,
+    find_steady_slow_rank,
+    in_lockstep,
+    make_clock,
+)
+from lightning_shards.measure.report import (
+    MixtureProgress,
+    RunContext,
+    fetched_text,
+    require_plot,
+    save_plot,
+    write_report,
+)
 from lightning_shards.plan.cursor import Cursor
-from lightning_shards.profiling.mixture_progress import MixtureProgress
-from lightning_shards.profiling.network import NetworkContext, fetched_text
-from lightning_shards.profiling.plot import History, require_plot, save_plot
-from lightning_shards.profiling.rates import TimeTotals, find_steady_slow_rank, in_lockstep
-from lightning_shards.profiling.report import RunContext, write_report
-from lightning_shards.profiling.starvation import HostClock, StarvationClock, make_clock
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
 from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.saved_state import read_count
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.schemes import MakeRemoteStorage
 from lightning_shards.system.cpus import num_cpus
 
 
@@ -79,7 +90,7 @@ class DataThroughputMonitor(pl.Callback):
         self._began: TimeTotals | None = None
         self._epoch_began = self._logged = TimeTotals()
         self._of_earlier_loaders = TimeTotals()
-        self._history = History()
+        self._windows: list[TimeTotals] = []
         self._waited_s = self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
 
@@ -221,10 +232,7 @@ class DataThroughputMonitor(pl.Callback):
             spans.pop("last epoch", None)
         context, job = self._circumstances(trainer, loader), in_lockstep(fetched)
         if job.is_fetched:
-            num_workers = loader.pool.describe().num_workers
-            description, nodes = loader.source.describe(), loader.place.num_nodes
-            network = NetworkContext.of(description, loader.identity, num_workers, nodes)
-            context = replace(context, network=network)
+            context = replace(context, connections=_connections_of(loader))
         rank_zero_info(write_report(spans, context))
         if job.is_fetched:
             rank_zero_info(fetched_text(job))
@@ -235,14 +243,13 @@ class DataThroughputMonitor(pl.Callback):
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
         if self._plot is not None:
-            self._history.add(self._measure(loader).since(self._logged))
-            save_plot(self._plot, self._history.windows)
+            save_plot(self._plot, [*self._windows, self._measure(loader).since(self._logged)])
 
     def _log(self, trainer: pl.Trainer, loader: ShardLoader) -> None:
         now = self._measure(loader)
         window, self._logged = now.since(self._logged), now
         if self._plot is not None:
-            self._history.add(window)
+            self._windows.append(window)
         metrics = self._metrics(window, self._circumstances(trainer, loader), "data/")
         if self._mixture is not None:
             state = loader.state_dict()
@@ -289,10 +296,8 @@ class DataThroughputMonitor(pl.Callback):
         return RunContext(
             num_workers=pool.num_workers,
             cores=max(1, num_cpus() // trainer.num_devices),
-            threads=torch.get_num_threads(),
             world_size=loader.place.world_size,
             device=trainer.strategy.root_device.type,
-            can_grow=pool.can_grow,
             threads_per_worker=pool.threads,
         )
 
@@ -301,6 +306,13 @@ def _only_shard_loader(loaders: list[Any]) -> ShardLoader | None:
     """The loader to watch; None unless just one of these, others or not, is a `ShardLoader`."""
     ours = [loader for loader in loaders if isinstance(loader, ShardLoader)]
     return ours[0] if len(ours) == 1 else None
+
+
+def _connections_of(loader: ShardLoader) -> int:
+    """Requests that a node may have under way; 0 if another storage than ours fetches shards."""
+    makers = (loader.source.describe().storages or {}).values()
+    ours = [each.settings.connections for each in makers if isinstance(each, MakeRemoteStorage)]
+    return max(1, loader.pool.describe().num_workers) * max(ours, default=0)
 
 
 def _counted(times: LoaderTimes) -> TimeTotals:

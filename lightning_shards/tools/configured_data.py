@@ -1,45 +1,63 @@
 """The data of a configuration file as training makes them, without Lightning where that can be."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lightning_shards.build.sources import find_shards, make_source
 from lightning_shards.config.files import data_from_config, read_setting
-from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.sets import SplitName
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.source import Source
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.tools.console import whole_numbers
+
+if TYPE_CHECKING:
+    from lightning_shards.datamodule import ShardDataModule
 
 
-class ConfiguredData(Protocol):
-    """The settings of the splits, and their sources; a `ShardDataModule` is one."""
+class PlainData:
+    """The data of settings that no class of the user's changes: splits, loader, and sources."""
 
-    @property
-    def splits(self) -> Mapping[SplitName, SplitConfig | None]:
-        """The settings of each split; None: there is no such split."""
-        ...
+    def __init__(self, data: DataConfig) -> None:
+        self._data = data
+        self.splits, self.loader_config = data.splits, data.loader
+        self.num_workers = data.num_workers
 
-    @property
-    def loader_config(self) -> LoaderConfig:
-        """How batches are made."""
-        ...
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of each rank."""
-        ...
-
-    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
-        """The source of the batches of a split, from the shards of `index` or from its own."""
-        ...
+    def source(self, split: SplitName) -> Source:
+        """The source of the batches of a split."""
+        return make_source(self._data, split, find_shards(self._data, split))
 
 
-def require_split(data: ConfiguredData, name: SplitName) -> SplitConfig:
+class TrainerSize(NamedTuple):
+    """Devices of a node, nodes and epochs by the section `trainer`; None where it has no number."""
+
+    devices: int | None
+    nodes: int
+    epochs: int | None
+
+
+def open_data(config: Path) -> "PlainData | ShardDataModule":
+    """The data that a file describes; Lightning is loaded if it names a data module of the user's.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds settings that cannot work.
+        FileNotFoundError: There is no such file.
+    """
+    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
+    if read_setting(config, "data") is None:
+        raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
+    data = data_from_config(config)
+    if data is not None:
+        return PlainData(data)
+    from lightning_shards.datamodule import ShardDataModule
+
+    return ShardDataModule.from_config(config)
+
+
+def require_split(data: "PlainData | ShardDataModule", name: SplitName) -> SplitConfig:
     """The settings of the split or the evaluation set that a command names.
 
     Raises:
@@ -52,84 +70,38 @@ def require_split(data: ConfiguredData, name: SplitName) -> SplitConfig:
     return config
 
 
-class _PlainData:
-    """The data of settings that no class of the user's changes."""
-
-    def __init__(self, data: DataConfig) -> None:
-        self._data = data
-        self.splits, self.loader_config = data.splits, data.loader
-        self.num_workers = data.num_workers
-
-    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
-        shards = find_shards(self._data, split) if index is None else index
-        return make_source(self._data, split, shards)
-
-
-def trainer_size(config: Path) -> tuple[int | None, int]:
-    """Devices of a node and number of nodes by the section `trainer`; None where it says no number.
-
-    Devices are counted as Lightning counts them: `4`, `"4"`, `[0, 1]` and `"0,1"` are numbers,
-    `auto` and `-1` are not.
+def trainer_size(tool: str, config: Path, option: str, given: object) -> TrainerSize:
+    """The numbers of the section `trainer`; a note names this option if it has none for devices.
 
     Raises:
         ConfigError: The file cannot be read.
     """
-    devices, nodes = (read_setting(config, f"trainer.{key}") for key in ("devices", "num_nodes"))
-    if isinstance(devices, str) and "," in devices:
-        devices = [word for word in devices.split(",") if word.strip()]
-    if isinstance(devices, Sequence) and not isinstance(devices, str):
-        devices = len(cast("Sequence[object]", devices))
-    return _positive(devices), _positive(nodes) or 1
+    keys = ("devices", "num_nodes", "max_epochs")
+    named, nodes, epochs = (read_setting(config, f"trainer.{key}") for key in keys)
+    devices = named
+    if isinstance(named, Sequence) and not isinstance(named, str):
+        devices = len(cast("Sequence[object]", named))
+    size = TrainerSize(_positive(devices), _positive(nodes) or 1, _positive(epochs))
+    if size.devices is None and given is None:
+        print(
+            f"lightning-shards {tool}: note: the trainer's devices ({named!r}) are no number, and "
+            f"are taken to be 1; give {option}",
+            file=sys.stderr,
+        )
+    return size
 
 
-def note_unknown_devices(tool: str, config: Path, option: str) -> None:
-    """Say on stderr that one device a node is taken, as the section `trainer` says no number."""
-    devices = read_setting(config, "trainer.devices")
-    print(
-        f"lightning-shards {tool}: note: the trainer's devices ({devices!r}) are no number, and "
-        f"are taken to be 1; give {option}",
-        file=sys.stderr,
-    )
-
-
-def trainer_epochs(config: Path) -> int | None:
-    """Epochs of a run by the section `trainer`; None where it says no number.
+def world_sizes(tool: str, config: Path, text: str | None) -> tuple[list[int], TrainerSize]:
+    """The world sizes that `--world-size` lists, else that of the trainer; and the trainer's.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: The text is no list of numbers, or the file cannot be read.
     """
-    return _positive(read_setting(config, "trainer.max_epochs"))
-
-
-def trainer_limit(config: Path) -> float | None:
-    """The `limit_train_batches` of the section `trainer`; None where it says no number.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    limit = read_setting(config, "trainer.limit_train_batches")
-    if isinstance(limit, bool) or not isinstance(limit, int | float):
-        return None
-    return limit
+    trainer = trainer_size(tool, config, "--world-size", text)
+    if text is not None:
+        return whole_numbers("--world-size", text, 1), trainer
+    return [(trainer.devices or 1) * trainer.nodes], trainer
 
 
 def _positive(count: object) -> int | None:
-    if isinstance(count, str) and count.strip().isdecimal():
-        count = int(count)
     return count if type(count) is int and count > 0 else None
-
-
-def open_data(config: Path) -> ConfiguredData:
-    """The data that a file describes; Lightning is loaded if it names a data module of the user's.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds settings that cannot work.
-        FileNotFoundError: There is no such file.
-    """
-    sys.path.insert(0, str(Path.cwd()))  # finds transforms of this folder, as `fit` does
-    data = data_from_config(config)
-    if data is not None:
-        return _PlainData(data)
-    from lightning_shards.datamodule import ShardDataModule
-
-    return ShardDataModule.from_config(config)

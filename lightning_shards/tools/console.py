@@ -1,30 +1,33 @@
 """The console output of the tools: errors in one line, findings, sizes, tables, exit codes.
 
 Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done, or not for
-all shards, because the bytes of some could not be had. 141: whoever read stdout went away before
-the result was known.
+all shards, because the bytes of some could not be had.
 """
 
+import json
 import re
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.cpus import num_cpus
-from lightning_shards.system.standard_streams import PIPE_CLOSED
+
+if TYPE_CHECKING:
+    from lightning_shards.dataprep.survey import Finding
 
 FAILED: Final = 1
 REFUSED: Final = 2
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20
+_MOST_COLUMNS = 10  # of a table; a wider one has a line for each of them
+_WHOLE = 1000  # from which on numbers have no decimals
 _MAX_SHOWN = 40  # letters of an option that is refused
 _WHOLE_NUMBER = re.compile(r"\d{1,18}")  # fits into 64 bits
 _JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words in many scripts
@@ -32,33 +35,19 @@ _JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words i
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
     """Run a tool and exit with what it returns; an error is one line on stderr."""
-    _accept_any_names()
-    status: int | None = None
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names may not be UTF-8, or not the terminal's
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        status = PIPE_CLOSED if status is None else status
     except (ShardError, OSError) as error:
-        _complain(name, " ".join(str(error).split()))
+        print(f"lightning-shards {name}: {' '.join(str(error).split())}", file=sys.stderr)
         status = REFUSED
     except KeyboardInterrupt:
-        _complain(name, "interrupted")
+        print(f"lightning-shards {name}: interrupted", file=sys.stderr)
         status = REFUSED
     if status:
         sys.exit(status)
-
-
-def _complain(name: str, what: str) -> None:
-    with suppress(OSError):  # nobody reads stderr, either
-        print(f"lightning-shards {name}: {what}", file=sys.stderr)
-
-
-def _accept_any_names() -> None:
-    """Let stdout and stderr show names that are not UTF-8, or not in the terminal's encoding."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
 
 
 def require_large_enough(options: Namespace, **least: int) -> None:
@@ -89,14 +78,21 @@ def whole_numbers(option: str, text: str, least: int) -> list[int]:
     return [int(word) for word in words]
 
 
-def require_seconds(seconds: float) -> None:
-    """Refuse a time that no measurement can take.
-
-    Raises:
-        ConfigError: It is not above 0, or infinite.
-    """
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"--seconds must be above 0, got {seconds:g}")
+def config_parser(
+    name: str, description: str, epilog: str, *, is_needed: bool = True
+) -> ArgumentParser:
+    """A parser with the options of every tool that reads a configuration."""
+    parser = ArgumentParser(
+        prog=f"lightning-shards {name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, required=is_needed, help="a YAML with a section `data`")
+    add("--json", action="store_true", help="print one JSON document")
+    return parser
 
 
 def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParser:
@@ -129,14 +125,14 @@ def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
     add("--json", action="store_true", help="print one JSON document")
 
 
-def status_of(failures: Sequence[Finding]) -> int:
+def status_of(failures: "Sequence[Finding]") -> int:
     """The exit status that these faults give: `REFUSED` if all are shards that were not read."""
     if all(finding.rule == "unread shard" for finding in failures):
         return REFUSED if failures else 0
     return FAILED
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
+def print_findings(findings: "Sequence[Finding]") -> None:
     """Print findings with their locations, faults first."""
     listed: Counter[str] = Counter()
     for finding in sorted(findings, key=lambda finding: not finding.is_failure):
@@ -156,6 +152,36 @@ def print_findings(findings: Sequence[Finding]) -> None:
     for rule, count in listed.items():
         if count > _MAX_LISTED:
             print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")
+
+
+def report(document: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print a document as JSON, or a line for each value and a table for each list of rows."""
+    if as_json:
+        print(json.dumps(document))
+        return
+    for name, value in document.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            rows = cast("list[dict[str, Any]]", value)
+            cells = [[_show(*each) for each in row.items()] for row in rows]
+            lines = [list(rows[0]), *cells]
+            if len(lines[0]) > _MOST_COLUMNS:
+                lines = list(map(list, zip(*lines, strict=True)))
+            print(f"\n{table(lines)}")
+        elif value is not None:
+            print(f"{name}: {_show(name, value)}")
+
+
+def _show(name: str, value: Any) -> str:
+    """A value of a document as text; its name says the unit."""
+    if value is None:
+        return "unknown"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, cast("list[Any]", value))) or "none"
+    if isinstance(value, str | bool):
+        return printable(str(value))
+    if name.endswith("bytes"):
+        return human(value)
+    return f"{value:.4g}" if isinstance(value, float) and value < _WHOLE else f"{value:,.0f}"
 
 
 def printable(text: str) -> str:

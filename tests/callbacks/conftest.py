@@ -9,7 +9,7 @@ import torch
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
-from lightning_shards.profiling import starvation
+from lightning_shards.measure import rates
 from lightning_shards.workers.inline import InlinePool
 
 
@@ -136,7 +136,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time in the monitor."""
     clock = Clock()
     monkeypatch.setattr(throughput, "time", clock)
-    monkeypatch.setattr(starvation, "time", clock)
+    monkeypatch.setattr(rates, "time", clock)
     return clock
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightning_shards.callbacks import throughput
-from lightning_shards.profiling import starvation
+from lightning_shards.measure import rates
 
 
 def test_the_clock_starts_after_the_first_batch_which_starts_workers_and_compiles(
@@ -109,7 +109,7 @@ def test_what_the_clock_of_the_device_saw_is_what_the_trainer_lost(
 ) -> None:
     """A device that had work queued in each second step."""
 
-    class Clock(starvation.HostClock):
+    class Clock(rates.HostClock):
         def batch_came(self, waited_s: float) -> None:
             super().batch_came(waited_s / 2)
 
@@ -128,7 +128,7 @@ def test_the_clock_of_the_device_is_told_what_a_step_is_made_of(
 ) -> None:
     told: list[Any] = []
 
-    class Clock(starvation.HostClock):
+    class Clock(rates.HostClock):
         def batch_came(self, waited_s: float) -> None:
             told.append(waited_s)
 

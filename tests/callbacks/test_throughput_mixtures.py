@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_shards import Cursor, DataThroughputMonitor, ExactResume
-from lightning_shards.profiling.mixture_progress import MixtureProgress
+from lightning_shards.measure.report import MixtureProgress
 from tests.callbacks.kept_metrics import KeptMetrics
 from tests.mixed_shards import COUNTS, mix_of, module_of
 

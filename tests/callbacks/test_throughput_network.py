@@ -72,7 +72,7 @@ def test_a_fit_that_is_interrupted_says_what_its_own_rank_fetched(make_fit: Any)
     fit.step(wait_s=1, busy_s=1)
     fit.monitor.on_exception(fit.trainer, None, KeyboardInterrupt())
     assert fit.reported[-1] == (
-        "fetched 5.0 MB in 1 request (0 repeated), 0 % of 4.0 MB came from the cache"
+        "fetched 0.005 GB in 1 request (0 repeated), 0 % of 0.004 GB came from the cache"
     )
 
 
@@ -94,5 +94,5 @@ def test_the_last_line_is_of_the_loaders_that_were_replaced_too(make_fit: Any) -
     fit.step(wait_s=0, busy_s=1)
     fit.end()
     assert fit.reported[-1] == (
-        "fetched 4.0 MB in 22 requests (2 repeated), 50 % of 8.0 MB came from the cache"
+        "fetched 0.004 GB in 22 requests (2 repeated), 50 % of 0.008 GB came from the cache"
     )

@@ -11,7 +11,7 @@ from lightning_shards import __main__ as command
 from lightning_shards.__main__ import main
 
 COMMANDS = ["fit", "validate", "test", "predict", "pack", "reshard", "index", "info", "show",
-            "verify", "plan", "cache", "bench", "trace", "selftest", "schema"]  # fmt: skip
+            "verify", "plan", "cache", "bench", "trace", "schema"]  # fmt: skip
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:

@@ -30,7 +30,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 IMPORTED = (
-    "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.profiling",
+    "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.measure.report",
     "psutil", "torchmetrics",
 )  # fmt: skip
 LONGEST = 1 << 17  # bytes of a request; most of them are the environment

@@ -18,7 +18,7 @@ HUGE, LONGEST = "9" * 400, "9" * 5000  # no float, and more digits than Python r
         (pack, ["SHARD", "--out", "out", "--num-shards", HUGE], "num_shards must be at least 1"),
         (plan, ["--config", "CONFIG", "--world-size", HUGE], "--world-size must be whole numbers"),
         (plan, ["--config", "CONFIG", "--world-size", LONGEST], "--world-size must be whole"),
-        (bench, ["--urls", "SHARD", "--num-workers", LONGEST], "--num-workers must be whole"),
+        (bench, ["--config", "CONFIG", "--num-workers", LONGEST], "--num-workers must be whole"),
         (trace, ["--config", "CONFIG", "--epoch", "0", "--steps", f"0:{LONGEST}"], "must be A:B"),
     ],
 )

@@ -1,11 +1,5 @@
 """`lightning-shards plan` says what the loader will do, and asks for it in time."""
 
-import json
-import subprocess
-import sys
-import time
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -67,29 +61,14 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
 def test_what_the_trainer_does_not_say_is_told(config, run, capsys):
     path = config()
     settings = yaml.safe_load(path.read_text())
-    settings["trainer"] = {"devices": "auto", "limit_train_batches": 3}
+    settings["trainer"] = {"devices": "auto"}
     path.write_text(yaml.safe_dump(settings))
-    assert run("--config", path)[1]["limit_train_batches"] == 3
     plan.main(["--config", str(path)])
     told = capsys.readouterr()
     assert "the trainer's devices ('auto') are no number, and are taken to be 1" in told.err
-    assert "limit_train_batches=3 ends epochs sooner; the table is of a whole one" in told.out
     plan.main(["--config", str(path), "--world-size", "2", "--split", "val"])
     told = capsys.readouterr()
-    assert (told.err, "limit_train_batches" in told.out) == ("", False)
-
-
-def test_memory_is_counted_from_the_first_samples(config, run, monkeypatch):
-    config_of_three = config(num_workers=3)
-    assert run("--config", config_of_three)[1]["epochs"][0]["shm_bytes"] == 0  # it is too little
-    monkeypatch.setattr("lightning_shards.workers.messages.SHARED_BYTES", 1)
-    _, document = run("--config", config_of_three, "--world-size", "1,4")
-    assert document["batch_bytes"] == 2 * (3 * 16 * 16 + 8 + 5 + 16)  # pixels, label, key and id
-    one, four = document["epochs"]
-    assert one["shm_bytes"] == document["batch_bytes"] * 16 * 3 * (3 + 2)
-    assert four["shm_bytes"] == 2 * one["shm_bytes"]  # two ranks on each node
-    assert (one["nodes"], four["nodes"]) == (1, 2)
-    assert run("--config", config(num_workers=0))[1]["epochs"][0]["shm_bytes"] == 0
+    assert told.err == ""
 
 
 def test_the_trainer_s_ranks_are_the_default(config, run):
@@ -97,36 +76,9 @@ def test_the_trainer_s_ranks_are_the_default(config, run):
     assert row["world_size"] == 4
 
 
-def test_an_index_of_a_million_remote_shards_is_planned_in_seconds(tmp_path):
-    shards, per_shard = 10**6, 10**4
-    entry = {"nsamples": per_shard, "filesize": 10**8}
-    listed = [entry | {"url": f"{shard:07d}.tar"} for shard in range(shards)]
-    (tmp_path / "wids.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
-    config = {
-        "train": {"urls": "https://host/{0000000..0999999}.tar"},
-        "fields": {"image": "jpg"},
-        "batch_size": 256,
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": config}))
-    begun = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-m", "lightning_shards", "plan", "--config", "config.yaml", "--index",
-         "wids.json", "--world-size", "1,64,4096", "--json"],
-        cwd=tmp_path, capture_output=True, check=True, timeout=240,
-        env={"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": ""},
-    )  # fmt: skip
-    document = json.loads(done.stdout)
-    assert document["samples"] == shards * per_shard
-    assert document["is_remote"]
-    steps = [row["steps"] for row in document["epochs"]]
-    assert steps == [shards * per_shard // (256 * size) for size in (1, 64, 4096)]
-    assert document["epochs"][0]["bytes_to_fetch"] == steps[0] * 256 * 10**8 // per_shard
-    assert time.perf_counter() - begun < 200
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["--world-size", "0"], ["--world-size", "a"], ["--split", "test"], ["--index", "no"]],
+    [["--world-size", "0"], ["--world-size", "a"], ["--split", "test"]],
 )
 def test_what_cannot_be_planned_is_refused(config, run, arguments):
     assert run("--config", config(), *arguments)[0] == 2
@@ -150,7 +102,7 @@ def test_a_plan_remarks_which_worlds_drop_more_than_one_percent(config, capsys):
     """Of 23 samples 3 are dropped by one rank and by two, and 64 ranks have no step at all."""
     plan.main(["--config", str(config(batch_size=10)), "--world-size", "1,2,64"])
     out = capsys.readouterr().out
-    assert "note: with 1 rank it drops 3 of 23 samples (13.0 %) in each epoch" in out
+    assert "with 1 rank it drops 3 of 23 samples (13.0 %) in each epoch" in out
     assert out.count(" it drops ") == 2
 
 
@@ -213,78 +165,6 @@ def test_too_few_ranks_of_a_node_are_refused(config, capsys, tool, ranks):
     assert f"--ranks-per-node must be at least 1, got {ranks}" in capsys.readouterr().err
 
 
-def remote_plan_of(tmp_path, run, shards, per_shard, filesize, entries=None, **train):
-    entry = {"nsamples": per_shard, "filesize": filesize}
-    listed = [
-        entry | {"url": f"{shard:06d}.tar"} | more
-        for shard, more in zip(range(shards), entries or [{}] * shards, strict=True)
-    ]
-    (tmp_path / "wids.json").write_text(json.dumps({"wids_version": 1, "shardlist": listed}))
-    urls = f"s3://bucket/{{000000..{shards - 1:06d}}}.tar"
-    train = {"urls": urls, "sampling": "shuffled", "reader": "indexed"} | train
-    config = {
-        "train": train,
-        "fields": {"image": "jpg"},
-        "batch_size": 256,
-        "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1000},
-    }
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": config}))
-    arguments = ("--config", tmp_path / "config.yaml", "--index", tmp_path / "wids.json")
-    begun = time.process_time()
-    status, document = run(*arguments, "--world-size", "8,64", "--ranks-per-node", "8")
-    assert status == 0
-    return document, time.process_time() - begun
-
-
-def test_thirteen_thousand_remote_shards_are_planned_from_their_index(tmp_path, run):
-    document, seconds = remote_plan_of(tmp_path, run, 13_916, 4096, 600_000_000)
-    assert seconds < 2
-    one, eight = document["epochs"]
-    assert document["network"] == {
-        "rate": 1000,
-        "pieces": 13_916 * 64,
-        "piece_bytes": 9_375_000,
-        "cache_gib": 1000,
-        "suitable": None,
-    }
-    assert one["requests"] == pytest.approx(2 * 13_916 * 64, rel=1e-3)  # of two parts each
-    assert one["requests_per_s"] == pytest.approx(8 * 1000 / 32, rel=1e-3)
-    assert one["bytes_to_fetch"] == pytest.approx(13_916 * 6e8, rel=1e-3)
-    assert eight["bytes_to_fetch"] == pytest.approx(13_916 * 6e8, rel=1e-2)  # each reads all runs
-    assert eight["requests_per_s"] == pytest.approx(8 * one["requests_per_s"], rel=1e-2)
-    assert one["working_set_bytes"] == 2 * 16_384 * 600_000_000 // 4096
-    assert 0.11 < one["kept_fraction"] < 0.13
-    assert one["bytes_of_later_epochs"] == pytest.approx(0.88 * one["bytes_to_fetch"], rel=0.02)
-    assert one["cache_bytes_for_all"] > one["bytes_to_fetch"]
-
-
-@pytest.mark.parametrize(
-    ("table", "run_of_samples"), [({"members": "000001.tar.members"}, 8), ({}, None)], ids=str
-)
-def test_the_reader_follows_from_the_tables_that_the_index_names(
-    tmp_path, run, table, run_of_samples
-):
-    """All shards must have one: `auto` streams what has none."""
-    entries = [{"members": "000000.tar.members"}, table]
-    document, _ = remote_plan_of(
-        tmp_path, run, 2, 4096, 600_000_000, entries=entries, reader="auto", shuffle_run=8
-    )
-    pieces = (document["network"] or {}).get("pieces")
-    assert pieces == (None if run_of_samples is None else 2 * 4096 // run_of_samples)
-
-
-def test_small_samples_get_a_longer_run(tmp_path, run, capsys):
-    document, _ = remote_plan_of(tmp_path, run, 10, 100_000, 260_000_000)
-    assert document["network"]["suitable"] == {"run": 512, "block": 131_072}
-    plan.main(["--config", str(tmp_path / "config.yaml"), "--index", str(tmp_path / "wids.json")])
-    assert "take shuffle_run: 512 and shuffle_block: 131072" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("rate", ["0", "-1", "inf", "nan"])
-def test_a_rate_that_is_none_is_refused(config, run, rate):
-    assert run("--config", config(), "--rate", rate)[0] == 2
-
-
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 
 
@@ -296,15 +176,5 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
     assert 0 < document["kept"] < 23
     assert document["epochs"][0]["steps"] == document["kept"] // 2
     plan.main(["--config", str(path)])
-    assert f"keep and exclude leave {document['kept']} of 23 samples" in capsys.readouterr().out
+    assert f"kept: {document['kept']}\n" in capsys.readouterr().out
     assert run("--config", config())[1]["kept"] is None
-
-
-def test_an_index_alone_cannot_say_what_a_filter_leaves(config, tmp_path, capsys):
-    urls = str(tmp_path / "data" / "*.tar")
-    path = config(train={"urls": urls, "sampling": "shuffled", "exclude": THIRD})
-    wids = {"shardlist": [{"url": "a.tar", "nsamples": 9}], "wids_version": 1}
-    (tmp_path / "index.json").write_text(json.dumps(wids))
-    with pytest.raises(SystemExit):
-        plan.main(["--config", str(path), "--index", str(tmp_path / "index.json")])
-    assert "exclude of 'train' asks the member tables" in capsys.readouterr().err

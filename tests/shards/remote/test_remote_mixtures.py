@@ -8,8 +8,8 @@ import pytest
 from lightning_shards import LoaderConfig, ShardDataModule
 from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError
+from lightning_shards.measure.report import MixtureProgress
 from lightning_shards.plan.place import Place
-from lightning_shards.profiling.mixture_progress import MixtureProgress
 from lightning_shards.readers import reader_choice
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource

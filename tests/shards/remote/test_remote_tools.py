@@ -79,3 +79,12 @@ def test_the_members_of_remote_samples_are_those_of_local_ones(
     ]
     assert found[0] == found[1] != {}
     capsys.readouterr()
+
+
+def test_remote_shards_are_measured(config, published_shards, capsys):
+    arguments = ["--config", config(published_shards), "--seconds", "0.1", "--num-workers", "0"]
+    bench.main([*arguments, "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["loader"][0]["samples_per_s"] > 0
+    assert told["webdataset"] is None
+    assert "s3cr3t" not in json.dumps(told)

@@ -1,4 +1,4 @@
-"""Rates of loader and trainer, computed from times, and the rank that holds up the others.
+"""Rates of loader and trainer, the clocks behind them, and the rank that holds up the others.
 
 Ranks are in lockstep: if one is late, all others wait for it inside the backward pass, which their
 own clocks count as training. So the times of a job are the largest of its ranks and not the mean,
@@ -6,10 +6,13 @@ and **the rank whose trainer waited longest for its loader is the one that holds
 """
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import add, attrgetter, sub
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
+
+import torch
 
 from lightning_shards.samples.stage_clock import STAGES
 
@@ -105,12 +108,6 @@ class TimeTotals:
             return {}
         spent["other"] = max(self.produce_s - sum(spent.values()), 0.0)
         return {stage: seconds / sum(spent.values()) for stage, seconds in spent.items()}
-
-    @property
-    def longest_stage(self) -> str | None:
-        """The stage that takes most of the workers' time; None if no stage was measured."""
-        shares = self.stage_shares()
-        return max(shares, key=shares.__getitem__) if shares else None
 
     def since(self, earlier: "TimeTotals") -> "TimeTotals":
         """The difference to earlier totals."""
@@ -228,27 +225,6 @@ class Throughput:
             "cached_fraction": totals.cached_fraction,
         }
 
-    def verdict(self, doubt: str = "") -> str:
-        """One line that says which side is slower, by how much, and by which figures.
-
-        Args:
-            doubt: The reason why the side is not sure, if there is one.
-        """
-        if not self.totals.samples:
-            return "data throughput: nothing was trained"
-        said = {
-            "loader-bound": f"the trainer could take {self.headroom:.1f}x what the loader gives",
-            "trainer-bound": f"the loader could give {self.headroom:.1f}x what the trainer takes",
-            "balanced": "loader and trainer are within 10% of each other",
-        }
-        side = f"unsure ({doubt}), perhaps {self.side}" if doubt else self.side
-        return (
-            f"data throughput: {side}: {said[self.side]} "
-            f"(trained {rate_text(self.trained)} samples/s, loader alone {rate_text(self.loader)}, "
-            f"trainer alone {rate_text(self.trainer)}, "
-            f"waited for data {self.wait_fraction:.1%} of the time)"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
@@ -304,3 +280,103 @@ def _find(part: Literal["loader", "forward pass"], fractions: list[float]) -> Sl
     if largest - median <= IMBALANCE:
         return None
     return SlowRank(fractions.index(largest), part, largest, median)
+
+
+# --- what is lost while a device waits for data ---------------------------------------------------
+#
+# On a CPU all waiting is lost. The trainer's thread runs ahead of a CUDA device, so while it waits
+# for a batch, the device may still be at work. An event behind the last kernel of a step shows it:
+# if the event has been reached when the next batch comes, the device ran dry during the wait, and
+# the whole wait counts as lost; if not, nothing was lost. The sum is an upper bound, because a
+# device that ran dry just before the batch came counts as idle for the whole wait. Events are
+# queried, never waited for.
+
+
+class HostClock:
+    """The clock for a CPU, which does the work itself: all waiting is lost, and figures are exact.
+
+    For devices other than CUDA the figures are an upper bound. The methods are called in the order
+    of a step.
+
+    Attributes:
+        starved_s: Seconds of waiting that count as lost.
+        forward_s: Seconds that forward passes took.
+    """
+
+    def __init__(self) -> None:
+        self.starved_s = 0.0
+        self.forward_s = 0.0
+        self._forward_began: float | None = None
+
+    def batch_came(self, waited_s: float) -> None:
+        """Count the wait."""
+        self.starved_s += waited_s
+
+    def forward_begins(self) -> None:
+        """Store the time."""
+        self._forward_began = time.perf_counter()
+
+    def forward_ended(self) -> None:
+        """Count the time since the forward pass began."""
+        if self._forward_began is not None:
+            self.forward_s += time.perf_counter() - self._forward_began
+            self._forward_began = None
+
+    def step_ended(self) -> None:
+        """Do nothing, because nothing is queued."""
+
+
+class DeviceClock:
+    """The clock for a CUDA device: a wait is lost only if the device had ended its work.
+
+    A forward pass is timed only when the pass timed before it has ended, and its time counts for
+    all passes in between. So three events are enough, however far the trainer's thread runs ahead.
+
+    Args:
+        make_event: Makes an event like `torch.cuda.Event`, with timing enabled.
+    """
+
+    def __init__(self, make_event: Callable[[], Any]) -> None:
+        self.starved_s = 0.0
+        self.forward_s = 0.0
+        self._step_end, self._forward_start, self._forward_end = (make_event() for _ in range(3))
+        self._has_step_ended = self._is_timing = self._is_timed = False
+        self._forwards = 0
+
+    def batch_came(self, waited_s: float) -> None:
+        """Count the wait if the device has ended its step."""
+        if self._has_step_ended and self._step_end.query():
+            self.starved_s += waited_s
+
+    def forward_begins(self) -> None:
+        """Count the pass that was timed before if it has ended, and time this one."""
+        if self._is_timed:
+            if not self._forward_end.query():
+                self._forwards += 1
+                return
+            seconds = self._forward_start.elapsed_time(self._forward_end) / 1000
+            self.forward_s += seconds * self._forwards
+        self._forwards = 1
+        self._is_timing, self._is_timed = True, False
+        self._forward_start.record()
+
+    def forward_ended(self) -> None:
+        """End the timing of this pass."""
+        if self._is_timing:
+            self._forward_end.record()
+            self._is_timing, self._is_timed = False, True
+
+    def step_ended(self) -> None:
+        """Put the event behind the step."""
+        self._step_end.record()
+        self._has_step_ended = True
+
+
+StarvationClock: TypeAlias = HostClock | DeviceClock
+
+
+def make_clock(device: torch.device) -> StarvationClock:
+    """The clock for a rank's device."""
+    if device.type == "cuda":
+        return DeviceClock(lambda: cast("Any", torch.cuda.Event)(enable_timing=True))
+    return HostClock()

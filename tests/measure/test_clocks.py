@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_shards.profiling import starvation
-from lightning_shards.profiling.starvation import DeviceClock, HostClock, make_clock
+from lightning_shards.measure import rates
+from lightning_shards.measure.rates import DeviceClock, HostClock, make_clock
 
 
 class FakeDevice:
@@ -144,7 +144,7 @@ def test_beside_a_cpu_all_waiting_is_lost_and_its_own_time_is_the_forward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = Clock()
-    monkeypatch.setattr(starvation, "time", time)
+    monkeypatch.setattr(rates, "time", time)
     clock = HostClock()
     for waited_s in (1.0, 2.0):
         clock.batch_came(waited_s)

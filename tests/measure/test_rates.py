@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lightning_shards.profiling.rates import (
+from lightning_shards.measure.rates import (
     SlowRank,
     Throughput,
     TimeTotals,
@@ -76,29 +76,17 @@ def test_a_wait_that_the_device_did_not_notice_does_not_make_the_trainer_faster(
 def test_a_loader_that_gives_less_than_the_trainer_takes_is_named() -> None:
     rates = Throughput(totals(wait_s=8, produce_s=20), num_workers=2, world_size=1)
     assert (rates.side, rates.headroom) == ("loader-bound", pytest.approx(5))
-    assert rates.verdict() == (
-        "data throughput: loader-bound: the trainer could take 5.0x what the loader gives "
-        "(trained 10 samples/s, loader alone 10, trainer alone 50, waited for data 80.0% of the "
-        "time)"
-    )
 
 
 def test_a_trainer_that_takes_less_than_the_loader_gives_is_named() -> None:
     rates = Throughput(totals(produce_s=5), num_workers=2, world_size=1)
     assert (rates.side, rates.headroom) == ("trainer-bound", 4)
-    assert rates.verdict() == (
-        "data throughput: trainer-bound: the loader could give 4.0x what the trainer takes "
-        "(trained 10 samples/s, loader alone 40, trainer alone 10, waited for data 0.0% of the "
-        "time)"
-    )
 
 
 @pytest.mark.parametrize("produce_s", [10 / 1.09, 10.0, 10 * 1.09])
 def test_sides_within_ten_percent_of_each_other_are_balanced(produce_s: float) -> None:
     rates = Throughput(totals(produce_s=produce_s), num_workers=1, world_size=1)
-    assert rates.verdict().startswith(
-        "data throughput: balanced: loader and trainer are within 10% of each other (trained 10 "
-    )
+    assert rates.side == "balanced"
     assert 1 <= rates.headroom < 1.1
 
 
@@ -120,14 +108,11 @@ def test_sides_further_apart_are_not_balanced(produce_s: float, side: str) -> No
     ],
     ids=["nothing", "only time", "no time", "all time waited", "no work"],
 )
-def test_zeros_give_finite_rates_and_a_verdict(sums: TimeTotals) -> None:
+def test_zeros_give_finite_rates(sums: TimeTotals) -> None:
     rates = Throughput(sums, num_workers=2, world_size=2)
     assert all(math.isfinite(value) and value >= 0 for value in rates.metrics().values())
     assert math.isfinite(rates.headroom)
     assert rates.headroom >= 1
-    verdict = rates.verdict()
-    assert verdict.startswith("data throughput: ")
-    assert (verdict == "data throughput: nothing was trained") == (sums.samples == 0)
 
 
 def test_ranks_in_lockstep_go_at_the_pace_of_the_slowest_loader_and_the_longest_wait() -> None:

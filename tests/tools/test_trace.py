@@ -1,0 +1,457 @@
+"""`lightning-shards trace` says what training gets."""
+
+import io
+import itertools
+import json
+import subprocess
+import sys
+import tarfile
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.tools import trace
+from lightning_shards.workers.inline import produce
+from tests.mixed_shards import mix_of
+
+WORLD_SIZE, EPOCHS = 2, 3
+COUNTS = [5, 9, 0, 8]
+FIFTH = {"hash_of": "key", "of": 5, "parts": [0]}
+
+SPLITS = {
+    "kept indexed": {"train": {"sampling": "shuffled", "exclude": FIFTH}},
+    "kept stream": {"train": {"exclude": FIFTH}},
+    "resampled stream": {"train": {}},
+    "resampled stream, no buffer": {"train": {"shuffle_buffer": 0}},
+    "shuffled stream": {"train": {"sampling": "shuffled", "reader": "stream"}},
+    "shuffled indexed": {"train": {"sampling": "shuffled", "shuffle_run": 3, "shuffle_block": 8}},
+    "resampled indexed": {"train": {"reader": "indexed", "shuffle_run": 2}},
+    "padded": {"train": {"sampling": "shuffled", "remainder": "pad"}},
+    "padded stream": {"train": {"sampling": "shuffled", "remainder": "pad", "reader": "stream"}},
+    "balanced": {"val": {}},
+    "balanced stream": {"val": {"reader": "stream"}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(pack_into, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trace")
+    pack_into(folder, COUNTS)
+    return folder
+
+
+@pytest.fixture
+def settings(folder):
+    """The options of `ShardDataModule` in plain values; splits without urls get them."""
+
+    def make(splits, **options):
+        urls = {"urls": str(folder / "shard-*.tar")}
+        return {
+            "fields": {"label": "cls"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "loader": {"cache_dir": str(folder / "cache")},
+            **{name: urls | split for name, split in splits.items()},
+        } | options
+
+    return make
+
+
+@pytest.fixture
+def write_config(tmp_path, settings):
+    """Writes a configuration of LightningCLI (JSON is YAML), with a model that does not exist."""
+
+    def write(splits=None, *, trainer=None, text=None, **options):
+        path = tmp_path / "config.yaml"
+        document = {
+            "seed_everything": 3,
+            "trainer": {"devices": WORLD_SIZE} if trainer is None else trainer,
+            "model": {"class_path": "no.such.Model"},
+            "data": settings({"train": {}} if splits is None else splits, **options),
+        }
+        path.write_text(json.dumps(document) if text is None else text)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def traced(capsys):
+    """Runs the command and gives its JSON document."""
+
+    def run(config, *, epoch=0, steps="0:1", more=()):
+        command = ["--config", str(config), "--epoch", str(epoch), "--steps", steps, "--json"]
+        trace.main([*command, *more])
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs the command and gives the one line that it ends with."""
+
+    def run(config, *more, epoch=0, steps="0:1"):
+        with pytest.raises(SystemExit) as ended:
+            trace.main(["--config", str(config), f"--epoch={epoch}", f"--steps={steps}", *more])
+        printed = capsys.readouterr()
+        assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
+        return printed.err
+
+    return run
+
+
+def grouped(document, value):
+    """A value of each row: by step, then by rank."""
+    steps = {}
+    for row in document["rows"]:
+        steps.setdefault(row["step"], {}).setdefault(row["rank"], []).append(value(row))
+    return [list(ranks.values()) for ranks in steps.values()]
+
+
+def rows_in(document):
+    return grouped(document, lambda row: [row["key"], row["shard"], row["sample"]])
+
+
+class RoundRobinPool:
+    """Workers without processes: their batches in turn, as torch's DataLoader takes them."""
+
+    def __init__(self, num_workers):
+        self.num_workers = num_workers
+
+    def start(self, source, place, cursor):
+        workers = [
+            produce(source, place.with_worker(worker, self.num_workers), cursor)
+            for worker in range(self.num_workers)
+        ]
+        return Turns(itertools.cycle(workers))
+
+
+class Turns:
+    def __init__(self, workers):
+        self.workers = workers
+
+    def __next__(self):
+        return next(next(self.workers))
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def make_module(settings):
+    def make(splits, **options):
+        values = settings(splits, **options)
+        values |= {name: SplitConfig(**values[name]) for name in splits}
+        return ShardDataModule(**values | {"loader": LoaderConfig(**values["loader"])})
+
+    return make
+
+
+def rows_of(batch):
+    ids = batch["__id__"].tolist()
+    return [[key, *each] for key, each in zip(batch["__key__"], ids, strict=True)]
+
+
+# --- it is what training gets ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, 3])
+@pytest.mark.parametrize("name", SPLITS)
+def test_it_equals_what_the_loaders_give(name, num_workers, make_module, write_config, traced):
+    split = next(iter(SPLITS[name]))
+    module = make_module(SPLITS[name], seed=5)
+    loaders = [module.loader(split, rank=rank, world_size=WORLD_SIZE) for rank in range(WORLD_SIZE)]
+    for loader in loaders:
+        loader.pool = RoundRobinPool(max(num_workers, 1))
+    config = write_config(SPLITS[name], seed=5, num_workers=num_workers)
+    for epoch in range(EPOCHS):  # the loaders' streams roll on from epoch to epoch
+        ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
+        expected = [list(step) for step in zip(*ranks, strict=True)]
+        for start, stop in [(0, len(expected)), (2, 3), (3, len(expected))]:
+            more = ["--split", split]
+            document = traced(config, epoch=epoch, steps=f"{start}:{stop}", more=more)
+            assert rows_in(document) == expected[start:stop]
+
+
+class Recorder(pl.LightningModule):
+    """Writes down the rows that it is trained on."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.rows = {}
+
+    def training_step(self, batch, batch_idx):
+        self.rows[self.current_epoch, batch_idx] = rows_of(batch)
+        return self.layer(batch["label"][:, None].float()).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 1e-3)
+
+
+def test_an_evaluation_set_is_asked_by_its_name(folder, make_module, write_config, traced):
+    urls = str(folder / "shard-*.tar")
+    config = write_config({}, val_sets={"few": f"{folder}/shard-000000.tar", "all": {"urls": urls}})
+    loader = make_module({}, val_sets={"all": urls}).loader("val/all", rank=1, world_size=2)
+    document = traced(config, steps=f"0:{len(loader)}", more=["--split", "val/all"])
+    assert document["split"] == "val/all"
+    assert [step[1] for step in rows_in(document)] == [rows_of(batch) for batch in loader]
+
+
+@pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [("resampled stream", 2), ("shuffled indexed", 0)]
+)
+def test_it_equals_what_a_trainer_trains_on(
+    name, num_workers, make_module, write_config, traced, tmp_path
+):
+    model = Recorder()
+    loader = {"cache_dir": str(tmp_path), "multiprocessing_context": "fork"}
+    module = make_module(SPLITS[name], num_workers=num_workers, loader=loader)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=7, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, module)
+    config = write_config(SPLITS[name], num_workers=num_workers, trainer={"devices": 1})
+    for epoch in range(2):
+        expected = [[model.rows[epoch, step]] for step in range(7)]
+        assert rows_in(traced(config, epoch=epoch, steps="0:7")) == expected
+
+
+# --- what it prints -------------------------------------------------------------------------------
+
+
+def test_the_document_says_what_was_asked(write_config, traced):
+    document = traced(write_config(), epoch=1, steps="1:3", more=["--world-size", "3"])
+    assert {name: document[name] for name in ("epoch", "world_size", "split")} == {
+        "epoch": 1, "world_size": 3, "split": "train",
+    }  # fmt: skip
+    assert [(row["step"], row["rank"]) for row in document["rows"][::2]] == [
+        (step, rank) for step in (1, 2) for rank in range(3)
+    ]
+
+
+def test_the_table_has_a_line_per_sample(write_config, capsys):
+    config = write_config({"val": {}})
+    trace.main(["--config", str(config), "--split=val", "--epoch=0", "--steps=1:2"])
+    told = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+    assert told == [
+        ["step", "rank", "row", "shard", "sample", "key"],
+        ["1", "0", "0", "0", "4", "000004"],
+        ["1", "0", "1", "1", "0", "000005"],
+        ["1", "1", "0", "1", "1", "000006"],
+        ["1", "1", "1", "1", "2", "000007"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "world_size"),
+    [
+        ({"devices": 2, "num_nodes": 2}, 4),
+        ({"devices": 3}, 3),
+        ({"devices": "auto"}, 1),
+        ({"devices": -1}, 1),
+        ({"devices": [0, 1]}, 2),
+        ({}, 1),
+    ],
+)
+def test_the_world_size_is_the_trainers_or_one_with_a_note(
+    trainer, world_size, write_config, capsys
+):
+    command = ["--config", str(write_config(trainer=trainer)), "--epoch=0", "--steps=0:1"]
+    trace.main([*command, "--json"])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["world_size"] == world_size
+    assert ("note" in printed.err) == (world_size == 1)
+
+
+def test_a_class_path_and_interpolations_are_understood(settings, write_config, traced):
+    plain = traced(write_config(seed=9))
+    section = {
+        "class_path": "lightning_shards.ShardDataModule",
+        "init_args": settings({"train": {}}),
+    }
+    section["init_args"]["seed"] = "${seed_everything}"
+    document = {"seed_everything": 9, "trainer": {"devices": WORLD_SIZE}, "data": section}
+    assert traced(write_config(text=json.dumps(document))) == plain
+
+
+def test_help_imports_neither_torch_nor_lightning():
+    code = (
+        "import sys, contextlib; sys.argv = ['lightning-shards', 'trace', '--help']\n"
+        "from lightning_shards.__main__ import main\n"
+        "with contextlib.suppress(SystemExit): main()\n"
+        "print(sorted({'torch', 'lightning', 'numpy', 'webdataset'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: lightning-shards trace")
+    assert done.stdout.endswith("\n[]\n")
+
+
+# --- mixtures -----------------------------------------------------------------------------------
+
+
+NAMES = ("web", "labels", "more")
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """The settings of a train split, whose components have the field `label` alone."""
+
+    def make(sampling, reader):
+        mix = mix_of(tmp_path / "shards", NAMES)
+        for component in mix.values():
+            component.pop("decode", None)
+        mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
+        mix["more"] |= {"fields": {"label": "cls"}}
+        return {
+            "train": {
+                "urls": None,
+                "mix": mix,
+                "round": 8,
+                "dataset_size": 32,
+                "sampling": sampling,
+                "reader": reader,
+            }
+        }
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("sampling", "reader"),
+    [("shuffled", "indexed"), ("resampled", "indexed"), ("resampled", "stream")],
+)
+def test_each_row_comes_with_the_name_of_its_component(
+    sampling, reader, mixed, settings, write_config, traced
+):
+    splits = mixed(sampling, reader)
+    values = settings(splits)
+    module = ShardDataModule(**values | {"loader": LoaderConfig(**values["loader"])})
+    loaders = [module.loader("train", rank=rank, world_size=WORLD_SIZE) for rank in range(2)]
+    steps = list(zip(*(list(loader) for loader in loaders), strict=True))
+    document = traced(write_config(splits), steps=f"0:{len(steps)}")
+    assert grouped(document, lambda row: row["component"]) == [
+        [[NAMES[number] for number in batch["__component__"]] for batch in ranks] for ranks in steps
+    ]
+    assert [[[row[0] for row in rank] for rank in step] for step in rows_in(document)] == [
+        [batch["__key__"] for batch in ranks] for ranks in steps
+    ]
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", ["5", "a:b", "3:3", "4:2", "-1:2", "1:2:3", ""])
+def test_steps_that_are_no_range_are_refused(steps, write_config, fails):
+    assert "--steps must be A:B" in fails(write_config(), steps=steps)
+
+
+def test_a_step_beyond_the_epoch_is_refused(write_config, fails):
+    assert "not in an epoch of 5 steps" in fails(write_config(), steps="4:6")
+
+
+@pytest.mark.parametrize("split", ["val", "nonsense"])
+def test_an_unknown_split_is_refused(split, write_config, fails):
+    assert f"there is no {split!r} split" in fails(write_config(), f"--split={split}")
+
+
+def test_a_missing_config_is_refused(tmp_path, fails):
+    assert "absent.yaml" in fails(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "data:", "data: 3", "{", "model: {}", "\0"])
+def test_a_config_without_our_section_is_refused(text, write_config, fails):
+    assert "config" in fails(write_config(text=text))
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch": 2}, {"batch_size": 0}, {"fields": None}, {"train": {"url": "x"}}]
+)
+def test_a_wrong_section_is_refused(options, write_config, fails):
+    assert next(iter(options)).split("_")[0] in fails(write_config(**options))
+
+
+def test_an_interpolation_that_leads_nowhere_is_refused(write_config, fails):
+    said = "Interpolation key 'nowhere' not found, at"
+    assert f"{said} 'trainer.devices'" in fails(write_config(trainer={"devices": "${nowhere}"}))
+    assert f"{said} 'data.seed'" in fails(write_config(seed="${nowhere}"))
+
+
+def test_a_missing_shard_is_refused(write_config, fails, tmp_path):
+    config = write_config({"train": {"urls": str(tmp_path / "absent.tar")}})
+    assert "absent.tar" in fails(config)
+
+
+# --- samples --------------------------------------------------------------------------------------
+
+
+def members_of(url):
+    with tarfile.open(url) as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}
+
+
+@pytest.mark.parametrize("name", ["resampled stream", "shuffled indexed", "padded"])
+def test_samples_are_the_members_as_they_are(name, folder, write_config, traced, tmp_path):
+    target = tmp_path / "new" / "folder"
+    config = write_config(SPLITS[name])
+    expected = {}
+    for row in traced(config, steps="3:5", more=["--samples", str(target)])["rows"]:
+        members = members_of(folder / f"shard-{row['shard']:06d}.tar")
+        for suffix in ("png", "cls"):
+            name = f"{row['step']}-{row['rank']}-{row['row']}-{row['key']}.{suffix}"
+            expected[name] = members[f"{row['key']}.{suffix}"]
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == expected
+
+
+def write_tar(path, names):
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"7"))
+
+
+HOSTILE = ["../../up", "/etc/root", "a/b", "a\\b", "new\nline", "\udcff", "k" * 3000, "é"]
+
+
+def test_names_of_keys_lead_nowhere(write_config, traced, tmp_path):
+    url, target = tmp_path / "hostile.tar", tmp_path / "deep" / "er" / "target"
+    write_tar(url, [*(f"{key}.cls" for key in HOSTILE), "x.c\\..\\ls", "y..cls"])
+    config = write_config({"val": {"urls": str(url)}}, trainer={"devices": 1}, batch_size=20)
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    rows = rows_in(traced(config, more=["--split=val", "--samples", str(target)]))[0][0]
+    written = {path for path in tmp_path.rglob("*") if path.is_file()} - before
+    assert {row[0] for row in rows} >= set(HOSTILE)
+    assert {path.parent for path in written} == {target}
+    assert len(written) == len(rows) == len(HOSTILE) + 2
+    assert all(".." not in path.name for path in written)
+
+
+def test_repeated_keys_are_kept_apart(write_config, traced, tmp_path):
+    for shard in range(2):
+        write_tar(tmp_path / f"same-{shard}.tar", ["key.cls"])
+    config = write_config({"val": {"urls": str(tmp_path / "same-*.tar")}}, trainer={"devices": 1})
+    traced(config, more=["--split=val", "--samples", str(tmp_path / "target")])
+    names = sorted(path.name for path in (tmp_path / "target").iterdir())
+    assert names == ["0-0-0-key.cls", "0-0-1-key.cls"]
+
+
+def test_no_file_is_overwritten(write_config, traced, fails, tmp_path):
+    config, more = write_config(), ["--samples", str(tmp_path / "target")]
+    traced(config, more=more)
+    assert "name another folder" in fails(config, *more)
+
+
+def test_samples_of_remote_shards_are_refused(write_config, fails, tmp_path):
+    remote = {"urls": "http://127.0.0.1:9/a.tar", "dataset_size": 10, "sampling": "resampled"}
+    config = write_config({"train": remote})
+    message = fails(config, "--samples", str(tmp_path / "target"))
+    assert "some shards are remote and streamed; put member tables beside them" in message
+    assert not (tmp_path / "target").exists()
