@@ -45,7 +45,7 @@ _TRAINER: Final = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; options that are not its own are those of `fit`."""
     what = "Measure the transforms, the loader, and the training step of a configuration."
-    parser = config_parser("bench", what, _EPILOG)
+    parser = config_parser("bench", what, _EPILOG, required=True, action="append")
     add = parser.add_argument
     add("--num-workers", metavar="N,M", help="default: 0, 1, 2, 4, ... up to the number of cores")
     add("--seconds", type=float, default=2.0, metavar="S", help="of each measurement; default: 2")
@@ -95,14 +95,14 @@ def _fit_of(options: Namespace, folder: str) -> "ShardCLI":
             """Do not run it."""
 
     sys.path.insert(0, str(Path.cwd()))
-    names_class = read_setting(options.config, "data.class_path") is not None
+    names_class = any(read_setting(path, "data.class_path") for path in options.config)
     forced = [f"--trainer.{name}={value}" for name, value in _TRAINER.items()]
     cli = UnrunCLI(
         None,
         LightningDataModule if names_class else ShardDataModule,
         subclass_mode_data=names_class,
         save_config_callback=None,
-        args=["fit", f"--config={options.config}", *options.of_fit, *forced,
+        args=["fit", *(f"--config={path}" for path in options.config), *options.of_fit, *forced,
               f"--trainer.default_root_dir={folder}", "--ckpt_path=null"],
     )  # fmt: skip
     if not isinstance(cli.datamodule, ShardDataModule):

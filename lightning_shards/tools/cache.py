@@ -45,7 +45,7 @@ _OF_ONE_ACTION: Final = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     what = "Look after what this machine keeps of shards."
-    parser = config_parser("cache", what, _EPILOG, is_needed=False)
+    parser = config_parser("cache", what, _EPILOG)
     add = parser.add_argument
     add("action", choices=tuple(_ACTIONS))
     add("--cache-dir", metavar="DIR", help="default: the config's, else ~/.cache/lightning_shards")

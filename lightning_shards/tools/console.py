@@ -78,10 +78,11 @@ def whole_numbers(option: str, text: str, least: int) -> list[int]:
     return [int(word) for word in words]
 
 
-def config_parser(
-    name: str, description: str, epilog: str, *, is_needed: bool = True
-) -> ArgumentParser:
-    """A parser with the options of every tool that reads a configuration."""
+def config_parser(name: str, description: str, epilog: str, **of_config: Any) -> ArgumentParser:
+    """A parser with the options of every tool that reads a configuration.
+
+    `of_config` says how argparse takes the option `--config`.
+    """
     parser = ArgumentParser(
         prog=f"lightning-shards {name}",
         description=description,
@@ -90,7 +91,7 @@ def config_parser(
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", type=Path, required=is_needed, help="a YAML with a section `data`")
+    add("--config", type=Path, help="a YAML with a section `data`", **of_config)
     add("--json", action="store_true", help="print one JSON document")
     return parser
 

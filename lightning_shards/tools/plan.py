@@ -21,7 +21,8 @@ stage of its schedule."""
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
-    parser = config_parser("plan", "Show the steps, drops, shards and bytes of an epoch.", _EPILOG)
+    what = "Show the steps, drops, shards and bytes of an epoch."
+    parser = config_parser("plan", what, _EPILOG, required=True)
     add = parser.add_argument
     add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
     add("--world-size", metavar="N,M", help="ranks to compare; default: the config's trainer")

@@ -37,7 +37,7 @@ _MAX_NAME: Final = 100
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; an error is one line on stderr and exit status 2."""
     what = "Print the keys and ids of the samples of every rank's batches."
-    parser = config_parser("trace", what, _EPILOG)
+    parser = config_parser("trace", what, _EPILOG, required=True)
     add = parser.add_argument
     add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
     add("--epoch", required=True, type=int, help="number of the epoch")

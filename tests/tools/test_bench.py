@@ -124,8 +124,10 @@ def files_of(folder):
 
 @pytest.mark.slow
 def test_loader_step_and_webdataset_are_measured_and_nothing_is_written(run, folder):
+    (folder / "more.yaml").write_text("data: {batch_size: 3}")  # the later file overrides
+    configs = ["--config=config.yaml", "--config=more.yaml"]
     before = files_of(folder)
-    status, out, errors = run("--config=config.yaml", "--num-workers=0,2", "--json")
+    status, out, errors = run(*configs, "--num-workers=0,2", "--json")
     assert status == 0, errors
     found = json.loads(out)  # what the model prints is not in it
     assert "a model that prints" in errors
