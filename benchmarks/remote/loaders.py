@@ -4,10 +4,10 @@ A maker takes the job and an empty folder for its cache. webdataset pipes whole 
 MosaicML Streaming and LitData read shards of their own format by S3, from the same server.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from benchmarks.peers.job import Job
 from benchmarks.remote.job import (
@@ -22,29 +22,26 @@ from benchmarks.remote.job import (
     RemoteJob,
 )
 
-if TYPE_CHECKING:
-    from lightning_shards.shards.remote.fetching.fetch_needs import ReadData
-
 CACHE_GIB = 4.0
 _DEFAULT_RUN, _DEFAULT_BLOCK = 64, 16_384
+_LONGEST_RUN, _ENOUGH = 1 << 12, 1 << 20
 
 Maker = Callable[[RemoteJob, str], Any]
 
 
-def recommended(job: RemoteJob) -> "ReadData":
-    """The data as it is read with the run and the block that `lightning-shards plan` recommends."""
-    import numpy as np
+class RunAndBlock(NamedTuple):
+    """The settings `shuffle_run` and `shuffle_block`."""
 
-    from lightning_shards.shards.remote.fetching.fetch_needs import ReadData, suitable_run
+    run: int
+    block: int
 
-    data = job.data
-    per_shard, more = divmod(data.samples, data.shards)
-    counts = np.full(data.shards, per_shard)
-    counts[:more] += 1
-    size = data.samples * job.sample_bytes
-    read = ReadData(counts, size, "shuffled", _DEFAULT_RUN, _DEFAULT_BLOCK)
-    longer = suitable_run(read)
-    return read if longer is None else replace(read, run=longer.run, block=longer.block)
+
+def recommended(job: RemoteJob) -> RunAndBlock:
+    """What `docs/remote.md` recommends: pieces of 1 MiB or more, and 256 runs to a block."""
+    wanted = 1 << math.ceil(math.log2(_ENOUGH / job.sample_bytes))
+    in_shard = 1 << int(math.log2(job.data.samples / job.data.shards))
+    run = max(_DEFAULT_RUN, min(wanted, in_shard, _LONGEST_RUN))
+    return RunAndBlock(run, max(_DEFAULT_BLOCK, 256 * run))
 
 
 def ours(
@@ -55,10 +52,7 @@ def ours(
     from benchmarks.peers.loaders.shards import data_module, loader_at
     from lightning_shards import LoaderConfig, SplitConfig
 
-    if run_and_block is None:
-        read = recommended(job)
-        run_and_block = read.run, read.block
-    run, block = run_and_block
+    run, block = run_and_block or recommended(job)
     split = SplitConfig(
         urls or job.shards, sampling="shuffled", shuffle_run=run, shuffle_block=block
     )

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import yaml
 
-from lightning_shards.tools import trace
+from lightning_shards.tools import bench, trace
 
 pytestmark = [
     pytest.mark.network,
