@@ -1,5 +1,6 @@
 """Shards over http: whole or an error, whatever the server does, and no secret in a message."""
 
+import hashlib
 import http.server
 import json
 import socket
@@ -47,6 +48,7 @@ class FaultyHandler(http.server.BaseHTTPRequestHandler):
         body = file.read_bytes()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
         self.end_headers()
         fault, _, size = query.partition("&")[0].partition("=")
         self.wfile.write(body[: int(size)] if fault in ("cut", "stall") else body)
