@@ -7,9 +7,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.decoders import IMAGE_DECODERS
 from lightning_shards.samples.fields import optional_names
-from lightning_shards.shards.urls import is_local
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool
@@ -65,26 +63,9 @@ def _thread_pool(
     batch_size, at_once = source.epochs.batch_size, 1
     with suppress(ConfigError):  # the size of what cannot be pickled is unknown
         at_once = most_batches(batch_bytes(sample.batch, batch_size))
-    # a second thread would wait for the GIL, and read again what lies between its samples
-    is_one = at_once > 1 and _is_made_by_python(source)
-    num_threads = 1 if is_one else num_workers
     size = at_once * tensor_bytes(sample.batch, batch_size)
-    prefetch_factor = _prefetch(config, num_threads, size)
-    return ThreadPool(
-        num_threads, prefetch_factor, config.worker_timeout_s, at_once, can_grow=not is_one
-    )
-
-
-def _is_made_by_python(source: Source) -> bool:
-    """Whether batches are made by code that holds the GIL, out of files of this machine.
-
-    Batches of a stream depend on the number of workers, so that number is never changed.
-    """
-    description = source.describe()
-    if description.is_streamed or description.callables or description.index is None:
-        return False
-    has_images = any(field.decoders & IMAGE_DECODERS for field in description.fields)
-    return not has_images and all(map(is_local, description.index.urls))
+    prefetch_factor = _prefetch(config, num_workers, size)
+    return ThreadPool(num_workers, prefetch_factor, config.worker_timeout_s, at_once)
 
 
 def _process_pool(

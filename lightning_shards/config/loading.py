@@ -27,8 +27,8 @@ class LoaderConfig:
     Args:
         pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
             ``inline``, the trainer's own thread; ``num_workers=0`` is always inline. Threads copy
-            nothing and start at once; a training loop of much Python wants processes. Only one
-            thread makes small batches without images and transforms from local shards.
+            nothing and start at once; a training loop of much Python wants processes. For tiny
+            samples ``num_workers=0`` is faster than threads.
         threads_per_worker: Threads in each worker process. Threads need transforms that draw from
             the ``rng`` they are given.
         prefetch_factor: Batches that each worker keeps ready; of small ones, messages of several.

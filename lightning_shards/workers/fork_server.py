@@ -76,25 +76,20 @@ class ForkServer:
         with self._lock:
             self._holders -= 1
 
-    def start(self, modules: Sequence[str] = (), *, imports_main: bool = False) -> None:
+    def start(self, modules: Sequence[str] = ()) -> None:
         """Start the server if it does not run, and let it import these modules, in this order.
 
         This does not wait. What cannot be imported raises in the worker that needs it.
-
-        Args:
-            modules: Names of modules.
-            imports_main: Whether it imports the main script before them.
         """
         with self._lock:
             if not self._is_running():
                 self._launch()
-            wanted = ["__main__"] * imports_main + [*modules]
-            new = [name for name in wanted if name not in self._imported]
+            new = [name for name in modules if name not in self._imported]
             if not new:
                 return
             self._imported.update(new)
-            keys = _PLACE_KEYS + (MAIN_KEYS if imports_main else ())
-            preparation = {k: v for k, v in spawn.get_preparation_data("").items() if k in keys}
+            data = spawn.get_preparation_data("").items()
+            preparation = {name: value for name, value in data if name in _PLACE_KEYS}
             self._ask(IMPORT, pickle.dumps((SameEnvironment(), preparation, new)))
 
     def fork(self, fds: Sequence[int]) -> tuple[int, int]:
@@ -211,7 +206,7 @@ class _ForkServerPopen(popen_forkserver.Popen):
             if not wait([self.sentinel], process_obj.start_timeout_s or None):
                 raise TimeoutError(
                     f"the fork server has started none for {process_obj.start_timeout_s:g} s; it "
-                    "imports the modules that they need, perhaps the main script"
+                    "imports the modules that they need"
                 )
             self.pid = _std.read_signed(self.sentinel)
             file.write(pickled)

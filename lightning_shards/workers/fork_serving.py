@@ -1,9 +1,8 @@
 """What the fork server runs: it imports modules when it is asked to, and forks workers.
 
 It takes the place of `multiprocessing.forkserver.main`, which imports only once, before it forks.
-
-Workers would share what an import has opened, such as a file of the main script, and its offset.
-The server then begins anew without that import, in the same process; each worker does it alone.
+It imports installed modules alone: workers would share what an import of the user's has opened,
+such as a file of the main script, and its offset.
 """
 
 import atexit
@@ -18,13 +17,11 @@ import sys
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
-from multiprocessing import forkserver, process, resource_tracker, spawn, util
+from multiprocessing import forkserver, resource_tracker, spawn, util
 from typing import Any, NoReturn, cast
 
 from lightning_shards.system.guard import end_with, leave_signals_to_owner, wait_for_guard
-from lightning_shards.system.open_handles import open_handles
 
 MAX_FDS = 250
 """Linux sends at most 253 files at a time."""
@@ -55,10 +52,7 @@ def serve(control_fd: int, owner_pid: int, folder: str | None) -> NoReturn:
     """
     end_with(owner_pid, folder)  # also while a module of the user's is imported
     _util._close_stdin()  # noqa: SLF001 as multiprocessing's own server does
-    server = _Server(socket.socket(fileno=control_fd))
-    for state in sys.argv[1:]:  # a file of memory, where this process was a server before
-        server.go_on(int(state))
-    server.run()
+    _Server(socket.socket(fileno=control_fd)).run()
     wait_for_guard()
 
 
@@ -83,17 +77,11 @@ class _Server:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._statuses: dict[int, int] = {}  # pid to the pipe that its exit status is written to
-        self._preparation: dict[str, Any] = {}
-        self._imported: list[str] = []
-        self._left: set[str] = set()  # what each worker imports by itself
         self._wakeup, wakeup = os.pipe()
         os.set_blocking(self._wakeup, False)
         os.set_blocking(wakeup, False)
         self._own_fds = [self._wakeup, wakeup]
         signal.set_wakeup_fd(wakeup)
-        self._set_handlers()
-
-    def _set_handlers(self) -> None:
         leave_signals_to_owner()
         signal.signal(signal.SIGCHLD, _do_nothing)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -118,43 +106,12 @@ class _Server:
         elif request == IMPORT:
             with open(fds[0], "rb") as file:  # noqa: PTH123 a file descriptor
                 _, preparation, names = pickle.load(file)  # noqa: S301 from the trainer
-            self._import(preparation, names)
+            with suppress(OSError):  # the working directory is gone
+                spawn.prepare(preparation)
+            _import(names)
         elif request:
             self._fork(fds, has_tracker=request == FORK_WITH_TRACKER)
         return bool(request)
-
-    def _import(self, preparation: dict[str, Any], names: Iterable[str]) -> None:
-        self._preparation |= preparation
-        names = [name for name in names if name not in self._left]
-        self._imported += names
-        opened = _import(self._prepared(), names)
-        self._set_handlers()  # the main script may have set some
-        if opened:
-            self._left.update(opened)
-            self._start_again()
-
-    def _prepared(self) -> dict[str, Any]:
-        left = MAIN_KEYS if "__main__" in self._left else ()
-        return {key: value for key, value in self._preparation.items() if key not in left}
-
-    def _start_again(self) -> NoReturn:
-        """Become a server that has imported nothing; process, workers and requests stay."""
-        state = os.memfd_create("the fork server")
-        with open(state, "wb", closefd=False) as file:
-            pickle.dump((self._statuses, self._preparation, self._imported, self._left), file)
-        for fd in (state, self._control.fileno(), *self._statuses.values()):
-            os.set_inheritable(fd, True)
-        command = sys.orig_argv[: sys.orig_argv.index("-c") + 2]
-        os.execv(sys.executable, [*command, str(state)])  # noqa: S606 the program that runs now
-
-    def go_on(self, state: int) -> None:
-        """Import again what was imported before `_start_again`, and serve its workers."""
-        os.lseek(state, 0, os.SEEK_SET)
-        with open(state, "rb") as file:
-            self._statuses, preparation, names, self._left = pickle.load(file)  # noqa: S301 own
-        for fd in (self._control.fileno(), *self._statuses.values()):
-            os.set_inheritable(fd, False)
-        self._import(preparation, names)
 
     def _fork(self, fds: list[int], *, has_tracker: bool) -> None:
         data, status, *inherited = fds
@@ -216,25 +173,10 @@ def _has_content(pipe: int) -> bool:
     return bool(poll.poll()[0][1] & select.POLLIN)
 
 
-def _import(preparation: dict[str, Any], names: Iterable[str]) -> list[str]:
-    """Import modules, and the main script if it is among them; those that left something open.
-
-    What fails here is tried again by the worker that needs it, whose error reaches the trainer.
-    """
-    opened: list[str] = []
-    steps = {"__main__": partial(spawn.prepare, preparation)}
-    steps |= {name: partial(import_module, name) for name in names if name not in sys.modules}
-    current: Any = process.current_process()
-    current._inheriting = True  # noqa: SLF001 so that a script without a guard starts nothing here
-    try:
-        for name, step in steps.items():
-            before = open_handles()
-            with suppress(Exception, SystemExit):
-                step()
-            if open_handles() - before:
-                opened.append(name)
-    finally:
-        del current._inheriting  # noqa: SLF001
+def _import(names: Iterable[str]) -> None:
+    """Import modules; what fails here is tried again by the worker, whose error is told."""
+    for name in names:
+        with suppress(Exception, SystemExit):
+            import_module(name)
     gc.collect()
     gc.freeze()  # so that a collection in a worker does not copy the pages of all objects
-    return opened

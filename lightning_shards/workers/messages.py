@@ -5,8 +5,9 @@ travel inside the message as arrays, and large ones in the shared memory that th
 many batches each message holds is fixed before the start: the trainer takes one message from each
 worker after the other, so the messages of all workers must hold equal numbers of batches.
 
-Arrays that are whole columns travel as tensors do; those in lists are pickled. torch is not
-imported for arrays, and tensors are there only where torch is loaded.
+Arrays that are whole columns travel as tensors do; those in lists are pickled, and so are tensors
+in objects other than dicts, lists and tuples. torch is not imported for arrays, and tensors are
+there only where torch is loaded.
 """
 
 import pickle
@@ -21,12 +22,12 @@ from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import map_columns
-from lightning_shards.workers.sending.nested_values import is_listing, mapped
 from lightning_shards.workers.sending.tensor_layout import (
     Placeholder,
     TensorLayout,
     is_plain_array,
     is_plain_tensor,
+    mapped,
     pinned,
     tensor_types,
 )
@@ -51,10 +52,6 @@ _KEPT_BYTES = 2**14
 
 _MAX_BATCHES = 16
 """More batches in a message save nothing that can be measured, and the first ones come late."""
-
-
-_LEVELS = 16
-"""More than the levels of a message above one of its values, as they count for the deepest one."""
 
 
 class BatchBytes(NamedTuple):
@@ -122,10 +119,8 @@ def _columns(batch: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _is_one_value(batch: Any) -> bool:
-    """Whether a batch has no columns, or is a named tuple that only its class can make of some."""
-    kind = cast("Any", type(batch))
-    is_named = hasattr(kind, "_fields")
-    return not {dict, tuple}.intersection(kind.__mro__) or (is_named and not is_listing(kind))
+    """Whether a batch has no columns: only its class can make a named tuple of some."""
+    return not isinstance(batch, dict) and type(batch) is not tuple
 
 
 def _sizes(name: str, column: object) -> tuple[int, int]:
@@ -153,8 +148,6 @@ def require_picklable(batch: Batch) -> None:
         for row, value in enumerate(rows):
             try:
                 _, rest = _taken_apart(value)
-                for _level in range(_LEVELS):
-                    rest = [rest]
                 pickle.dumps(rest)
             except Exception as error:
                 where = f"sample {keys[row]!r}" if has_keys else f"row {row}"

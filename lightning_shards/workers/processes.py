@@ -44,7 +44,7 @@ from lightning_shards.workers.messages import (
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers, forks_of_workers
+from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 from lightning_shards.workers.worker import WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import WorkerImports
@@ -142,15 +142,14 @@ class ProcessPool:
         stages = new_memory(self.num_workers)
         try:
             if imports is not None and self.start_method == "forkserver":
-                fork_server.start(imports.modules, imports_main=imports.from_main is not None)
+                fork_server.start(imports.modules)
             for number in range(self.num_workers):
                 end, its_end = socket.socketpair()
                 ends.append(TrainerEnd(end, stages, self.prefetch_factor))
                 with its_end:
                     share = self._share(source, place.with_worker(number, self.num_workers), cursor)
                     workers.append(self._process(share, its_end, ends, imports))
-                    with forks_of_workers():
-                        workers[-1].start()
+                    workers[-1].start()
             return workers, ends, memoryview(mmap(stages, 0))
         except BaseException as error:
             _end_workers(workers, ends, wait_s=0.0)

@@ -1,8 +1,8 @@
 """Buffers of shared memory between a worker process and the trainer, which are used again.
 
 The first byte of a buffer says whether it is in use. A worker sets it when it begins a message, and
-the trainer clears it when it holds no tensor of that message any more. If it was forked meanwhile,
-the fork may still use them: such a buffer is given up, and the worker makes another one.
+the trainer clears it when it holds no tensor of that message any more. A fork of the trainer that
+goes on with a batch has to copy it, since the trainer alone says when a buffer is free.
 """
 
 import mmap
@@ -10,10 +10,7 @@ import os
 import resource
 import shutil
 import tempfile
-import threading
 import weakref
-from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -25,9 +22,6 @@ from lightning_shards.samples.arena import aligned
 
 _HEADER = aligned(1)
 """Bytes before the content of a buffer: the flag, and padding that aligns the content."""
-
-_FREE, _IN_USE, _GIVEN_UP = 0, 1, 2
-"""Values of the first byte."""
 
 SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 files in it are memory; Linux has it there
 
@@ -76,20 +70,11 @@ class SharedBuffer:
     @property
     def is_in_use(self) -> bool:
         """Whether it holds a message whose tensors the trainer may still use."""
-        return bool(self._bytes[0] != _FREE)
+        return bool(self._bytes[0])
 
     @is_in_use.setter
     def is_in_use(self, value: bool) -> None:
-        self._bytes[0] = _IN_USE if value else _FREE
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether a fork of the trainer may use it for as long as it runs."""
-        return bool(self._bytes[0] == _GIVEN_UP)
-
-    def give_up(self) -> None:
-        """Let no other message be written to it."""
-        self._bytes[0] = _GIVEN_UP
+        self._bytes[0] = value
 
 
 def _allocate(file: IO[bytes], size: int) -> None:
@@ -165,8 +150,6 @@ class SharedBuffers:
         for _ in self._buffers:
             self._number = (self._number + 1) % len(self._buffers)
             buffer = self._buffers[self._number]
-            if buffer is not None and buffer.is_given_up:
-                buffer = None
             if buffer is None or not buffer.is_in_use:
                 break
         else:
@@ -178,51 +161,17 @@ class SharedBuffers:
         return buffer
 
 
-class _Forks:
-    """Notes each fork of this process in which tensors may be used: all but those of workers."""
-
-    def __init__(self) -> None:
-        self.last = object()
-        self._own = threading.local()
-
-    def note(self) -> None:
-        if not getattr(self._own, "is_worker", False):
-            self.last = object()
-
-    @contextmanager
-    def of_workers(self) -> Generator[None]:
-        self._own.is_worker = True
-        try:
-            yield
-        finally:
-            self._own.is_worker = False
-
-
-_forks = _Forks()
-
-os.register_at_fork(before=_forks.note)
-
-
-def forks_of_workers() -> AbstractContextManager[None]:
-    """A context in which this thread forks worker processes, which use no tensor of the trainer."""
-    return _forks.of_workers()
-
-
 class Lease:
     """The content of a buffer for as long as an array or a tensor shares its memory.
 
     ``numpy.asarray(lease)`` gives the content as an array. This array and its slices keep the
-    lease; when the last of them is gone, the buffer is free again, or given up if this process has
-    been forked since.
+    lease; when the last of them is gone, the buffer is free again.
     """
 
     def __init__(self, buffer: SharedBuffer) -> None:
-        self._buffer, self._pid, self._last_fork = buffer, os.getpid(), _forks.last
+        self._buffer, self._pid = buffer, os.getpid()
         self.__array_interface__ = buffer.content.__array_interface__
 
     def __del__(self) -> None:
         if os.getpid() == self._pid:  # a fork of the trainer drops its copy, too
-            if self._last_fork is _forks.last:
-                self._buffer.is_in_use = False
-            else:
-                self._buffer.give_up()
+            self._buffer.is_in_use = False

@@ -2,8 +2,8 @@
 
 Decoders that release the GIL, as those of images do, run in parallel; nothing is copied between
 processes, and no process has to start. For a training loop that spends much time in Python code,
-worker processes are better. Batches that are made quickly are handed over several at once, and a
-trainer that has to wait for one makes it itself.
+worker processes are better. Batches that are made quickly are handed over several at once; where
+they take less time than a change of threads, `num_workers: 0` is faster.
 """
 
 import threading
@@ -12,7 +12,6 @@ import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from inspect import GEN_RUNNING, getgeneratorstate
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -22,12 +21,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.system.cancellation import (
-    CHECK_S,
-    Cancellable,
-    raise_if_cancelled,
-    take_from,
-)
+from lightning_shards.system.cancellation import Cancellable, take_from
 from lightning_shards.system.open_files import allow_open_files
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.pool import BatchStream, PoolDescription
@@ -35,10 +29,6 @@ from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_w
 
 _MESSAGE_S = 0.002
 """A thread hands over the batches of at least this many seconds together, as far as it may."""
-
-_WORTH_A_HAND_OVER = 8.0
-"""A trainer is away for long enough if it computes for this many times the time of a batch: up to
-that, waking the thread costs as much as the thread gains (`benchmarks/worker_costs.py`)."""
 
 _END_S = 3.0
 """Seconds to wait for a thread, which ends after the batch that it is making, or sooner if that
@@ -56,14 +46,12 @@ class ThreadPool:
         worker_timeout_s: Seconds that the trainer waits for a batch before a warning shows where
             the threads are; 0: never.
         most_batches: The largest number of batches in one message.
-        can_grow: Whether a larger setting `num_workers` would give more threads.
     """
 
     num_workers: int
     prefetch_factor: int = 2
     worker_timeout_s: float = WORKER_TIMEOUT_S
     most_batches: int = 1
-    can_grow: bool = True
 
     def __post_init__(self) -> None:
         """Refuse numbers below 1.
@@ -78,7 +66,7 @@ class ThreadPool:
 
     def describe(self) -> PoolDescription:
         """A description in which each thread is a worker."""
-        return PoolDescription("threads", self.num_workers, self.prefetch_factor, self.can_grow)
+        return PoolDescription("threads", self.num_workers, self.prefetch_factor)
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the threads at the cursor.
@@ -143,7 +131,7 @@ def require_own_randomness(source: Source) -> None:
 
 
 class _StoppedError(BaseException):
-    """Ends the batch that a thread is making, which nobody waits for any more."""
+    """Ends the batch that a thread is making, for which the trainer no longer waits."""
 
 
 class _Failed(NamedTuple):
@@ -153,57 +141,33 @@ class _Failed(NamedTuple):
 
 
 class _Slot:
-    """One thread, and the queue of the batches that it has ready, several small ones in one item.
-
-    To hand over anything, the GIL has to change threads twice, which takes longer than to make a
-    small batch. So a trainer that finds no small batch ready makes the next ones itself. If there
-    is only one thread, it goes on when the trainer computes for long enough, without the GIL as a
-    rule; until then the trainer holds the lock, and pays for no more than the batches. Several
-    threads are there to work side by side, and always go on.
-    """
+    """One thread, and the queue of its batches that are ready, several small ones in one item."""
 
     def __init__(
-        self,
-        batches: Generator[LoadedBatch],
-        prefetch_factor: int,
-        most_batches: int,
-        is_only: bool,
+        self, batches: Generator[LoadedBatch], prefetch_factor: int, most_batches: int
     ) -> None:
         self._batches, self._most_batches = batches, most_batches
-        self._worth = _WORTH_A_HAND_OVER if is_only else 0.0
-        self._making = threading.Lock()  # held by who makes batches
-        self._is_mine = False  # whether the trainer holds it
-        self._is_away = threading.Event()
-        self._is_away.set()
         self._ready: SimpleQueue[list[LoadedBatch] | _Failed] = SimpleQueue()
         self._taken: deque[LoadedBatch] = deque()
         self._free = threading.Semaphore(prefetch_factor)
-        self._is_stopped, self._given_at = False, 0.0
-        self._batch_s = 0.0  # the thread's time for each batch of its last message
+        self._is_stopped = False
         self._thread = threading.Thread(target=self._fill, daemon=True)
         self._thread.start()
 
     def take(self) -> LoadedBatch:
-        """The next batch, made here if it is small and not ready."""
-        if not (self._is_mine or self._taken):
-            self._receive()
-        if not self._is_mine:
-            self._given_at = time.perf_counter()
-            return self._taken.popleft()
-        begun = time.perf_counter()
-        batch = next(self._batches)
-        self._given_at, away_s = time.perf_counter(), begun - self._given_at
-        if away_s >= self._worth * (self._given_at - begun) or self._is_stopped:
-            self._let_go_on()
-        return batch
+        """Wait for the next batch."""
+        if not self._taken:
+            message = take_from(self._ready)
+            if isinstance(message, _Failed):
+                raise message.error
+            self._taken.extend(message)
+            self._free.release()
+        return self._taken.popleft()
 
     def stop(self) -> None:
         """Let the thread end after the batch that it is making."""
         self._is_stopped = True
         self._free.release()
-        self._is_away.set()
-        if self._is_mine and getgeneratorstate(self._batches) != GEN_RUNNING:
-            self._let_go_on()
 
     @property
     def ident(self) -> int:
@@ -213,43 +177,13 @@ class _Slot:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def _next_message(self) -> list[LoadedBatch]:
-        message = take_from(self._ready)
-        if isinstance(message, _Failed):
-            raise message.error
-        self._free.release()
-        return message
-
-    def _receive(self) -> None:
-        """Wait for the thread's next message, or take its place if it makes none."""
-        if self._most_batches > 1:
-            begun = time.perf_counter()
-            self._is_away.clear()
-            while not self._making.acquire(timeout=CHECK_S):
-                raise_if_cancelled()
-            self._is_mine = True
-            if self._ready.empty():
-                return
-            batch_s = max(self._batch_s, time.perf_counter() - begun)
-            self._let_go_on(is_woken=begun - self._given_at >= self._worth * batch_s)
-        self._taken.extend(self._next_message())
-
-    def _let_go_on(self, is_woken: bool = True) -> None:
-        self._is_mine = False
-        self._making.release()
-        if is_woken:
-            self._is_away.set()
-
     def _fill(self) -> None:
         try:
-            while self._free.acquire() and not self._is_stopped:
-                while not self._is_away.is_set():  # again, since it may be back by now
-                    self._is_away.wait()
-                with self._making, Cancellable(self._raise_if_stopped):
+            with Cancellable(self._raise_if_stopped):
+                while self._free.acquire() and not self._is_stopped:
                     self._put_message()
         finally:
-            with self._making:
-                self._batches.close()
+            self._batches.close()
 
     def _raise_if_stopped(self) -> None:
         if self._is_stopped:
@@ -257,8 +191,7 @@ class _Slot:
 
     def _put_message(self) -> None:
         message: list[LoadedBatch] = []
-        begun = time.perf_counter()
-        end = begun + _MESSAGE_S
+        end = time.perf_counter() + _MESSAGE_S
         try:
             while not self._is_stopped and len(message) < self._most_batches:
                 message.append(next(self._batches))
@@ -270,7 +203,6 @@ class _Slot:
                 self._ready.put(message)
             self._ready.put(_Failed(error))
         else:
-            self._batch_s = (time.perf_counter() - begun) / max(1, len(message))
             self._ready.put(message)
 
 
@@ -284,10 +216,7 @@ class ThreadStream:
         worker_timeout_s: float,
         most_batches: int = 1,
     ) -> None:
-        is_only = len(sources) == 1
-        self._slots = [
-            _Slot(batches, prefetch_factor, most_batches, is_only) for batches in sources
-        ]
+        self._slots = [_Slot(batches, prefetch_factor, most_batches) for batches in sources]
         threads = [slot.ident for slot in self._slots]
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)

@@ -2,13 +2,14 @@
 
 A worker that is not forked from the trainer has to import the modules in which what travels to it
 is defined. What these import of installed packages (torch, above all) is imported in the fork
-server, once. Modules of the user are imported in each worker: they may open files when they are.
+server, once. Modules of the user, the main script among them, are imported in each worker: they may
+open files when they are imported.
 """
 
-import ast
 import io
 import multiprocessing.context as contexts
 import pickle
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -152,7 +153,7 @@ def _installed(names: Iterable[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         module = sys.modules.get(name)
-        if module is None or name in _MAIN:
+        if module is None:
             continue
         referred = [name] if _is_installed(name) else list(_referred(module))
         found.update(dict.fromkeys(filter(_is_installed, referred)))
@@ -281,12 +282,10 @@ def require_main_guard() -> None:
     if file is None or (spec is not None and not _is_module(spec.name)):
         return  # a notebook, or `python -m package`: workers do not import these
     try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return  # its text cannot be read as a script: a zip archive, for instance
-    tests = [node.test for node in tree.body if isinstance(node, ast.If)]
-    names = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if "__name__" not in names:
+        script = Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return  # it is no text: a zip archive, for instance
+    if not re.search(r"^if\b.*\b__name__\b", script, re.MULTILINE):
         raise WorkerError(
             f'{file} has no `if __name__ == "__main__":`. Worker processes import this script, and '
             "would run the training in it once more. Put what it does into a function main() and "

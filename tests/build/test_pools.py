@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from lightning_shards import ShardDataModule, SplitConfig
 from lightning_shards.build import loaders
 from lightning_shards.build.loaders import describe
 from lightning_shards.build.pools import make_pool
@@ -39,37 +38,6 @@ def test_no_workers_are_the_trainers_own_thread(source):
 def test_threads_are_started_as_configured(source):
     expected = ThreadPool(3, prefetch_factor=5, most_batches=16)
     assert made(source, 3, pool="threads", prefetch_factor=5) == expected
-
-
-class Kept:
-    """A transform that may run in threads."""
-
-    deterministic = True
-
-    def __call__(self, value):
-        return value
-
-
-@pytest.mark.parametrize(
-    ("changes", "threads"),
-    [
-        ({}, 1),
-        ({"batch_size": 2**20}, 3),  # such a batch travels alone
-        ({"fields": {"image": "png"}}, 3),
-        ({"transforms": {"label": Kept()}}, 3),
-        ({"reader": "stream"}, 3),
-    ],
-    ids=["numbers", "large", "images", "transforms", "stream"],
-)
-def test_one_thread_makes_small_batches_that_need_python_alone(
-    pack_shards, tmp_path, changes, threads
-):
-    settings = {"fields": {"label": "cls"}, "batch_size": 4, "reader": "indexed"} | changes
-    split = SplitConfig(pack_shards([9]), reader=settings.pop("reader"), remainder="pad")
-    config = LoaderConfig(pool="threads", cache_dir=str(tmp_path))
-    module = ShardDataModule(train=split, num_workers=3, loader=config, **settings)
-    pool = module.loader("train").pool.describe()
-    assert pool == PoolDescription("threads", threads, 2, can_grow=threads > 1)
 
 
 def test_processes_know_their_threads_and_what_a_batch_takes(source):

@@ -1,8 +1,5 @@
 """Messages are pinned as a whole: all tensors of their batches, wherever these hold them."""
 
-from collections import UserDict
-from dataclasses import dataclass
-
 import pytest
 import torch
 
@@ -12,7 +9,6 @@ from tests.workers.message_examples import (
     BATCH,
     LARGE,
     SMALL,
-    Pair,
     message_of,
     travelled,
     unpacked,
@@ -35,12 +31,6 @@ def test_a_message_is_pinned_as_a_whole(monkeypatch):
     assert torch.equal(batch["array"], SMALL)
 
 
-@dataclass(frozen=True)
-class Target:
-    boxes: torch.Tensor
-    names: list[str]
-
-
 def nested_batch(number):
     """A batch as a `collate_fn` may make it: tensors wherever a batch can hold them."""
     small = SMALL + number
@@ -50,9 +40,7 @@ def nested_batch(number):
         "array": small.numpy(),
         "tensors": [small, small[:, :1].clone(), torch.tensor(number)],
         "deep": {"list": [{"mask": small > 2}, (small.float(), "text")], "none": None},
-        "pair": Pair(small.double(), [small.T, 7]),
-        "targets": [Target(small.half(), ["x"]), Target(torch.zeros(0), [])],
-        "mapping": UserDict(ids=small, rest=UserDict(more=(small,))),
+        "pair": (small.double(), [small.T, 7], torch.zeros(0)),
         "array in a list": [small.numpy()],
     }
 
@@ -60,11 +48,10 @@ def nested_batch(number):
 def tensors_in(value):
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, dict | UserDict):
+    if isinstance(value, dict):
         return [tensor for each in value.values() for tensor in tensors_in(each)]
-    if isinstance(value, list | tuple):
-        return [tensor for each in value for tensor in tensors_in(each)]
-    return tensors_in(value.boxes) if isinstance(value, Target) else []
+    parts = value if isinstance(value, list | tuple) else ()
+    return [tensor for each in parts for tensor in tensors_in(each)]
 
 
 @pytest.mark.parametrize(

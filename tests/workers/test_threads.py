@@ -1,19 +1,15 @@
 """Threads of one process: what they share, and what each has of its own."""
 
 import gc
-import math
 import resource
 import threading
-import time
 
 import pytest
-from waiting import wait_for
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
-from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.threads import ThreadPool
 
 
@@ -110,76 +106,6 @@ def test_batches_are_handed_over_together_if_they_are_made_quickly(
     for _batch in range(at_once):
         assert opened_gate.waiting.acquire(timeout=30)
     assert not opened_gate.waiting.acquire(timeout=0.1)
-    stream.close()
-
-
-def test_a_trainer_that_finds_no_small_batch_ready_makes_it_itself(pack_shards, make_source):
-    source = make_source(pack_shards([40]))
-    expected = InlinePool().start(source, Place(), Cursor())
-    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
-    slot = stream._slots[0]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slot._free, "release", lambda: None)  # the thread makes one message
-        for _ in range(7):
-            assert next(stream).batch["__key__"] == next(expected).batch["__key__"]
-    stream.close()
-
-
-@pytest.mark.parametrize(
-    ("threads", "away_s", "goes_on"), [(1, 0.0, False), (1, 60.0, True), (2, 0.0, True)]
-)
-def test_the_only_thread_goes_on_when_the_trainer_computes_for_long_enough(
-    pack_shards, make_source, threads, away_s, goes_on
-):
-    pool = ThreadPool(threads, prefetch_factor=1, most_batches=2)
-    stream = pool.start(make_source(pack_shards([40])), Place(), Cursor())
-    slot = stream._slots[0]
-    for _ in range(7):
-        slot._given_at = time.perf_counter() - away_s
-        slot.take()
-    assert slot._is_away.is_set() == goes_on
-    stream.close()
-
-
-@pytest.mark.parametrize(("batch_s", "goes_on"), [(10.0, False), (1.0, True)])
-def test_it_does_not_go_on_for_what_takes_it_as_long_as_the_trainer(
-    pack_shards, make_source, batch_s, goes_on
-):
-    """Although its message is there, so that nobody waits."""
-    source = make_source(pack_shards([40]))
-    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
-    slot = stream._slots[0]
-    assert wait_for(lambda: not slot._ready.empty() and not slot._making.locked(), 30)
-    assert 0 < slot._batch_s < batch_s
-    slot._batch_s, slot._given_at = batch_s, time.perf_counter() - 20.0
-    slot._receive()
-    assert slot._is_away.is_set() == goes_on
-    assert slot._taken
-    stream.close()
-
-
-def test_a_thread_that_is_stopped_waits_for_the_batch_that_the_trainer_makes(
-    pack_shards, make_source, opened_gate
-):
-    source = make_source(pack_shards([40]), transforms={"label": opened_gate}, batch_size=1)
-    stream = ThreadPool(1, prefetch_factor=1, most_batches=2).start(source, Place(), Cursor())
-    slot = stream._slots[0]
-    slot._worth = math.inf
-    for _ in range(7):
-        slot.take()
-    assert slot._is_mine
-    while opened_gate.waiting.acquire(blocking=False):
-        pass
-    opened_gate.open.clear()
-    trainer = threading.Thread(target=slot.take)
-    trainer.start()
-    assert opened_gate.waiting.acquire(timeout=30)
-    slot.stop()
-    assert slot._is_mine
-    opened_gate.open.set()
-    trainer.join(30)
-    slot.join(30)
-    assert not slot._thread.is_alive()
     stream.close()
 
 
