@@ -27,11 +27,10 @@ from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.saved_state import (
-    BY_HAND,
     State,
     read_count,
     require_not_before,
-    require_one_pass,
+    require_not_within,
     require_rest,
     require_resumable,
     require_same,
@@ -99,12 +98,10 @@ class ShardLoader:
         self.served: Served | None = None
         self._source, self.identity = source, source.identity()
         self.progress = progress
-        self._loaded: State = {}
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._open: OpenStream | None = None
         self._is_first, self._is_led, self._iteration = True, False, 0
-        self._is_of_trainer, self._passes = False, 0  # one by hand; ended since it set the epoch
 
     @property
     def source(self) -> Source:
@@ -189,17 +186,15 @@ class ShardLoader:
         return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))
 
     def _set_epoch_of_trainer(self, epoch: int) -> None:
-        """Set the epoch, unless the trainer would count on from batches of another size."""
-        if self._resumed and self._trained != Cursor() and self.progress is None:
-            require_same(self.shape, self._loaded, BY_HAND)  # where it has a progress, that does
-        self._is_of_trainer, self._passes = True, 0
+        if self.progress is None:
+            require_not_within(epoch, self._resumed)
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of one epoch; nothing starts before the first `next()`.
 
         Raises:
-            ConfigError: It has no place among several ranks, or ended before its trainer's epoch.
+            ConfigError: It has no place among several ranks.
             StateError: The epoch that was set is before that of the state that was loaded.
         """
         self._require_place()
@@ -223,7 +218,6 @@ class ShardLoader:
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
             loaded = self._next_batch(following, plan.size(step, self.place.rank))
-            self._passes += self._is_of_trainer and step == last
             if step == last and not self.keeps_workers:
                 self.close()
             served.samples, served.steps = after.samples, served.steps + 1
@@ -291,7 +285,7 @@ class ShardLoader:
         require_rest(state, description, self.epochs, ranks)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._loaded, self._resumed = state, self.epochs.with_a_step(self._trained, ranks)
+        self._resumed = self.epochs.with_a_step(self._trained, ranks)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:
@@ -315,7 +309,6 @@ class ShardLoader:
     @_iterator.setter
     def _iterator(self, value: object) -> None:
         self.close()
-        self._is_of_trainer, self._passes = False, 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open stream, because a copy in another process starts its own."""
@@ -340,8 +333,7 @@ class ShardLoader:
     def _begin(self) -> tuple[Cursor, int | None]:
         wanted = self.progress.begin(self) if self.progress else None
         if self.progress is None and not self.epochs.pinned:
-            require_one_pass(self._passes, len(self))
-            require_not_before(self.epoch, self._resumed, of_trainer=self._is_of_trainer)
+            require_not_before(self.epoch, self._resumed)
         resumed, self._resumed = self._resumed, None
         self._is_led = wanted is not None
         if wanted is not None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from math import gcd
 from typing import Any, cast
 
-from lightning_shards.errors import ConfigError, StateError, count_of
+from lightning_shards.errors import StateError, count_of
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.source import SourceDescription
@@ -23,13 +23,6 @@ MOST = 2**63 - 1
 TRANSLATE = (
     "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
     "checkpoints resume with another batch size and another number of ranks"
-)
-
-BY_HAND = (
-    "a trainer that is given a loader by hand goes on by its own count of batches: set it back to "
-    "resume, resume from a checkpoint of an epoch's end, or train with a ShardDataModule and "
-    "ExactResume() among the trainer's callbacks, whose checkpoints resume with another batch size "
-    "and another number of ranks"
 )
 
 SHORTEST_ENDS = (
@@ -156,46 +149,39 @@ def require_resumable(
     description.mixture.require_resumable(state, trained)
 
 
-def require_not_before(epoch: int, restored: Cursor | None, *, of_trainer: bool) -> None:
+def require_not_before(epoch: int, restored: Cursor | None) -> None:
     """Check that the epoch to begin is not one that was trained before the state was saved.
 
     Args:
         epoch: The epoch to begin.
         restored: The cursor at which the loader goes on by its state; None: it has none.
-        of_trainer: Whether a trainer, which was given the loader by hand, counts the epochs.
 
     Raises:
         StateError: It is such an epoch.
     """
     if restored is None or epoch >= restored.epoch:
         return
-    remedy = (
-        "count epochs from loader.epoch, as load_state_dict has set it: for epoch in "
-        "range(loader.epoch, epochs); to begin an earlier one again, make the loader anew"
-    )
-    if of_trainer:
-        remedy = (
-            f"its own epoch had ended before that of the trainer, as where loaders are combined; "
-            f"{SHORTEST_ENDS}, or give the shards to the trainer as datamodule=, and resume from a "
-            "checkpoint of an epoch's end; to begin anew, make the loader without its state"
-        )
     raise StateError(
         f"by its state the loader goes on in epoch {restored.epoch}, and it was told to begin "
-        f"epoch {epoch}, whose samples were trained before the state was saved: {remedy}"
+        f"epoch {epoch}, whose samples were trained before the state was saved: count epochs from "
+        "loader.epoch, as load_state_dict has set it: for epoch in range(loader.epoch, epochs); "
+        "give the shards to a trainer as datamodule=, or resume it from a checkpoint of an epoch's "
+        "end; to begin an earlier epoch again, make the loader anew"
     )
 
 
-def require_one_pass(passes: int, steps: int) -> None:
-    """Check that no pass through a loader of so many steps has ended in the trainer's epoch.
+def require_not_within(epoch: int, restored: Cursor | None) -> None:
+    """Check that a trainer which was given a loader by hand does not go on within an epoch.
 
     Raises:
-        ConfigError: One has; of a second pass a checkpoint would not say that it is one.
+        StateError: It does, by its own count of batches, whatever their size was.
     """
-    if passes:
-        raise ConfigError(
-            f"a loader of {steps} steps has ended, and would begin again within the same epoch of "
-            "the trainer: its samples would be repeated, and no checkpoint within an epoch could "
-            f"be resumed; {SHORTEST_ENDS}; for a look at some batches make a second loader"
+    if restored is not None and restored.samples and epoch == restored.epoch:
+        raise StateError(
+            f"the checkpoint was saved after {restored.samples} samples of epoch {epoch}, and a "
+            "trainer that is given a loader by hand goes on at the ends of epochs alone: give the "
+            "shards to it as datamodule= to resume within an epoch, or resume from a checkpoint of "
+            "an epoch's end"
         )
 
 
