@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import Action
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError, safe_load
+from yaml import YAMLError
 
 from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
@@ -24,25 +24,20 @@ from lightning_shards.callbacks.predictions import PredictionFormat
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config.files import (
-    omegaconf_message,
-    placed_message,
-    require_keys_once,
-    require_plain_weight,
-)
+from lightning_shards.config.files import omegaconf_message, placed_message
 from lightning_shards.config.parsing import (
+    PARSER_MODE,
     as_section,
     cause_of,
-    checked_entries,
     did_you_mean,
     known_keys,
+    load_yaml,
     plain_message,
 )
 from lightning_shards.config.sets import SET_SETTINGS
 from lightning_shards.config.splits import SPLITS, SplitConfig, with_urls
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
-    ConfigError,
     DamagedShardError,
     DigestError,
     IndexMismatchError,
@@ -61,12 +56,6 @@ _SPLIT_OPTION = re.compile(
 _NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
 """The whole of a value that stands for a split's settings: an interpolation, or their file."""
 
-_NEW_SET = re.compile(
-    r"(data\.(?:init_args\.)?\w+_sets)\b.*: expected dict\[str, SplitConfig.*"
-    r" got (?:[\w-]+\.urls=|\{'[\w-]+': ['\[])"
-)
-"""The begin of a message about a set that no file has, given by its urls alone."""
-
 _FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
@@ -78,33 +67,19 @@ class ShardArgumentParser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """End with exit status 2, or raise ArgumentError if the parser was made to do so."""
-        if ex is None:
-            message += did_you_mean(message, known_keys(self))
-        elif self.exit_on_error:
-            plain = plain_message(ex)
-            # Models and callbacks may be one of many classes, so there the whole message is kept.
-            message = plain if plain.startswith("data") else message
-            message += did_you_mean(plain, known_keys(self)) + _form_of_sets(plain)
+        if ex is not None and self.exit_on_error:
+            message = plain_message(ex)
+        message += did_you_mean(message, known_keys(self))
         super().error(message, ex)
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Parse the command line, on which the urls of a split may stand for the split."""
         given = sys.argv[1:] if args is None else list(args)
-        for option, value in _values_of_data(given):
-            try:
-                require_plain_weight(option.rpartition(".")[2], value)
-            except ConfigError as error:
-                self.error(f"{option.removeprefix('--')}: {error}")
         command = given[0] if given and not given[0].startswith("-") else ""
         named = [self._below(command, each) for each in _with_urls_named(given)]
         return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        """Load a configuration; of a key that is there twice YAML would take the last."""
-        try:
-            require_keys_once(content)
-        except ConfigError as error:
-            raise TypeError(str(error)) from None  # which jsonargparse passes on to `error`
         content = self._below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 as below
 
@@ -113,7 +88,7 @@ class ShardArgumentParser(LightningArgumentParser):
 
         jsonargparse resolves interpolations where all settings stand below the command's name.
         """
-        if not command or self.parser_mode != "omegaconf+":
+        if not command or self.parser_mode != PARSER_MODE:
             return text
         key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
         begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
@@ -133,9 +108,7 @@ class ShardArgumentParser(LightningArgumentParser):
             if any("${" in split for split in value.values() if isinstance(split, str)):
                 return value  # they are resolved later
         check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
-        return checked_entries(
-            action, lambda each: check(action, each, key, *others, **options), value
-        )
+        return check(action, value, key, *others, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -190,7 +163,7 @@ class ShardCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """A parser that takes no abbreviations and resolves interpolations."""
-        ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": "omegaconf+"}
+        ours: dict[str, Any] = {"allow_abbrev": False, "parser_mode": PARSER_MODE}
         return super().init_parser(**{**ours, **kwargs})
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -307,17 +280,9 @@ class ShardCLI(LightningCLI):
             raise
 
     def _data_settings(self) -> dict[str, Any]:
-        data = self._get(self.config, "data")
+        data = self._get(self.config, "data") if hasattr(self, "config") else None  # none yet
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)
-
-
-def _values_of_data(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The options of the data module and the text of their values."""
-    for argument, following in pairwise([*arguments, ""]):
-        option, equals, value = argument.partition("=")
-        if option.startswith("--data."):
-            yield option, value if equals else following
 
 
 def _with_urls_named(arguments: Sequence[str]) -> list[str]:
@@ -335,14 +300,6 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     return named
 
 
-def _form_of_sets(message: str) -> str:
-    """How a set is written that no file has, if the message is about one; otherwise nothing."""
-    refused = _NEW_SET.match(message)
-    return (
-        f"; write a set that no file has as --{refused[1]}.NAME='{{urls: ...}}'" if refused else ""
-    )
-
-
 def _listed(callbacks: object) -> list[object]:
     """Callbacks as Lightning takes them: a list, one alone, or None."""
     if callbacks is None:
@@ -357,7 +314,7 @@ def _as_split(value: object) -> object:
 
 def _are_urls(value: str) -> bool:
     try:
-        loaded: object = safe_load(value)
+        loaded: object = load_yaml(value)
     except YAMLError:  # a pattern may begin with a brace
         return True
     return isinstance(loaded, str | list) and not _NOT_URLS.fullmatch(value)

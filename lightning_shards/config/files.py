@@ -2,9 +2,8 @@
 
 import inspect
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
 from pkgutil import resolve_name
@@ -12,11 +11,10 @@ from typing import Any, Final, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
-from yaml import MappingNode, Node, SafeLoader, SequenceNode, YAMLError
+from yaml import YAMLError
 
-from lightning_shards.config.mixtures import require_numbers
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.parsing import build, nearest_attribute
+from lightning_shards.config.parsing import build, load_yaml, nearest_attribute
 from lightning_shards.config.sets import SET_SETTINGS, with_set_urls
 from lightning_shards.config.splits import SPLITS, SplitConfig, with_urls
 from lightning_shards.errors import ConfigError, ShardError
@@ -74,8 +72,6 @@ def _made(
     splits = {name: with_urls(settings[name]) for name in SPLITS if name in settings}
     sets = {name: with_set_urls(settings[name]) for name in SET_SETTINGS if name in settings}
     try:
-        if isinstance(train := splits.get("train"), Mapping):
-            require_numbers(cast("Mapping[str, object]", train))
         return build(module_class, {**settings, **splits, **sets}, "data", unchecked)
     except ConfigError as error:
         raise type(error)(placed_message(error, settings)) from error
@@ -94,72 +90,6 @@ def read_setting(path: str | PathLike[str], key: str, default: object = None) ->
     """
     with _errors_name(repr(fspath(path))):
         return OmegaConf.select(OmegaConf.load(fspath(path)), key, default=default)
-
-
-def require_keys_once(content: str) -> None:
-    """Refuse a YAML that has a key twice in one place, of which one would be lost.
-
-    A weight that is written as a ratio is refused as well, since YAML reads 3:1 as 181.
-
-    Raises:
-        ConfigError: It has one of the two; the message says where.
-    """
-    with suppress(YAMLError):  # which the parser tells
-        for mapping in _mappings_in(SafeLoader(content).get_single_node()):
-            _require_each_once(cast("list[tuple[Node, Node]]", mapping.value))
-
-
-def require_plain_weight(name: str, value: str) -> None:
-    """Refuse a weight that is written as a ratio, given as the value of one setting.
-
-    Raises:
-        ConfigError: It is one, or holds one; or it holds a key twice.
-    """
-    indented = value.replace("\n", "\n  ")
-    try:
-        require_keys_once(f"{name}:\n  {indented}")
-    except ConfigError as error:  # one value has no lines to be named
-        raise ConfigError(re.sub(r",? in lines? \d+( and \d+)?,", ",", str(error))) from None
-
-
-def _mappings_in(tree: Node | None) -> Iterator[MappingNode]:
-    """Each mapping as it is written, before ``<<`` puts the keys of another one into it."""
-    waiting, seen = [tree], set[int]()
-    for node in waiting:  # it grows
-        if id(node) in seen:  # an alias, which may lead back to what it is in
-            continue
-        seen.add(id(node))
-        if isinstance(node, MappingNode):
-            yield node
-            waiting += chain.from_iterable(node.value)
-        elif isinstance(node, SequenceNode):
-            waiting += node.value
-
-
-def _require_each_once(items: Sequence[tuple[Node, Node]]) -> None:
-    lines: dict[str, int] = {}
-    for key, value in items:
-        name, line = str(key.value), key.start_mark.line + 1
-        if name in lines:
-            raise ConfigError(
-                f"the key {name!r} is there twice, in lines {lines[name]} and {line}, and one "
-                "would be lost; give it another name, or leave it out"
-            )
-        lines[name] = line
-        _require_no_base_60(name, value)
-
-
-def _require_no_base_60(name: str, value: Node) -> None:
-    """Refuse ``3:1`` as the value of `weight` or `passes`, or in `weights`."""
-    values = [value] if name in {"weight", "passes"} else []
-    if name == "weights" and isinstance(value, MappingNode):
-        values = [weight for _, weight in cast("list[tuple[Node, Node]]", value.value)]
-    for each in values:
-        if re.fullmatch(r"[\d_]+(:[\d_]+)+(\.\d*)?", str(each.value)):
-            raise ConfigError(
-                f"{name} is {each.value} in line {each.start_mark.line + 1}, which YAML reads as a "
-                "number of base 60; give each component a number of its own, as in 3 and 1"
-            )
 
 
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
@@ -229,8 +159,8 @@ def _errors_name(where: str) -> Generator[None]:
 
 def _opened(config: _Config) -> object:
     if isinstance(config, str | PathLike):
-        require_keys_once(Path(config).read_text(encoding="utf-8"))
-        return OmegaConf.load(fspath(config))
+        loaded = load_yaml(Path(config).read_text(encoding="utf-8"))
+        return loaded if isinstance(loaded, str) else OmegaConf.create(loaded or {})
     if OmegaConf.is_config(config):
         return config
     # A config made by Python code may hold callables.

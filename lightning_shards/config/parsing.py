@@ -11,35 +11,83 @@ from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from jsonargparse import ArgumentParser, Namespace
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_loader
+from yaml import SafeLoader
 
 from lightning_shards.errors import ConfigError, ShardError
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 
-_KEY = re.compile(r'Parser key "([^"]+)":\s*')
-_UNION = re.compile(r"Subtypes: \[(.*?)\]\s*Errors:.*Given value: (.*)", re.DOTALL)
-_EXPECTED = re.compile(r"Expected an? (.*)\. Got value: (.*)", re.DOTALL)
-_NESTED = re.compile(
-    r"\s*Does not .*\s+Subtypes: \[dict\[[\s\S]*Given value: NestedArg\(key='([\w-]+)"
-)
-_OF_OPTION = re.compile(r"NestedArg\(key='([^']*)', val=(.*)\)")
-_OF_KEY = re.compile(r"Namespace\((\w+)='([^']*)'\)")
-_UNKNOWN = (
-    re.compile(r"Group '([\w.]+)' does not accept option '([\w.]+)'"),
-    re.compile(r"(\S+(?:: mix\.\S+)?): Option '([\w.]+)' is not accepted"),
-    re.compile(r"unrecognized arguments: --(\w+)\.([\w.]+)"),
-    re.compile(r"Subcommand '\w+' does not accept option '(\w+)\.([\w.]+)'"),
-)
-"""The wording of errors in jsonargparse 4.53; other messages are passed on as they are."""
+_UNKNOWN = re.compile(r"(?:unrecognized arguments: --|[oO]ption '|NestedArg\(key=')([\w.]+)")
+"""What jsonargparse 4.53 writes before a key that it does not know, in errors of several kinds."""
+
+_OF_UNIONS = ("Does not", "Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'None")
+"""How lines begin in which jsonargparse lists all types that a value may have."""
+
+_VALUE = "Given value:"
+
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
 """Errors that jsonargparse, imports and constructors raise for values that do not fit."""
+
+
+class _YamlLoader(SafeLoader):
+    """Reads YAML as YAML 1.2 has it: no ``3:1`` as 181, no day as a date, no key twice."""
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """The tag of a node: numbers of base 60 and dates are texts."""
+        tag = cast("Any", super()).resolve(kind, value, implicit)
+        is_text = (tag in _NUMBERS and ":" in value) or tag == "tag:yaml.org,2002:timestamp"
+        return "tag:yaml.org,2002:str" if is_text else tag
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """The node of a mapping.
+
+        Raises:
+            ConfigError: It has a key twice, of which one would be lost.
+        """
+        node = cast("Any", super()).compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                raise ConfigError(
+                    f"the key {key.value!r} is there twice, in lines {lines[key.value]} and {line},"
+                    " and one would be lost; give it another name, or leave it out"
+                )
+            lines[key.value] = line
+        return node
+
+
+cast("Any", _YamlLoader).add_implicit_resolver(
+    _NUMBERS[1], re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML holds; all files and options are read by this.
+
+    Raises:
+        ConfigError: It has a key twice in one place.
+        YAMLError: It is no YAML.
+    """
+    value: Any = yaml.load(text, _YamlLoader)  # noqa: S506 a subclass of the safe one
+    is_braced = text.lstrip().startswith("{") and value
+    if is_braced and all(entry is None for entry in value.values()):
+        return text  # braces of a pattern, as in {a,b}
+    return value
+
+
+PARSER_MODE = "omegaconf+"
+"""The mode of all parsers, which resolves interpolations."""
+
+set_loader(PARSER_MODE, load_yaml, (yaml.YAMLError,))
 
 
 def build(
@@ -118,37 +166,6 @@ def _keys_below(key: str, hint: object) -> Iterator[str]:
             yield from _keys_below(f"{key}.{setting.name}", hints[setting.name])
 
 
-def _dataclass_of_entries(kind: object) -> Any:
-    """`X` of ``dict[str, X]`` if it is a dataclass, otherwise None."""
-    entry = get_args(kind)[1:] if get_origin(kind) is dict else ()
-    return entry[0] if entry and is_dataclass(entry[0]) else None
-
-
-def checked_entries(action: Any, check: Callable[[Any], Any], value: object) -> Any:
-    """What a parser's check makes of a value; errors about a dict of dataclasses name its entry.
-
-    Raises:
-        TypeError: An entry of such a dict is wrong.
-        Exception: Any error of `check` about another value.
-    """
-    problem: Exception
-    try:
-        return check(value)
-    except _FAILURES as first:
-        problem = first
-        kinds = map(_dataclass_of_entries, get_args(getattr(action, "_typehint", None)))
-        if not (isinstance(value, Mapping) and any(kinds)):
-            raise
-        for name, entry in cast("Mapping[str, object]", value).items():
-            try:
-                check({name: entry})
-            except _FAILURES as error:
-                key = f"{action.dest}.{name}"
-                problem = TypeError(plain_message(error).replace(action.dest, key, 1))
-                break
-    raise problem  # outside `except`: `plain_message` reads what an error came from, too
-
-
 def as_section(action: Any, value: Any, key: str) -> Any:
     """A value as a parser takes it: an empty section of settings has none, and so its defaults.
 
@@ -166,21 +183,16 @@ def as_section(action: Any, value: Any, key: str) -> Any:
         return Namespace()
     if not isinstance(cast("object", value), Mapping | Namespace | str):
         kind = type(value).__name__  # the value may hold a secret
-        raise TypeError(f'Parser key "{key}": it must be a mapping of settings, got a {kind}')
+        raise TypeError(f"{key}: it must be a mapping of settings, got a {kind}")
     return value
 
 
-class _OneByOneParser(ArgumentParser):
-    """A parser whose errors about a dict of dataclasses name the entry that is wrong."""
-
+class _Parser(ArgumentParser):
     def _check_value_key(
-        self, action: Any, value: Any, key: str, *others: Any, **options: Any
+        self, action: Any, value: Any, key: str, *rest: Any, **options: Any
     ) -> Any:
         check = cast("Any", super())._check_value_key  # noqa: SLF001 there is no public place
-        value = as_section(action, value, key)
-        return checked_entries(
-            action, lambda each: check(action, each, key, *others, **options), value
-        )
+        return check(action, as_section(action, value, key), key, *rest, **options)
 
 
 def did_you_mean(message: str, keys: Iterable[str]) -> str:
@@ -192,34 +204,19 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     >>> did_you_mean("data: Group 'data' does not accept option 'pool'", keys)
     "; did you mean 'data.loader.pool'?"
     >>> did_you_mean("unrecognized arguments: --data.trian.batch_size=3", keys)
-    "; did you mean 'data.train'?"
+    "; did you mean 'train'?"
     """
-    match = next(filter(None, (pattern.search(message) for pattern in _UNKNOWN)), None)
+    match = _UNKNOWN.search(message)
     if match is None:
         return ""
-    key = match[1].replace(": ", ".")  # of a component: ``data.train: mix.web``
-    given = f"{key}.{match[2]}".split(".")
-    known = [key.split(".") for key in dict.fromkeys(keys) if ".help" not in key]
-    meant = _nearest(given, known)
-    return f"; did you mean {meant!r}?" if meant else ""
-
-
-def _nearest(given: list[str], known: list[list[str]]) -> str | None:
-    """What the first unknown part of a key stands for; an entry of a dict, ``*``, has any name."""
-    for number, name in enumerate(given):
-        here = {key[number]: None for key in known if _is_below(key, given[:number])}
-        if name not in here and "*" not in here:
-            is_last = number == len(given) - 1
-            if close := get_close_matches(name, here, 1):
-                return close[0] if is_last else ".".join([*given[:number], close[0]])
-            return next((".".join(key) for key in known if is_last and key[-1] == name), None)
-    return None
-
-
-def _is_below(key: list[str], section: list[str]) -> bool:
-    return len(key) > len(section) and all(
-        fnmatchcase(name, part) for name, part in zip(section, key, strict=False)
-    )
+    known = [key for key in dict.fromkeys(keys) if ".help" not in key]
+    names = {name: None for key in known for name in key.split(".")}
+    given = match[1].split(".")
+    misspelt = [name for name in reversed(given) if name not in names]
+    close = [near for name in misspelt for near in get_close_matches(name, names, 1)]
+    if not misspelt:  # it is a key of another place
+        close = [key for key in known if key.split(".")[-1] == given[-1]]
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def nearest_attribute(error: BaseException) -> str:
@@ -231,7 +228,7 @@ def nearest_attribute(error: BaseException) -> str:
 
 
 def _parser_of(make: Callable[..., object], section: str) -> Any:
-    parser = cast("Any", _OneByOneParser(exit_on_error=False, allow_abbrev=False))
+    parser = cast("Any", _Parser(exit_on_error=False, allow_abbrev=False, parser_mode=PARSER_MODE))
     is_class = isinstance(make, type)
     add = parser.add_class_arguments if is_class else parser.add_function_arguments
     add(make, section, fail_untyped=False, **({"instantiate": False} if is_class else {}))
@@ -319,27 +316,20 @@ def load_decoders(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_message(error: BaseException) -> str:
-    """The message of an error in one line: our own error behind it, or key, rule and value.
+    """The message of an error in one line: our own error behind it, or what jsonargparse says.
 
-    jsonargparse lists all members of a union, level by level. Here only the innermost rule is kept,
-    with the whole key: ``data.train.batch_size: expected int or None, got many``.
+    Of a value that fits none of several types it says all, level by level. The types are left out
+    here, and so are outer values, and those with URLs, which may hold secrets.
     """
-    keys: list[str] = []
-    text = str(error)
     if ours := cause_of(error, ShardError):
         return str(ours)
-    for cause in _causes(error):
-        match = _KEY.match(str(cause))
-        if match:
-            text = str(cause)[match.end() :]
-            nested = _NESTED.match(text)  # an option of an entry of a dict
-            key = f"{match[1]}.{nested[1]}" if nested else match[1]
-            if [key] != keys[-1:]:
-                keys.append(key)
-        elif type(cause).__module__.startswith(("argparse", "jsonargparse")):
-            text = str(cause)
-    prefix = f"{'.'.join(keys)}: " if keys else ""
-    return prefix + " ".join(_reworded(text).split())
+    shown: list[str] = []
+    for line in map(str.strip, str(error).splitlines()):
+        is_outer = line.startswith(_VALUE) and any(each.startswith(_VALUE) for each in shown)
+        is_secret = "://" in line or "pipe:" in line
+        if not (is_outer or is_secret or line.startswith(_OF_UNIONS)):
+            shown.append(re.sub(r'^Parser key "([^"]+)":', r"\1:", line))
+    return " ".join(" ".join(shown).split())
 
 
 def cause_of(error: BaseException, kind: type[_E]) -> _E | None:
@@ -372,19 +362,3 @@ def _load(value: object) -> object:
 def _makes_callables(kind: object) -> bool:
     """Whether it is a class with callable instances; `float`, which converts values, is not."""
     return isinstance(kind, type) and any("__call__" in vars(base) for base in kind.__mro__)
-
-
-def _reworded(text: str) -> str:
-    """The text as ``expected int or None, got many`` if jsonargparse worded it so."""
-    match = _UNION.search(text) or _EXPECTED.fullmatch(text.strip())
-    if match is None:
-        return text
-    kinds = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", match[1]).replace("typing.", "")
-    kinds = re.sub(
-        r"(?:\w+\.)+(?=[A-Z]\w+\])", "", kinds
-    )  # of an entry, as in dict[str, SplitConfig]
-    # Split at the commas outside brackets.
-    alternatives = re.split(r", (?![^\[]*\])", kinds.replace("NoneType", "None"))
-    got = _OF_OPTION.sub(r"\1=\2", match[2])
-    got = _OF_KEY.sub(r"its key \1 alone; give all of its keys at once, as in {\1: \2}", got)
-    return f"expected {' or '.join(alternatives)}, got {got}"

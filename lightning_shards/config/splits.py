@@ -13,7 +13,6 @@ from lightning_shards.config.mixtures import (
     errors_of_component,
     made_components,
     made_schedule,
-    require_numbers,
     require_urls,
     safe_repr,
 )
@@ -309,9 +308,7 @@ def split_configs(given: Mapping[_Name, object]) -> dict[_Name, SplitConfig | No
 def _split_config(name: str, split: object) -> SplitConfig | None:
     split = with_urls(split)
     if isinstance(split, Mapping):
-        settings = cast("Mapping[str, Any]", split)
-        require_numbers(settings)
-        return build(SplitConfig, settings, name)
+        return build(SplitConfig, cast("Mapping[str, Any]", split), name)
     if split is not None and not isinstance(split, SplitConfig):
         raise ConfigError(
             f"{name} must be a SplitConfig, a dict of its settings, or shards alone as a path, a "

