@@ -21,7 +21,7 @@ from lightning_shards.samples.loaded_torch import (
     torch_if_loaded,
 )
 
-_CONTAINERS = (dict, list, tuple)
+_CONTAINERS: Final[frozenset[Any]] = frozenset([dict, list, tuple])
 
 _DEEPEST: Final = 16
 """Values that lie deeper in others are pickled as they are. Batches have tensors at five or six
@@ -109,8 +109,7 @@ def mapped(
         return {name: mapped(entry, kinds, change, depth + 1) for name, entry in value.items()}
     if not any(entry in kinds or entry in _CONTAINERS for entry in set(map(type, value))):
         return value  # a list of keys or texts
-    changed: Any = kind(mapped(entry, kinds, change, depth + 1) for entry in value)
-    return changed
+    return kind(mapped(entry, kinds, change, depth + 1) for entry in value)
 
 
 class TensorLayout:
