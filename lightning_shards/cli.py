@@ -24,7 +24,7 @@ from lightning_shards.callbacks.predictions import PredictionFormat
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config.files import omegaconf_message, placed_message
+from lightning_shards.config.module import omegaconf_message, placed_message
 from lightning_shards.config.parsing import (
     PARSER_MODE,
     as_section,
@@ -34,8 +34,7 @@ from lightning_shards.config.parsing import (
     load_yaml,
     plain_message,
 )
-from lightning_shards.config.sets import SET_SETTINGS
-from lightning_shards.config.splits import SPLITS, SplitConfig, with_urls
+from lightning_shards.config.splits import SET_SETTINGS, SPLITS, SplitConfig, with_urls
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
     DamagedShardError,

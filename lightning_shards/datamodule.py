@@ -8,6 +8,7 @@ reads a URL).
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
@@ -19,33 +20,193 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
-from lightning_shards.build.sources import find_shards, make_source
-from lightning_shards.build.split_classes import warn_of_other_numbers
+from lightning_shards.build.sources import find_shards, make_source, warn_of_other_numbers
 from lightning_shards.collectives import agree
-from lightning_shards.config.files import module_from_config
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.module import DataConfig
-from lightning_shards.config.sets import EvaluationSplit, SplitName, errors_of, kind_of, set_of
-from lightning_shards.config.splits import SPLITS, SplitConfig
+from lightning_shards.config.module import DataConfig, module_from_config
+from lightning_shards.config.splits import (
+    SPLITS,
+    EvaluationSplit,
+    SplitConfig,
+    SplitName,
+    as_settings,
+    errors_of,
+    kind_of,
+    missing_split,
+    set_of,
+)
+from lightning_shards.errors import ConfigError, ShardError, require_at_least, require_choice
 from lightning_shards.loader import ShardLoader
-from lightning_shards.module_settings import ModuleSettings, settings_differ
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
+    left_by_earlier_fit,
     place_of,
+    require_no_finder,
+    translates_batches,
     unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
-from lightning_shards.restored import left_by_earlier_fit, require_no_finder, translates_batches
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.saved_state import TRANSLATE, require_same, require_state
-from lightning_shards.setting_checks import require_choice
+from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.stages import (
+    STAGE_SPLITS,
+    change_parts,
+    only_with_val,
+    split_read_by,
+    splits_of,
+    trainer_stage,
+)
+from lightning_shards.state import TRANSLATE, require_same, require_state
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
-from lightning_shards.trainer_stages import STAGE_SPLITS, only_with_val, splits_of, trainer_stage
-from lightning_shards.workers.private_sources import try_first_sample
+from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
+
+
+class ModuleSettings(pl.LightningDataModule):
+    """The base of `ShardDataModule`: what that was given, as attributes.
+
+    Args:
+        data: The settings, checked.
+    """
+
+    def __init__(self, data: DataConfig) -> None:
+        super().__init__()
+        self.splits = data.splits
+        self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
+        self.defaults, self.transforms = data.defaults or {}, data.transforms or {}
+        self.sample_transforms = data.sample_transforms or []
+        self.collate_fn, self.batch_keys = data.collate_fn, data.batch_keys
+        self.device_transforms = data.device_transforms or {}
+        self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
+        self.batch_format: Literal["dict", "tuple"] = data.batch_format
+        self.loader_config = data.loader
+        self.allow_unsafe = frozenset(data.allow_unsafe or ())
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per rank and step; change it on all ranks, before the next call for a loader."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        require_at_least("batch_size", batch_size, 1)
+        read = splits_of(self.splits, STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][:1])
+        given = [(name, config.batch_size) for name in read if (config := self.splits[name])]
+        if given and all(size for _, size in given):  # Tuner.scale_batch_size tries
+            name, size = given[0]
+            raise ConfigError(
+                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
+                f"own, {size}; leave that out of its SplitConfig"
+            )
+        self._batch_size = batch_size
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
+        assert self.trainer is not None  # only a trainer calls hooks
+        if self.device_transforms and self.trainer.state.stage is not None:  # else an export
+            read = splits_of(self.splits, [split_read_by(self.trainer)])
+            batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
+        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
+
+    def _transformed(self, batch: Any, split: SplitName | None) -> Any:
+        """A batch of a split on the device, after `device_transforms`."""
+        config = self.splits.get(split) if split is not None else None
+        fields = config.batch_fields(self.fields) if config else list(self.fields)
+        fields += config.batch_joins if config else ()
+        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
+        for name, transform in self.device_transforms.items():
+            if isinstance(batch, dict) and name in batch:
+                batch[name] = transform(batch[name])
+            elif name in fields and is_collated:
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
+                    "such entry; name an entry of the dict that it returns"
+                )
+            elif name in fields and isinstance(batch, dict):
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch has no such entry: a sample "
+                    "transform or a hook took it out; keep it, or leave it out of "
+                    "device_transforms"
+                )
+            elif name in fields and not isinstance(batch, list | tuple):
+                kind = type(cast("object", batch)).__name__
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch is no dict or tuple, but a "
+                    f"{kind}, which a hook has made of it; leave device_transforms out, or the hook"
+                )
+            elif name in fields:
+                number = fields.index(name)
+                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
+        return cast("Any", batch)
+
+    def _config(self, split: SplitName) -> SplitConfig:
+        """The settings of a split, with the defaults filled in."""
+        return self._data_config().split(self._named(split))
+
+    def _named(self, split: object) -> SplitName:
+        """The name of a split, which is a text: what a user gives may not be.
+
+        Raises:
+            ConfigError: It is none.
+        """
+        if not isinstance(split, str):
+            raise ConfigError(missing_split(split, self.splits))
+        return split
+
+    def _index_settings(self, split: SplitName) -> tuple[object, ...]:
+        """What the index of a split is found by, but for the contents of lists.
+
+        The batch size is not among them, because the tuner changes it.
+        """
+        given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
+        return (*given, dict(self.fields), dict(self.decode), dict(self._classes))
+
+    def _digests_of_lists(self, split: SplitName) -> list[str]:
+        """Of the lists that the filters of a split name, as they are now."""
+        config = self.splits.get(split)
+        if config is None:
+            return []
+        parts = config.component_splits().values() or [config]
+        filters = [sample_filter(part.keep, part.exclude) for part in parts]
+        with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
+            return [each.digest_of_lists() for each in filters if each is not None]
+        return []
+
+    def _data_config(self) -> DataConfig:
+        """The settings of this module as they are now: any of them may have been changed."""
+        return DataConfig(
+            **as_settings(self.splits),
+            fields=self.fields,
+            defaults=self.defaults,
+            decode=self.decode,
+            classes=self._classes,
+            transforms=self.transforms,
+            sample_transforms=self.sample_transforms,
+            collate_fn=self.collate_fn,
+            batch_keys=self.batch_keys,
+            device_transforms=self.device_transforms,
+            batch_size=self.batch_size,
+            num_workers=self.num_workers,
+            seed=self.seed,
+            batch_format=self.batch_format,
+            loader=self.loader_config,
+            allow_unsafe=sorted(self.allow_unsafe),
+        )
+
+
+def settings_differ(before: object, now: object) -> bool:
+    """Whether settings are no longer the same, or cannot be compared.
+
+    Arrays and tensors in them have no single answer to `!=`.
+    """
+    try:
+        return bool(before != now)
+    except Exception:  # noqa: BLE001 whatever their own `__eq__` raises
+        return True
+
 
 _ANSWERED = (
     "You have overridden `on_after_batch_transfer` in both",  # this one calls the other

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch.distributed
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set
+from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set, plain_number
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import WAYS_TO_A_PLACE, Place
@@ -26,7 +26,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
-from lightning_shards.saved_state import (
+from lightning_shards.state import (
     State,
     read_count,
     require_not_before,
@@ -36,7 +36,6 @@ from lightning_shards.saved_state import (
     require_same,
     require_state,
 )
-from lightning_shards.setting_checks import plain_number
 from lightning_shards.workers.pool import OpenStream, Pool
 
 STATE_VERSION = 1

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.sets import SplitName
-from lightning_shards.config.splits import SplitConfig
+from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ShardError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
@@ -21,8 +20,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.shards.urls import redact_pattern
-from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.private_sources import private_source
+from lightning_shards.workers.inline import InlinePool, private_source
 
 _MAX_TEXT: Final = 60  # letters of a name or an example
 _MAX_PATTERN: Final = 200  # letters of the shards' pattern

@@ -4,12 +4,12 @@ webdataset, which imports torch, is imported where it is first needed, so that `
 need none.
 """
 
-from collections.abc import Generator
-from contextlib import contextmanager
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_shards.build.kept_index import FilterNeeds, index_of_kept, require_applied
 from lightning_shards.build.mixtures import (
     choose_reader,
     make_order,
@@ -17,8 +17,7 @@ from lightning_shards.build.mixtures import (
     require_same_classes,
 )
 from lightning_shards.config.module import DataConfig
-from lightning_shards.config.sets import SplitName
-from lightning_shards.config.splits import SplitConfig
+from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixtures.mixture import component_seed
@@ -31,20 +30,188 @@ from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
+from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import Field, lack_classes, with_found_classes
-from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames, found_classes
+from lightning_shards.shards.filters.applying import filtered_index
+from lightning_shards.shards.filters.key_tests import read_key_tests
+from lightning_shards.shards.filters.predicates import name_of
+from lightning_shards.shards.filters.sample_filter import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.finding import Join, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import MakeStorage, remote_storages
-from lightning_shards.shards.urls import expand_urls, is_local
-from lightning_shards.system.job_name import job_name
+from lightning_shards.shards.storage.schemes import (
+    MakeStorage,
+    Storages,
+    has_ranges,
+    remote_storages,
+)
+from lightning_shards.shards.tables import TableStore, index_command
+from lightning_shards.shards.urls import expand_urls, is_local, redact
+from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource
+
+
+_log = logging.getLogger(__name__)
+
+
+class FilterNeeds(NamedTuple):
+    """What a split needs of a filter.
+
+    Attributes:
+        split: Its name, for messages.
+        sampling: Name of its sampling.
+        has_size: Whether the samples of an epoch are known without what is left.
+        patterns: Its shards as the user names them, for messages.
+    """
+
+    split: str
+    sampling: str
+    has_size: bool
+    patterns: str
+
+
+def index_of_kept(
+    index: ShardIndex,
+    chosen: SampleFilter,
+    needs: FilterNeeds,
+    cache: CacheFolder,
+    settings: TransportSettings,
+    *,
+    is_prepared: bool = False,
+) -> ShardIndex:
+    """The index, which knows what the filter leaves; or what a stream asks of each sample.
+
+    The latter where a remote shard has no member table.
+
+    Args:
+        index: The shards.
+        chosen: The filter.
+        needs: What the split needs.
+        cache: Where tables are kept, and what is left.
+        settings: How remote shards are reached.
+        is_prepared: Whether another rank of this node has done so before in this run.
+
+    Raises:
+        ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
+        ShardError: The tables cannot be had.
+    """
+    with closing(Storages(remote_storages(settings))) as storages:
+        tables = TableStore(cache, storages=storages)
+        if _have_tables(index, tables):
+            return filtered_index(index, chosen, tables, cache, is_prepared=is_prepared)
+    _require_streamable(index, chosen, needs)
+    _log.info("%s: %s is asked of each sample as it is read", needs.split, chosen.names)
+    return replace(index, key_tests=read_key_tests(chosen, index))
+
+
+def require_applied(split: str, chosen: SampleFilter | None, index: ShardIndex) -> None:
+    """Refuse an index that was made without asking the filter of the split.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if chosen is not None and index.kept is None and index.key_tests is None:
+        raise ConfigError(
+            f"{chosen.names} of {split!r} asks the member tables of the shards, and no shard was "
+            "looked at; leave --index out, or the filter"
+        )
+
+
+def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
+    """Whether all shards have member tables or can be scanned, as far as the first ones show."""
+    remote = [url for url in index.urls if not is_local(url)]
+    if not remote:
+        return True
+    if index.counts is None or not all(map(has_ranges, remote)):
+        return False
+    return index.has_tables or tables.is_beside(remote[0])
+
+
+def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNeeds) -> None:
+    url = next(url for url in index.urls if not is_local(url))
+    lacking = f"{redact(url)} has no member table or no count beside it"
+    remedy = f"make them by {index_command(needs.patterns)}"
+    if not has_ranges(url):
+        lacking, remedy = f"{redact(url)} can only be streamed", "copy the shards to a store"
+    if chosen.predicate is not None:
+        raise ConfigError(
+            f"keep of {needs.split!r} is {name_of(chosen.predicate)}, which asks the member tables "
+            f"of the shards, and {lacking}; {remedy}, or keep parts by hash_of"
+        )
+    if needs.sampling != "resampled":
+        raise ConfigError(
+            f"sampling={needs.sampling!r} of {needs.split!r} needs to know how many samples "
+            f"{chosen.names} leaves of each shard, and {lacking}; {remedy}, or take "
+            "sampling='resampled'"
+        )
+    if not needs.has_size:
+        raise ConfigError(
+            f"how many samples {chosen.names} of {needs.split!r} leaves is unknown, as {lacking}; "
+            f"set dataset_size, or {remedy}"
+        )
+
+
+_NUMBERED = frozenset({CLASS, "int"})
+
+
+def warn_of_other_numbers(
+    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
+) -> None:
+    """Warn if a class has another number in a folder of this split than elsewhere in the run.
+
+    Only splits whose batches have such numbers are compared, and of remote shards only those whose
+    classes were looked up. `indexes` are those of this split and of others.
+    """
+    own = list(found_classes(indexes[split].urls, indexes[split].class_files))
+    if not own or not _has_numbers(data, split):
+        return
+    known: dict[str, tuple[int, str]] = {}
+    for other, index in indexes.items():
+        if other != split and _has_numbers(data, other):
+            for classes in found_classes(index.urls, index.class_files):
+                _first_renumbered(known, classes)
+    for classes in own:
+        name = _first_renumbered(known, classes)
+        if name is not None:
+            _log.warning(
+                "the class %r has the number %d by %s and %d by %s, so that labels of %s do not "
+                "mean the same everywhere; pack one of the two anew with --classes and the %s of "
+                "the other",
+                name,
+                *known[name],
+                classes.numbers[name],
+                classes.source,
+                split,
+                CLASSES,
+            )
+            return
+
+
+def _first_renumbered(known: dict[str, tuple[int, str]], classes: ClassNames) -> str | None:
+    """The first class whose number is another one than is known; new ones become known."""
+    renumbered = [
+        name
+        for name, number in classes.numbers.items()
+        if known.setdefault(name, (number, classes.source))[0] != number
+    ]
+    return renumbered[0] if renumbered else None
+
+
+def _has_numbers(data: DataConfig, split: SplitName) -> bool:
+    """Whether batches of a split have numbers of classes that no configuration gives."""
+    config = data.split(split)
+    parts = [config] if config.mix is None else config.component_splits().values()
+    return any(
+        CLASS_SUFFIX in field.suffixes and _NUMBERED & field.decoders and field.classes is None
+        for part in parts
+        for field in data.fields_from(part)
+    )
 
 
 def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False) -> ShardIndex:

@@ -23,10 +23,9 @@ from lightning_shards.callbacks.predictions import (
 )
 from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, require_choice
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import evaluation_loaders, place_of
-from lightning_shards.setting_checks import require_choice
 from lightning_shards.shards.files import make_folder
 
 

@@ -25,7 +25,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_shards.callbacks.set_epoch import require_own_places
-from lightning_shards.combined import loaders_in
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.cursor import Cursor
@@ -36,11 +35,12 @@ from lightning_shards.progress import (
     TrainProgress,
     batches_seen,
     limit_of,
+    restored_counters,
     train_loaders,
     validates_now,
 )
-from lightning_shards.restored import restored_counters
-from lightning_shards.saved_state import (
+from lightning_shards.stages import loaders_in
+from lightning_shards.state import (
     State,
     read_choice,
     read_count,

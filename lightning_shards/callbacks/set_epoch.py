@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_shards.config.sets import set_of
+from lightning_shards.config.splits import set_of
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import WAYS_TO_A_PLACE

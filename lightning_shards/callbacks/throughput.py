@@ -30,10 +30,10 @@ from lightning_shards.measure.report import (
 from lightning_shards.plan.cursor import Cursor
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
 from lightning_shards.samples.stage_clock import LoaderTimes
-from lightning_shards.saved_state import read_count
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.schemes import MakeRemoteStorage
-from lightning_shards.system.cpus import num_cpus
+from lightning_shards.state import read_count
+from lightning_shards.system.process import num_cpus
 
 
 class DataThroughputMonitor(pl.Callback):

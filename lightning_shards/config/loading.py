@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.setting_checks import (
+from lightning_shards.errors import (
+    ConfigError,
     path_as_text,
     require_at_least,
     require_choice,

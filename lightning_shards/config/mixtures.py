@@ -11,7 +11,16 @@ from lightning_shards.config.parsing import (
     load_callables,
     load_decoders,
 )
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import (
+    ConfigError,
+    require_at_least,
+    require_choice,
+    require_fields,
+    require_list,
+    require_mapping,
+    require_mappings,
+    urls_as_texts,
+)
 from lightning_shards.plan.mixtures.schedule import WeightChange
 from lightning_shards.plan.mixtures.weights import (
     check_component_names,
@@ -21,15 +30,6 @@ from lightning_shards.plan.mixtures.weights import (
 )
 from lightning_shards.samples.decoders import ends_in
 from lightning_shards.samples.optional_fields import suffixes_of
-from lightning_shards.setting_checks import (
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mapping,
-    require_mappings,
-    urls_as_texts,
-)
 from lightning_shards.shards.joins.settings import join_settings, shown_joins
 from lightning_shards.shards.urls import redact_pattern
 

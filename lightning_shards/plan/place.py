@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, fields, replace
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.setting_checks import plain_number
+from lightning_shards.errors import ConfigError, plain_number
 
 WAYS_TO_A_PLACE = (
     "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "

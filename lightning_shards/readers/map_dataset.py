@@ -14,7 +14,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import (
+    MOST_SEED,
+    ConfigError,
+    plain_number,
+    require_fields,
+    require_list,
+    require_mapping,
+    urls_as_texts,
+)
 from lightning_shards.readers.joined.joined_fields import make_all_fields, with_kinds
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
@@ -33,14 +41,6 @@ from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.transforms import SampleTransforms, Transform
-from lightning_shards.setting_checks import (
-    MOST_SEED,
-    plain_number,
-    require_fields,
-    require_list,
-    require_mapping,
-    urls_as_texts,
-)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings

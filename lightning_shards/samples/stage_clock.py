@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
-from lightning_shards.system.stage_byte import published_byte
+from lightning_shards.system.process import published_byte
 
 STAGES = ("open", "read", "decode", "transform", "collate", "fetch")
 """Opening shards and finding members; reading bytes; checking and decoding them (fields without a

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.system.cpus import num_cpus
+from lightning_shards.system.process import num_cpus
 from lightning_shards.tools.console import config_parser, report, run_tool, whole_numbers
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _fit_of(options: Namespace, folder: str) -> "ShardCLI":
     from lightning.pytorch import LightningDataModule
 
     from lightning_shards.cli import ShardCLI
-    from lightning_shards.config.files import read_setting
+    from lightning_shards.config.module import read_setting
     from lightning_shards.datamodule import ShardDataModule
 
     class UnrunCLI(ShardCLI):

@@ -16,7 +16,7 @@ from lightning_shards.shards.remote.cache.upkeep import (
     list_pieces,
     piece_folders,
 )
-from lightning_shards.system.cpus import num_cpus
+from lightning_shards.system.process import num_cpus
 from lightning_shards.tools.console import (
     FAILED,
     config_parser,

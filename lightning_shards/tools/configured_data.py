@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lightning_shards.build.sources import find_shards, make_source
-from lightning_shards.config.files import data_from_config, read_setting
-from lightning_shards.config.module import DataConfig
-from lightning_shards.config.sets import SplitName
-from lightning_shards.config.splits import SplitConfig
+from lightning_shards.config.module import DataConfig, data_from_config, read_setting
+from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.source import Source
 from lightning_shards.tools.console import whole_numbers

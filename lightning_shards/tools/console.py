@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.system.cpus import num_cpus
+from lightning_shards.system.process import num_cpus
 
 if TYPE_CHECKING:
     from lightning_shards.dataprep.survey import Finding

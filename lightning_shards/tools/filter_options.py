@@ -4,7 +4,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_shards.build.kept_index import FilterNeeds, index_of_kept
+from lightning_shards.build.sources import FilterNeeds, index_of_kept
 from lightning_shards.config.parsing import load_callable
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter

@@ -30,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _schema(_: Namespace) -> int:
     from lightning_shards.config.parsing import json_schema
-    from lightning_shards.config.sets import SET_SETTINGS
-    from lightning_shards.config.splits import SPLITS
+    from lightning_shards.config.splits import SET_SETTINGS, SPLITS
     from lightning_shards.datamodule import ShardDataModule
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")

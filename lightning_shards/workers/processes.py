@@ -27,8 +27,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import default_dtype_name, load_torch
 from lightning_shards.system.cancellation import take_from
 from lightning_shards.system.guard import GuardedName, kill
-from lightning_shards.workers.connection import TrainerEnd, new_memory
-from lightning_shards.workers.failures import raise_failure
+from lightning_shards.workers.connection import Lease, ReceivedBuffers, TrainerEnd, new_memory
 from lightning_shards.workers.fork_server import (
     ForkServerWorker,
     ForkWorker,
@@ -44,9 +43,8 @@ from lightning_shards.workers.messages import (
     shared_bytes,
 )
 from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.shared_buffers import Lease, ReceivedBuffers
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
-from lightning_shards.workers.worker import WorkerShare, run_worker
+from lightning_shards.workers.worker import WorkerShare, raise_failure, run_worker
 from lightning_shards.workers.worker_imports import WorkerImports
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from lightning_shards.build import loaders
-from lightning_shards.build.loaders import describe
-from lightning_shards.build.pools import make_pool
+from lightning_shards.build.loaders import describe, make_pool
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lightning_shards import ShardDataModule, SplitConfig
-from lightning_shards.config.sets import as_settings, named_splits
+from lightning_shards.config.splits import as_settings, named_splits
 from lightning_shards.errors import ConfigError
 
 FIELDS = {"fields": {"label": "cls"}}

@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from lightning_shards.system.job_name import job_name
+from lightning_shards.system.process import job_name
 
 
 @pytest.fixture(autouse=True)

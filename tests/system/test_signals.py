@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lightning_shards.system.signals import DeferredSignal
+from lightning_shards.system.process import DeferredSignal
 
 SIGNAL = signal.SIGUSR1
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.workers.connection import ReceivedBuffers
 from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
-from lightning_shards.workers.shared_buffers import ReceivedBuffers
 
 SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
 LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)

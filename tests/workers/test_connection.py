@@ -10,8 +10,7 @@ import pytest
 
 from lightning_shards.errors import WorkerError
 from lightning_shards.system.cancellation import Cancellable
-from lightning_shards.workers.connection import TrainerEnd, WorkerEnd, new_memory
-from lightning_shards.workers.shared_buffers import ReceivedBuffers
+from lightning_shards.workers.connection import ReceivedBuffers, TrainerEnd, WorkerEnd, new_memory
 
 SLOTS = 2
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from lightning_shards import LoaderConfig, SplitConfig
-from lightning_shards.build.pools import make_pool
+from lightning_shards.build.loaders import make_pool
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
-from lightning_shards.workers import private_sources
-from lightning_shards.workers.private_sources import private_source, try_first_sample
+from lightning_shards.workers import inline
+from lightning_shards.workers.inline import private_source, try_first_sample
 
 VALUES = 4096
 
@@ -106,7 +106,7 @@ def test_transforms_are_copied_with_what_they_hold(make_held, pack_shards, make_
 def test_large_tables_are_shared_and_small_arrays_are_copied(
     monkeypatch, tmp_path, pack_shards, make_source
 ):
-    monkeypatch.setattr(private_sources, "_LARGE_BYTES", 1000)
+    monkeypatch.setattr(inline, "_LARGE_BYTES", 1000)
     np.save(tmp_path / "mapped.npy", np.zeros(3))
     mapped = np.load(tmp_path / "mapped.npy", mmap_mode="r")
     held = [np.zeros(10), torch.zeros(10), np.zeros(1000), torch.zeros(1000), mapped]

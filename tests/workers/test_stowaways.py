@@ -10,11 +10,11 @@ import torch
 from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers import shared_buffers
+from lightning_shards.workers import connection
+from lightning_shards.workers.connection import SharedBuffer
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import SHARED_BYTES, BatchBytes, batch_bytes
 from lightning_shards.workers.processes import ProcessPool
-from lightning_shards.workers.shared_buffers import SharedBuffer
 from lightning_shards.workers.threads import ThreadPool
 
 IN_ONE_PROCESS = [
@@ -187,12 +187,12 @@ def test_the_first_sample_shows_what_the_trainer_cannot_unpickle():
 
 
 def test_memory_that_is_not_there_is_an_error_with_the_numbers_and_leaves_nothing():
-    before = set(shared_buffers.SHARED_FOLDER.iterdir())
+    before = set(connection.SHARED_FOLDER.iterdir())
     with pytest.raises(
         WorkerError, match=r"no shared memory for a message of [\d,]+\.0 MiB .*MiB f"
     ):
         SharedBuffer.new(2**50)
-    assert set(shared_buffers.SHARED_FOLDER.iterdir()) == before
+    assert set(connection.SHARED_FOLDER.iterdir()) == before
 
 
 @pytest.mark.ddp

@@ -20,7 +20,7 @@ from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Body, Transport
 from lightning_shards.system.cancellation import result_of
-from lightning_shards.system.stage_byte import Fetching
+from lightning_shards.system.process import Fetching
 
 _BUFFER: Final = 1 << 18
 

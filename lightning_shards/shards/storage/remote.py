@@ -25,7 +25,7 @@ from lightning_shards.shards.remote.transport import (
 from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads, ShardStat, Storage
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.system.cancellation import result_of, take_from
-from lightning_shards.system.stage_byte import Fetching
+from lightning_shards.system.process import Fetching
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""

@@ -15,8 +15,8 @@ from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.samples.collate_fn import Collation
-from lightning_shards.saved_state import require_resumable
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.state import require_resumable
 from tests.readers.mixtures.conftest import (
     ALONE,
     COUNTS,

@@ -16,10 +16,10 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.storage.protocol import FetchTotals
-from lightning_shards.system import stage_byte
+from lightning_shards.system import process
 from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.workers.connection import ReceivedBuffers
 from lightning_shards.workers.messages import MessageMaker
-from lightning_shards.workers.shared_buffers import ReceivedBuffers
 from tests.shards.remote.published import module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -91,10 +91,10 @@ def test_what_is_in_the_cache_is_read_and_not_fetched(published_shards, tmp_path
 @pytest.fixture
 def published():
     """The stage that this process publishes, by name."""
-    before, byte = stage_byte.published_byte(), memoryview(bytearray(1))
-    stage_byte.publish_stages_in(byte)
+    before, byte = process.published_byte(), memoryview(bytearray(1))
+    process.publish_stages_in(byte)
     yield lambda: stage_of(byte[0])
-    stage_byte.publish_stages_in(before)
+    process.publish_stages_in(before)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_a_process_that_waits_for_a_server_says_that_it_fetches(
 
 
 def test_a_thread_that_nobody_waits_for_publishes_nothing(published):
-    with stage_byte.Fetching():
+    with process.Fetching():
         assert published() == "start"
     with Cancellable(lambda: None):
-        with stage_byte.Fetching():
+        with process.Fetching():
             assert published() == "fetch"
         assert published() == "start"
 

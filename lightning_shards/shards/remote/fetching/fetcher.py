@@ -36,7 +36,7 @@ from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.urls import redact
 from lightning_shards.system.cancellation import raise_if_cancelled, result_of
-from lightning_shards.system.stage_byte import Fetching
+from lightning_shards.system.process import Fetching
 
 WAIT_S: Final = 2.0
 """A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.

@@ -1,1 +1,0 @@
-"""What travels beside a message: its tensors, found wherever they are in it."""
