@@ -35,13 +35,13 @@ import numpy as np
 from numpy.typing import NDArray
 from webdataset.filters import shuffle
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, component_seed
-from lightning_shards.plan.mixtures.schedule import schedule_mixture
-from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
+from lightning_shards.plan.mixture_schedule import schedule_mixture
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.pieces import pieces_ahead
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.slots import MixtureSlots
 
 BATCH = 256
 STRETCH = 16_384

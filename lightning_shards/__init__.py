@@ -37,11 +37,9 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from lightning_shards.loader import ShardLoader
-    from lightning_shards.plan.cursor import Cursor
-    from lightning_shards.plan.epoch import EpochPlan, plan_epoch
+    from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, plan_epoch
     from lightning_shards.plan.order import Order, SampleOrder
-    from lightning_shards.plan.place import Place
-    from lightning_shards.plan.schedule import EpochSchedule
+    from lightning_shards.plan.place import Cursor, Place
     from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip

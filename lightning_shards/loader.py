@@ -17,10 +17,8 @@ from typing import Any, NoReturn, Protocol, Self
 import torch.distributed
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set, plain_number
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.place import WAYS_TO_A_PLACE, Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
+from lightning_shards.plan.place import WAYS_TO_A_PLACE, Cursor, Place
 from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch

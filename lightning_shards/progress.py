@@ -22,10 +22,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule, limited_steps
+from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, limited_steps
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.state import (
     SHORTEST_ENDS,
     TRANSLATE,

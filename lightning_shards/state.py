@@ -7,8 +7,8 @@ from math import gcd
 from typing import Any, cast
 
 from lightning_shards.errors import StateError, count_of
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JOIN_PREFIX, component_of_join

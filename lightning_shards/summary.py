@@ -14,8 +14,7 @@ from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ShardError, count_of
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.loaded_torch import with_tensors

@@ -27,7 +27,7 @@ from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.shards import counts
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import SampleError, StateError
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex

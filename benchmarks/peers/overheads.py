@@ -136,7 +136,7 @@ class _Constant:
 
 def _same_batch_again(job: Job) -> Any:
     from benchmarks.peers.loaders.shards import LOADERS
-    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.place import Cursor
     from lightning_shards.workers.inline import InlinePool
 
     loader = LOADERS["ours, inline"](job)

@@ -8,9 +8,8 @@ from lightning_shards.build.mixtures import mixture_lines
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitName, set_of
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.plan.epoch import EpochPlan
+from lightning_shards.plan.epoch import EpochPlan, limited_steps
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import limited_steps
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import optional_names

@@ -7,24 +7,26 @@ from typing import Final
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.mixtures.composition import (
+from lightning_shards.plan.mixture import (
     BatchCounts,
+    MixtureComponent,
+    MixtureOrder,
     WeightStage,
     count_batches,
     left_out_of_epoch,
+    require_samples,
     samples_of_epoch,
     sizes_without_drop,
     stages_of,
 )
-from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, require_samples
-from lightning_shards.plan.mixtures.schedule import schedule_mixture
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.mixtures.weights import (
+from lightning_shards.plan.mixture_schedule import (
     MAX_DEFAULT_ROUND,
     default_round,
     epoch_of_mixture,
+    schedule_mixture,
     weigh_components,
 )
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.reader_choice import ReaderChoice

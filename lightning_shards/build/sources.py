@@ -19,10 +19,10 @@ from lightning_shards.build.mixtures import (
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
-from lightning_shards.plan.mixtures.mixture import component_seed
+from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
-from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.joined.joined_fields import with_kinds

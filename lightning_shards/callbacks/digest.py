@@ -11,8 +11,8 @@ from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
+from lightning_shards.plan.place import Cursor
 from lightning_shards.progress import evaluation_loaders, place_of, train_loaders
 from lightning_shards.readers.bad_samples import Served
 

@@ -27,8 +27,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor
 from lightning_shards.progress import (
     EpochAnchor,
     FitPosition,

@@ -27,7 +27,7 @@ from lightning_shards.measure.report import (
     save_plot,
     write_report,
 )
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Cursor
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
 from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals

@@ -21,8 +21,8 @@ from lightning_shards.errors import (
     require_mappings,
     urls_as_texts,
 )
-from lightning_shards.plan.mixtures.schedule import WeightChange
-from lightning_shards.plan.mixtures.weights import (
+from lightning_shards.plan.mixture_schedule import (
+    WeightChange,
     check_component_names,
     require_one_length,
     weigh_components,

@@ -20,8 +20,8 @@ from lightning_shards.measure.rates import (
     in_lockstep,
     rate_text,
 )
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.source import Source
 
 WORTH_A_CHANGE = 0.1

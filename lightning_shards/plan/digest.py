@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_shards.plan.draws import mix
 from lightning_shards.plan.order import Order
-from lightning_shards.plan.permutations import mix
 from lightning_shards.plan.place import Place
 
 _AT_ONCE = 2**16

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.plan.file_order import FileOrder
+from lightning_shards.plan.draws import FileOrder
 from lightning_shards.plan.order import Order
 
 _Ints = NDArray[np.int64]

@@ -28,13 +28,16 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import (
     ORDER_VERSION,
+    FileOrder,
     Purpose,
+    RunOrder,
+    ShardOrder,
+    order_runs,
+    order_shards,
     random_words,
     scale_words,
     stable_order,
 )
-from lightning_shards.plan.file_order import FileOrder
-from lightning_shards.plan.permutations import RunOrder, ShardOrder, order_runs, order_shards
 
 Sampling = Literal["resampled", "shuffled", "sequential"]
 """With replacement; each sample once in a new order each epoch; each sample once in file order."""

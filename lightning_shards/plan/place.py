@@ -1,8 +1,22 @@
-"""The place of a stream of batches: its rank, and the worker of that rank that makes it."""
+"""The place of a stream of batches (its rank, and the worker that makes it), and the cursor."""
 
 from dataclasses import dataclass, fields, replace
 
 from lightning_shards.errors import ConfigError, plain_number
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """How far the whole job has come.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        samples: Samples of **this epoch** that the whole job has trained, repeats not counted.
+    """
+
+    epoch: int = 0
+    samples: int = 0
+
 
 WAYS_TO_A_PLACE = (
     "with a Trainer, trainer.fit(model, datamodule=data) finds out the rank by itself; else make "

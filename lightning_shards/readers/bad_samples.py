@@ -12,9 +12,8 @@ from operator import index
 from typing import TypeVar
 
 from lightning_shards.errors import DamagedShardError, SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode

@@ -9,7 +9,7 @@ import numpy as np
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
-from lightning_shards.plan.schedule import WorkerEpoch
+from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.samples.collate import Sample
 from lightning_shards.shards.index import ShardIndex
 

@@ -11,12 +11,10 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from lightning_shards.errors import count_of
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION
-from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.mixtures.identity import MixtureIdentity
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
+from lightning_shards.plan.mixture import MixtureIdentity
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import Field, classes_identity

@@ -21,12 +21,11 @@ from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 
 from lightning_shards.errors import SampleError, StateError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import digest_share
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import SampleOrder, Sampling
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_shards.errors import count_of
-from lightning_shards.plan.footprint import DataShape, Workers, footprint
-from lightning_shards.plan.mixtures.composition import samples_of_epoch, stages_of
+from lightning_shards.plan.mixture import samples_of_epoch, stages_of
+from lightning_shards.plan.pieces import DataShape, Workers, footprint
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch

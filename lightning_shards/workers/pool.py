@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from lightning_shards.errors import count_of
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 

@@ -19,9 +19,8 @@ from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
 from lightning_shards.errors import ConfigError, WorkerError, count_of
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.footprint import SPARE_BUFFERS, buffers_per_worker
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.pieces import SPARE_BUFFERS, buffers_per_worker
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.loaded_torch import default_dtype_name, load_torch

@@ -16,8 +16,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, NoReturn
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.footprint import buffers_per_worker
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.pieces import buffers_per_worker
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch

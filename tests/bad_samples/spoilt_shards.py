@@ -11,8 +11,7 @@ from PIL import Image
 from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder

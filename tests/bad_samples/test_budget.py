@@ -6,8 +6,7 @@ import pytest
 from spoilt_shards import READERS, REASONS, Picky, data_of
 
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 
 STRICT = {"on_bad_sample": "raise", "max_bad": 0}
 

@@ -14,7 +14,7 @@ import torch
 from lightning_shards import EpochDigest, ExactResume, LoaderConfig, ShardDataModule
 from lightning_shards.errors import DigestError
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.plan.mixtures.schedule import schedule_mixture
+from lightning_shards.plan.mixture_schedule import schedule_mixture
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from tests.mixed_shards import mix_of, module_of
 

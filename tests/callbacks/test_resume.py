@@ -16,7 +16,7 @@ from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positio
 from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13

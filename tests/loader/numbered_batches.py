@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from lightning_shards import ShardLoader
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.workers.inline import produce

@@ -6,7 +6,7 @@ import pytest
 from numbered_batches import FakeProgress, RoundRobinPool, make_loader
 
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Cursor
 from lightning_shards.workers.inline import InlinePool
 
 

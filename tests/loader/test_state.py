@@ -10,7 +10,7 @@ from numbered_batches import NumberedSource, RoundRobinPool, make_loader
 
 from lightning_shards import LoaderConfig, Place, ShardDataModule, ShardLoader, SplitConfig
 from lightning_shards.errors import StateError
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 
 
 def test_the_state_counts_what_was_handed_out():

@@ -3,11 +3,15 @@
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.mixtures.mixture import MixtureComponent, MixtureOrder, component_seed
-from lightning_shards.plan.mixtures.schedule import WeightChange, schedule_mixture
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.mixtures.weights import default_round, weigh_components
+from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
+from lightning_shards.plan.mixture_schedule import (
+    WeightChange,
+    default_round,
+    schedule_mixture,
+    weigh_components,
+)
 from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.slots import MixtureSlots
 
 NAMES = ("web", "labels", "synth", "code", "Zoo", "math", "art", "b_2")
 KINDS = ("whole", "decimal", "passes", "temperature")

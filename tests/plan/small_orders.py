@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
+from lightning_shards.plan.draws import MAX_TABLE
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.permutations import MAX_TABLE
 
 SAMPLINGS = ("resampled", "shuffled", "sequential")
 UNEQUAL = np.array([3, 0, 40, 7, 1], dtype=np.int64)

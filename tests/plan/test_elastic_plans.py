@@ -16,10 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.epoch import plan_epoch
+from lightning_shards.plan.epoch import EpochSchedule, plan_epoch
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor
 
 REMAINDERS = ("drop", "pad", "balanced")
 SAMPLINGS = ("shuffled", "sequential", "resampled")

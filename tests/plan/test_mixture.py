@@ -12,15 +12,14 @@ import pytest
 from small_mixtures import component, draw_mixture, example_mixture, mixture
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import ORDER_VERSION, Purpose
-from lightning_shards.plan.mixtures.mixture import MixtureOrder, component_seed
-from lightning_shards.plan.mixtures.schedule import WeightChange
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.mixtures.weights import MAX_ROUND
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureOrder, component_seed
+from lightning_shards.plan.mixture_schedule import MAX_ROUND, WeightChange
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.slots import MixtureSlots
 
 GOLDEN = Path(__file__).with_name("golden_mixture.json")
 CHANGES = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.plan.mixtures.composition import (
+from lightning_shards.plan.mixture import (
     WeightStage,
     count_batches,
     left_out_of_epoch,
@@ -12,8 +12,8 @@ from lightning_shards.plan.mixtures.composition import (
     sizes_without_drop,
     stages_of,
 )
-from lightning_shards.plan.mixtures.schedule import WeightChange, schedule_mixture
-from lightning_shards.plan.mixtures.slots import MixtureSlots
+from lightning_shards.plan.mixture_schedule import WeightChange, schedule_mixture
+from lightning_shards.plan.slots import MixtureSlots
 from tests.plan.small_mixtures import draw_mixture, drawn
 
 EVERYTHING = 2**40

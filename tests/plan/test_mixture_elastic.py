@@ -11,12 +11,11 @@ import pytest
 from plan_chains import draw_jobs, parts_of_steps
 from small_mixtures import NAMES, component, drawn
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.plan.mixtures.mixture import MixtureOrder
-from lightning_shards.plan.mixtures.schedule import MixtureSchedule, MixtureStage
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule, plan_epoch
+from lightning_shards.plan.mixture import MixtureOrder
+from lightning_shards.plan.mixture_schedule import MixtureSchedule, MixtureStage
+from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.slots import MixtureSlots
 
 PARTS = 10
 IN_CI = 100  # of each part

@@ -5,7 +5,7 @@ import pytest
 from small_mixtures import component, example_mixture, mixture
 
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.mixtures.schedule import WeightChange, schedule_mixture
+from lightning_shards.plan.mixture_schedule import WeightChange, schedule_mixture
 
 WEIGHTS = {"web": 5, "labels": 2, "synth": 1}
 

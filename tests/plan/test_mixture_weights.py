@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.mixtures.weights import (
+from lightning_shards.plan.mixture_schedule import (
     check_round,
     default_round,
     epoch_of_mixture,

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_orders import EITHER, EPOCHS, HUGE, JUST_ABOVE, UNEQUAL, make, orders, pairs
 
-from lightning_shards.plan import permutations
-from lightning_shards.plan.draws import ORDER_VERSION, Purpose
+from lightning_shards.plan import draws
+from lightning_shards.plan.draws import MAX_TABLE, ORDER_VERSION, Purpose, permute_runs
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.permutations import MAX_TABLE, permute_runs
 
 GOLDEN = Path(__file__).with_name("golden_order.json")
 
@@ -140,7 +139,7 @@ def test_orders_equal_the_naive_model(order, epoch):
 @given(orders(("shuffled", "sequential")), EPOCHS, st.sampled_from([0, 3, MAX_TABLE]))
 def test_each_sample_comes_once(order, epoch, max_table):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutations, "MAX_TABLE", max_table)
+        patch.setattr(draws, "MAX_TABLE", max_table)
         found = pairs(order, epoch, 0, order.samples)
     assert sorted(found) == [(s, i) for s, n in enumerate(order.counts.tolist()) for i in range(n)]
 

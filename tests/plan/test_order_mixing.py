@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_orders import EPOCHS, UNEQUAL, make, orders, pairs
 
-from lightning_shards.plan import permutations
-from lightning_shards.plan.draws import scale_words
-from lightning_shards.plan.permutations import MAX_TABLE
+from lightning_shards.plan import draws
+from lightning_shards.plan.draws import MAX_TABLE, scale_words
 
 
 @pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
@@ -40,7 +39,7 @@ def test_blocks_keep_their_samples():
 @given(seed=st.integers(0, 2**64 - 1), run=st.integers(2, 9), samples=st.integers(10, 200))
 def test_runs_stay_together_before_blocks(max_table, seed, run, samples):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutations, "MAX_TABLE", max_table)
+        patch.setattr(draws, "MAX_TABLE", max_table)
         numbers = make([samples], seed, run=run, block=1).at(0, 0, samples)[:, 1]
     for before, after in pairwise(numbers.tolist()):
         assert after == before + 1 or (after % run == 0 and before in ends_of_runs(samples, run))

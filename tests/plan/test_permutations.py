@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_orders import EPOCHS, JUST_ABOVE
 
-from lightning_shards.plan.permutations import (
+from lightning_shards.plan.draws import (
     FEISTEL_ROUNDS,
     MAX_TABLE,
     Feistel,

@@ -12,11 +12,10 @@ from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan import pieces
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 
 WORLDS = st.integers(1, 5).flatmap(
     lambda world: st.tuples(st.sets(st.integers(0, world - 1), min_size=1), st.just(world))

@@ -7,9 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import PlanError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 
 
 @st.composite

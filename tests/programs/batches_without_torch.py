@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError, SampleError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards

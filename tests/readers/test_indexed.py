@@ -10,8 +10,7 @@ from jitter import jitter, jitter_globally
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.loaded_torch import with_tensors

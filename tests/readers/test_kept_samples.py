@@ -8,9 +8,8 @@ import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests, digest_ids
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.replay import batch_keys
 
 COUNTS = [5, 0, 9, 3, 12, 1]

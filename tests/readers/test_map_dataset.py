@@ -17,8 +17,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     StorageError,
 )
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import reader_choice
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.loaded_torch import with_tensors

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 from webdataset.writer import TarWriter
 
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 
 NUM_SHARDS = 9
 ALONE = Place()

@@ -7,8 +7,7 @@ from itertools import islice
 import pytest
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.shard_samples import lacking_members, read_shard
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex

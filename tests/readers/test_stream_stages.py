@@ -10,8 +10,7 @@ from webdataset.filters import map as map_samples
 from webdataset.filters import shuffle
 
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 
 ALONE = Place()
 PLACES = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]

@@ -10,7 +10,7 @@ import torch
 from forked_programs import ForkedPrograms
 from toy import SAMPLES, Ledger, ToyData, fit_until, positions_of
 
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 
 EPOCHS = 3
 RANK_SCRIPT = Path(__file__).with_name("rank.py")

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.source import SourceDescription, shard_identity
 from lightning_shards.samples.collate import LoadedBatch
 

@@ -22,8 +22,7 @@ from lightning_shards import (
     SplitConfig,
 )
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples import loaded_torch
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.generators import preserved_globals

@@ -12,8 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.generators import (
     RepeatedTransform,
     are_same,

@@ -12,8 +12,7 @@ from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError, TransformError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import batch_reader, indexed
 
 COUNTS = [3, 5, 2]

@@ -11,7 +11,7 @@ from small_kept import KEPT
 from small_mixtures import NAMES, component, mixture
 from small_orders import EITHER
 
-from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.mixture_schedule import WeightChange
 
 FEW = settings(max_examples=settings.default.max_examples // 5)
 BY_LENGTH = example("order_by_length").ByLength

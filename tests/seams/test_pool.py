@@ -16,8 +16,7 @@ from fakes import InTurnPool, example
 
 from lightning_shards.errors import MissingFieldError, SampleError, TransformError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import LoadedBatch

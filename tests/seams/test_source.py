@@ -10,10 +10,9 @@ from fakes import ListSource, example
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.replay import batch_keys
 
 COUNTS = [7, 0, 12, 4]

@@ -42,9 +42,9 @@ def unpickled():
 
 def main():
     from lightning_shards.samples.fields import Field
-    from lightning_shards.plan.schedule import EpochSchedule
+    from lightning_shards.plan.epoch import EpochSchedule
     from lightning_shards.readers.stream import StreamSource
-    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.place import Cursor
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.plan.place import Place
     from lightning_shards.workers.processes import ProcessPool
@@ -173,7 +173,7 @@ def main():
     from lightning_shards.config.loading import LoaderConfig
     from lightning_shards.config.splits import SplitConfig
     from lightning_shards.config.module import DataConfig
-    from lightning_shards.plan.cursor import Cursor
+    from lightning_shards.plan.place import Cursor
     from lightning_shards.plan.place import Place
     from lightning_shards.workers.processes import ProcessPool
 

@@ -5,7 +5,7 @@ import yaml
 
 from lightning_shards import ShardDataModule
 from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.plan.footprint import DataShape, Workers, footprint
+from lightning_shards.plan.pieces import DataShape, Workers, footprint
 from lightning_shards.tools import cache, plan
 from tests.tools.conftest import write_samples
 

@@ -13,8 +13,7 @@ from lightning_shards import (
     SplitConfig,
 )
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.replay import batch_keys
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])

@@ -3,8 +3,7 @@
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from tests.workers.same_bytes import COUNTS, jitter, jitter_globally
 
 

@@ -15,8 +15,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import worker_seed

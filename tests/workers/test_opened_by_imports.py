@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ddp
 
 PROGRAM = """
 import json, os, sys
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Cursor
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.ddp
 OWNER = """
 import sys
 from lightning_shards.samples.fields import Field
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.place import Cursor
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.processes import ProcessPool

@@ -16,8 +16,7 @@ from webdataset.writer import TarWriter
 
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.worker_imports import require_guard_for, require_main_guard

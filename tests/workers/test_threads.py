@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.workers.threads import ThreadPool
 

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Final
 
 from lightning_shards.errors import IndexMismatchError
-from lightning_shards.plan.schedule import WorkerEpoch
+from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.readers.ahead.piece_plan import Announcement
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES

@@ -12,8 +12,7 @@ from threading import Event
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.ahead.source_cache import window_of

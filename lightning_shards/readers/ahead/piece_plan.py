@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW, BlockPieces, pieces_ahead
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.remote.byte_ranges import (
     bytes_of_samples,

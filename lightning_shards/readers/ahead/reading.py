@@ -10,10 +10,9 @@ from time import perf_counter
 from typing import Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.order import Order
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead, FetchMeter
 from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer

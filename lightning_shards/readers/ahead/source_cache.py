@@ -6,12 +6,12 @@ from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
-from lightning_shards.plan.mixtures.mixture import MixtureOrder
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache

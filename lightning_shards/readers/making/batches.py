@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Protocol, cast
 
 from lightning_shards.errors import TransformError
-from lightning_shards.plan.schedule import WorkerEpoch
+from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.bad_samples import BAD, refused, weights_of
 from lightning_shards.readers.making.rows import RowSettings

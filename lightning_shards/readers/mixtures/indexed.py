@@ -11,10 +11,9 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Final
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.mixture import MixtureOrder
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureOrder
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from lightning_shards.plan.mixtures.mixture import MixtureOrder
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making.rows import EpochRows, RowSettings
 from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike, with_one_kind

@@ -16,12 +16,10 @@ from functools import cached_property
 from itertools import accumulate
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.identity import MixtureIdentity
-from lightning_shards.plan.mixtures.mixture import component_seed
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.mixture import MixtureIdentity, component_seed
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import BadSampleLedger, weights_of
 from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike, with_one_kind

@@ -8,9 +8,8 @@ import pytest
 from waiting import wait_for
 
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead import fetch_ahead
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import Announcement

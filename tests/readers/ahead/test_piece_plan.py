@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.shards.members import MemberTable
 

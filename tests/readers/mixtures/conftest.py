@@ -6,12 +6,10 @@ from itertools import islice
 
 import pytest
 
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.schedule import schedule_mixture
-from lightning_shards.plan.mixtures.slots import MixtureSlots
-from lightning_shards.plan.mixtures.weights import default_round, weigh_components
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture_schedule import default_round, schedule_mixture, weigh_components
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.shards.index import ShardIndex
 

@@ -10,8 +10,7 @@ import pytest
 from webdataset.writer import TarWriter
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.making import batches as making
 from lightning_shards.readers.mixtures import columns

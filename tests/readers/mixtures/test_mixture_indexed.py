@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
-from lightning_shards.plan.cursor import Cursor
 from lightning_shards.plan.digest import add_digests
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.making import batches as making

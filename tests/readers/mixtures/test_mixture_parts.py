@@ -14,7 +14,7 @@ import torch
 
 from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Place
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import make_fields

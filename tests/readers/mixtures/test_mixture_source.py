@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.mixtures.schedule import WeightChange
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
 from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.reader_choice import ReaderChoice

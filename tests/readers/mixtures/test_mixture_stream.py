@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from webdataset.mix import RandomMix
 
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.mixtures.mixture import component_seed
-from lightning_shards.plan.mixtures.schedule import WeightChange
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.mixture import component_seed
+from lightning_shards.plan.mixture_schedule import WeightChange
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.workers.inline import InlinePool

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from tests.mixed_shards import mix_of, module_of, pack_component
 
 ALIKE = ("web", "labels")

@@ -14,8 +14,7 @@ from fault_server import Fault
 from waiting import wait_for
 
 from lightning_shards.errors import StorageError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.limits import CacheNeed

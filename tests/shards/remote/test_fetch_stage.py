@@ -10,8 +10,7 @@ from waiting import wait_for
 
 from lightning_shards.build import sources
 from lightning_shards.errors import ShardError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.retries import RetryPolicy

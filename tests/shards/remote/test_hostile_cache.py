@@ -10,8 +10,7 @@ import pytest
 from waiting import wait_for
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from tests.shards.remote.published import module
 from tests.shards.remote.test_remote_cache import (
     PIECES,

@@ -15,8 +15,7 @@ from waiting import wait_for
 from lightning_shards import LoaderConfig
 from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead import reading
 from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.open_shards import OpenShards

@@ -21,8 +21,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     StorageError,
 )
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import reader_choice
 from lightning_shards.readers.replay import batch_keys
 from lightning_shards.shards.storage.remote import version_number

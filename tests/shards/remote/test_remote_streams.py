@@ -16,8 +16,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     StorageError,
 )
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.shards.storage import range_streams
 from lightning_shards.shards.storage.range_streams import StreamAhead
 from tests.shards.remote.conftest import options_of, url_of

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 from held_transport import cache_in
 
-from lightning_shards.plan.cursor import Cursor
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Place
-from lightning_shards.plan.schedule import EpochSchedule
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.shards.members import MemberTable

@@ -20,8 +20,7 @@ from pathlib import Path
 from batch_rows import rows_of
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.plan.cursor import Cursor
-from lightning_shards.plan.place import Place
+from lightning_shards.plan.place import Cursor, Place
 
 WRONG = 33
 BATCH = 8

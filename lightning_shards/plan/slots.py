@@ -22,8 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words, stable_order
-from lightning_shards.plan.mixtures.schedule import RUN_END, MixtureSchedule
-from lightning_shards.plan.mixtures.weights import check_component_names
+from lightning_shards.plan.mixture_schedule import RUN_END, MixtureSchedule, check_component_names
 from lightning_shards.plan.order import BLOCKS_KEPT
 
 _Ints = NDArray[np.int64]

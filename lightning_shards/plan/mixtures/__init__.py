@@ -1,1 +1,0 @@
-"""Mixtures: several data sets in one order, each round composed exactly."""
