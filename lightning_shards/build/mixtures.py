@@ -28,8 +28,7 @@ from lightning_shards.plan.mixture_schedule import (
 )
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.mixtures.choice import reader_of_mixture
-from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.fields import Field, classes_identity
 from lightning_shards.samples.transforms import image_backend

@@ -25,7 +25,7 @@ from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.joined.joined_fields import with_kinds
+from lightning_shards.readers.joined import with_kinds
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source

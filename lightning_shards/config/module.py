@@ -54,7 +54,7 @@ from lightning_shards.errors import (
     require_list,
     require_mappings,
 )
-from lightning_shards.readers.joined.joined_fields import make_all_fields
+from lightning_shards.readers.joined import make_all_fields
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS

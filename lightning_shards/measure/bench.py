@@ -24,10 +24,13 @@ from webdataset.tariterators import tarfile_to_samples
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import ConfigError, SampleError, count_of
 from lightning_shards.measure.rates import rate_text
-from lightning_shards.readers.field_stages import ApplyTransforms, DecodeFields
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.stream import StreamSource
-from lightning_shards.readers.user_stages import own_decoders
+from lightning_shards.readers.stream import (
+    ApplyTransforms,
+    DecodeFields,
+    StreamSource,
+    own_decoders,
+)
 from lightning_shards.samples.collate import Sample, collate
 from lightning_shards.samples.fields import optional_names, with_arrays
 from lightning_shards.samples.generators import SampleSeeds

@@ -17,12 +17,11 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.making.batches import batches_of_worker
-from lightning_shards.readers.making.rows import EpochRows, RowSettings
+from lightning_shards.readers.batches import EpochRows, RowSettings, batches_of_worker
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.user_stages import (
+from lightning_shards.readers.stream import (
     drawing_names,
     named_callables,
     own_decoders,

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from lightning_shards.errors import FileAccessError, count_of
-from lightning_shards.readers.joined.joined_members import JoinedMembers
+from lightning_shards.readers.joined import JoinedMembers
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints

@@ -1,7 +1,7 @@
 """The choice of a split's reader, by what is asked for and by what lies beside its shards."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -212,3 +212,42 @@ def require_forkable(urls: Sequence[str]) -> None:
             f"multiprocessing_context='fork' does not go with {scheme}:// shards, whose client "
             "does not survive a fork; take 'forkserver' or 'spawn'"
         )
+
+
+def reader_of_mixture(
+    choices: Mapping[str, ReaderChoice], indexes: Mapping[str, ShardIndex]
+) -> Literal["stream", "indexed"]:
+    """The reader of a mixture of these shards.
+
+    `auto` takes `indexed` if each component is local or has member tables, and none has stages.
+    Components that are drawn with replacement are indexed as well.
+
+    Args:
+        choices: By the name of the component, all with one `reader` and `in_mixture`. What they
+            call `split` should name the component, as in ``train.mix.web``.
+        indexes: Their shards.
+
+    Raises:
+        ConfigError: A component cannot be read by the reader that is asked for, or one serves each
+            sample once and the mixture has to be streamed.
+    """
+    readers = {name: choice.of(indexes[name]) for name, choice in choices.items()}
+    streamed = next((name for name, reader in readers.items() if reader == "stream"), None)
+    if streamed is None:
+        return "indexed"
+    for name, choice in choices.items():
+        if choice.sampling != "resampled":
+            raise ConfigError(
+                f"{choice.split} has sampling={choice.sampling!r}, and a mixture that is streamed "
+                f"cannot serve each sample once a pass; it is streamed because "
+                f"{_why(choices[streamed])}: take sampling='resampled' for {name!r}, or make all "
+                "components local or put member tables beside them, without stages"
+            )
+    return "stream"
+
+
+def _why(streamed: ReaderChoice) -> str:
+    if streamed.reader == "stream":
+        return "of reader='stream'"
+    what = "has stages" if streamed.has_stages else "is remote, without member tables beside it"
+    return f"{streamed.split} {what}"

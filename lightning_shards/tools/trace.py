@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _trace(options: Namespace) -> int:
     from lightning_shards.build.loaders import make_pool
     from lightning_shards.plan.place import Place
-    from lightning_shards.readers.replay import batch_keys
+    from lightning_shards.readers.source import batch_keys
     from lightning_shards.tools.configured_data import open_data, world_sizes
 
     steps = _parse_steps(options.steps)

@@ -15,7 +15,7 @@ from lightning_shards.cli import one_line
 from lightning_shards.errors import ConfigError, TransformError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 from lightning_shards.samples.crops import DecodeResize
 
 FIELDS = {"image": "png", "label": "cls"}

@@ -10,7 +10,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.digest import add_digests, digest_ids
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 
 COUNTS = [5, 0, 9, 3, 12, 1]
 LEFT_OUT = [0, 3, 4, 14, 15, 16, 20, 28, 29]  # the first and last ones, a run, a whole shard

@@ -5,7 +5,7 @@ import pytest
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import stream
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 
 
 def unchanged(samples):

@@ -13,7 +13,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 
 COUNTS = [7, 0, 12, 4]
 SAMPLES = sum(COUNTS)

@@ -14,7 +14,7 @@ from lightning_shards import (
 )
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 COLLATE_FNS = pytest.mark.parametrize(

@@ -1,44 +1,102 @@
-"""The indexed reader of mixtures: one order over the shards of all components.
+"""The first samples of a mixture: one of each component, before the batches are made."""
 
-A batch is a pure function of shards, seed, epoch and position, as that of a single data set. Where
-all components have the same fields and transforms, it is made as of one data set; else the rows of
-each component are made by themselves and put together.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, cast
 
+import numpy as np
+
+from lightning_shards.errors import ShardError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.batches import STRETCH, RowSettings, batches_of_worker
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.making.batches import batches_of_worker
-from lightning_shards.readers.making.rows import STRETCH, RowSettings
-from lightning_shards.readers.mixtures.columns import DifferingColumns
 from lightning_shards.readers.mixtures.fields import ComponentFields
-from lightning_shards.readers.mixtures.first_samples import (
-    first_samples,
-    largest_of,
-    require_alike_samples,
+from lightning_shards.readers.mixtures.rows import (
+    ComponentReaders,
+    ComponentRow,
+    DifferingColumns,
+    MixtureRows,
+    require_alike,
 )
-from lightning_shards.readers.mixtures.readers import ComponentReaders
-from lightning_shards.readers.mixtures.rows import MixtureRows
-from lightning_shards.readers.source import ServedSample, SourceDescription
-from lightning_shards.readers.user_stages import own_decoders
+from lightning_shards.readers.source import ServedSample, Source, SourceDescription
+from lightning_shards.readers.stream import own_decoders
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
+from lightning_shards.samples.collate import RESERVED_KEYS, BatchFormat, LoadedBatch
+from lightning_shards.samples.fields import Field
+from lightning_shards.samples.loaded_torch import bytes_of, map_columns
 from lightning_shards.samples.optional_fields import lacking_in_all, require_found
-from lightning_shards.samples.sample_transforms import first_taking
+from lightning_shards.samples.sample_transforms import fields_of, first_taking
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage
+
+
+def first_samples(
+    names: Sequence[str], components: Sequence[Source], place: Place
+) -> list[LoadedBatch]:
+    """A batch of one sample of each component.
+
+    Raises:
+        ShardError: One cannot be made; a note says of which component it is.
+    """
+    return [
+        _first_of(number, name, component, place)
+        for number, (name, component) in enumerate(zip(names, components, strict=True))
+    ]
+
+
+def require_alike_samples(
+    names: Sequence[str],
+    fields: Sequence[Sequence[Field]],
+    made: Sequence[LoadedBatch],
+    batch_format: BatchFormat,
+) -> None:
+    """Check that these samples of components, which are batches of one, fit into one batch.
+
+    Raises:
+        ConfigError: Their fields have other names.
+        SampleError: The values of a field do not fit into one tensor.
+    """
+    rows: list[ComponentRow] = []
+    for name, of_component, loaded in zip(names, fields, made, strict=True):
+        columns = cast("dict[str, Any]", loaded.batch)
+        if batch_format == "tuple":
+            configured = [field.name for field in of_component]
+            columns = dict(zip(configured, cast("tuple[Any, ...]", loaded.batch), strict=True))
+        sample = {key: column[0] for key, column in columns.items()}
+        rows.append(ComponentRow(name, fields_of(sample), sample))
+    require_alike(rows)
+
+
+def largest_of(made: Sequence[LoadedBatch]) -> LoadedBatch:
+    """The batch with the most bytes in arrays and tensors."""
+    return max(made, key=_num_bytes)
+
+
+def _first_of(number: int, name: str, component: Source, place: Place) -> LoadedBatch:
+    try:
+        loaded = component.first_sample(place)
+    except ShardError as error:
+        error.add_note(f"this is component {name!r} of the mixture")
+        raise
+    if isinstance(loaded.batch, dict) and "__component__" in component.describe().reserved:
+        loaded.batch.setdefault("__component__", np.array([number], np.int64))
+    return loaded
+
+
+def _num_bytes(loaded: LoadedBatch) -> int:
+    sizes: list[int] = []
+    map_columns(loaded.batch, lambda column: sizes.append(bytes_of(column)))
+    return sum(sizes)
+
 
 _MOST_STRETCHES: Final = 4
 """At most so many stretches of a single data set are looked up together, one for each component.

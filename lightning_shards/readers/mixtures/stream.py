@@ -1,15 +1,6 @@
-"""The stream reader of mixtures: one pipeline for each component, and rows by the slots of the mix.
+"""Whether data sets can be streamed together as the components of one mixture."""
 
-The slots say which component each row of a batch is from, so counts are exact whatever the numbers
-of ranks and workers. The row itself is the next sample of the component's own pipeline, as
-`StreamSource` makes it for this worker::
-
-    slots of the batch    w w l w
-    web      -> w0 w1 w2
-    labels   -> l0                  ->   w0 w1 l0 w2
-"""
-
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,16 +13,19 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import BadSampleLedger, weights_of
-from lightning_shards.readers.mixtures.alike import ComponentRow, require_alike, with_one_kind
-from lightning_shards.readers.mixtures.first_samples import (
+from lightning_shards.readers.mixtures.indexed import (
     first_samples,
     largest_of,
     require_alike_samples,
 )
-from lightning_shards.readers.mixtures.streamable import require_streamable
-from lightning_shards.readers.replay import read_again, require_no_stages
+from lightning_shards.readers.mixtures.rows import ComponentRow, require_alike, with_one_kind
 from lightning_shards.readers.shard_samples import lacking_members
-from lightning_shards.readers.source import ServedSample, SourceDescription
+from lightning_shards.readers.source import (
+    ServedSample,
+    SourceDescription,
+    read_again,
+    require_no_stages,
+)
 from lightning_shards.readers.stream import ComponentNumbers, StreamSource
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch, PixelLayout, Sample
@@ -41,6 +35,41 @@ from lightning_shards.samples.optional_fields import lacking_in_all, require_fou
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+
+_OF_THE_SPLIT = ("epochs", "batch_format", "max_bad", "collation")
+"""Settings that all components have from their split."""
+
+
+def require_streamable(names: Sequence[str], components: Sequence[StreamSource]) -> None:
+    """Check that these components can be streamed as one mixture.
+
+    Raises:
+        ConfigError: One serves each sample once, they are not of one split, or batches are tuples
+            whose places would mean other fields in other batches.
+    """
+    first = components[0]
+    for name, component in zip(names, components, strict=True):
+        if component.sampling != "resampled":
+            raise ConfigError(
+                f"component {name!r} has sampling={component.sampling!r}, and a mixture that is "
+                "streamed cannot serve each sample once a pass; take reader='indexed', or "
+                "sampling='resampled' for it"
+            )
+        for setting in _OF_THE_SPLIT:
+            value, expected = getattr(component, setting), getattr(first, setting)
+            if value != expected:
+                raise ConfigError(
+                    f"{setting} must be the same in all components of a mixture, got {expected} "
+                    f"and, in {name!r}, {value}; set it for the split"
+                )
+        fields, others = (sorted(each.name for each in of.fields) for of in (first, component))
+        if first.batch_format == "tuple" and fields != others:
+            raise ConfigError(
+                f"batch_format='tuple' has the same places in all batches, and component "
+                f"{names[0]!r} has the fields {fields}, {name!r} has {others}; take "
+                "batch_format='dict', or name them alike"
+            )
+
 
 _OF_THE_MIX = ("order_version", "seed", "reader")
 """Entries of a component's identity that are those of the whole mix."""

@@ -11,9 +11,9 @@ from webdataset.writer import TarWriter
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
-from lightning_shards.readers.making import batches as making
-from lightning_shards.readers.mixtures import columns
+from lightning_shards.readers.mixtures import rows
 from tests.mixed_shards import mix_of, module_of
 
 SAMPLES, SIZE = 128, 8
@@ -56,13 +56,13 @@ def mixture(tmp_path, first, second, split=None, **settings):
 @pytest.fixture
 def counted(monkeypatch):
     """How many rows were decoded in each call."""
-    rows, decode = [], columns.column_at_once
+    rows, decode = [], rows.column_at_once
 
     def column_at_once(field, members):
         rows.append(len(members.to_list()))
         return decode(field, members)
 
-    monkeypatch.setattr(columns, "column_at_once", column_at_once)
+    monkeypatch.setattr(rows, "column_at_once", column_at_once)
     return rows
 
 
@@ -105,11 +105,11 @@ def test_rows_of_several_batches_are_decoded_together(tmp_path, monkeypatch, cou
 def test_what_is_decoded_together_is_bounded(tmp_path, monkeypatch, counted):
     first = {"urls": pack(tmp_path, "first", arrays_of)}
     second = {"urls": pack(tmp_path, "second", raw_of), **RAW}
-    monkeypatch.setattr(columns, "_MOST_SAMPLES", 3 * SIZE + 1)
+    monkeypatch.setattr(rows, "_MOST_SAMPLES", 3 * SIZE + 1)
     require_equal_by_samples(mixture(tmp_path, first, second), monkeypatch)
     assert set(counted) == {3 * SIZE // 2, SIZE}  # 32 batches: ten times three, and two
     counted.clear()
-    monkeypatch.setattr(columns, "_MOST_BYTES", 12 * SIZE)
+    monkeypatch.setattr(rows, "_MOST_BYTES", 12 * SIZE)
     require_equal_by_samples(mixture(tmp_path, first, second), monkeypatch)
     assert not counted
 

@@ -13,13 +13,13 @@ import torch
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
 from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.making import batches as making
 from lightning_shards.readers.mixtures import indexed as mixtures_indexed
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 from tests.mixed_shards import COUNTS, WEIGHTS, mix_of, module_of, pack_component
 
 ALIKE = ("web", "labels")

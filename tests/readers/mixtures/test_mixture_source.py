@@ -11,9 +11,8 @@ from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.mixtures.choice import reader_of_mixture
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
-from lightning_shards.readers.reader_choice import ReaderChoice
+from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.state import require_resumable

@@ -4,8 +4,7 @@ import pytest
 from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.readers import indexed
-from lightning_shards.readers.making import batches
+from lightning_shards.readers import batches, indexed
 from lightning_shards.shards.storage.local import LocalStorage
 from tests.samples.optional.lacking_shards import COUNTS, FIELDS, LACKING, png
 

@@ -13,7 +13,7 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers import reader_choice
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.sample_filter import sample_filter
 from lightning_shards.shards.index import ShardIndex

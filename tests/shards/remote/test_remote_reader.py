@@ -23,7 +23,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import reader_choice
-from lightning_shards.readers.replay import batch_keys
+from lightning_shards.readers.source import batch_keys
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.schemes import shared_out
 from lightning_shards.tools import index as index_tool

@@ -1,1 +1,0 @@
-"""What reads joined columns beside the members of samples."""
