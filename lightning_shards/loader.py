@@ -25,6 +25,7 @@ from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.state import (
+    AS_DATAMODULE,
     State,
     read_count,
     require_not_before,
@@ -95,6 +96,7 @@ class ShardLoader:
         self.served: Served | None = None
         self._source, self.identity = source, source.identity()
         self.progress = progress
+        self._loaded: State = {}
         self._resumed: Cursor | None = None
         self._trained = Cursor()
         self._open: OpenStream | None = None
@@ -183,8 +185,9 @@ class ShardLoader:
         return SimpleNamespace(sampler=SimpleNamespace(set_epoch=self._set_epoch_of_trainer))
 
     def _set_epoch_of_trainer(self, epoch: int) -> None:
-        if self.progress is None:
+        if self.progress is None and self._resumed and self._trained != Cursor():
             require_not_within(epoch, self._resumed)
+            require_same(self.shape, self._loaded, AS_DATAMODULE)
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -282,7 +285,7 @@ class ShardLoader:
         require_rest(state, description, self.epochs, ranks)
         samples = read_count(state, "samples", self.epochs.samples)
         self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._resumed = self.epochs.with_a_step(self._trained, ranks)
+        self._loaded, self._resumed = state, self.epochs.with_a_step(self._trained, ranks)
         self.epoch = self._resumed.epoch
 
     def __enter__(self) -> Self:

@@ -25,6 +25,8 @@ TRANSLATE = (
     "checkpoints resume with another batch size and another number of ranks"
 )
 
+AS_DATAMODULE = "set it back to resume, or give the shards to the trainer as datamodule="
+
 SHORTEST_ENDS = (
     "let epochs end with the shortest loader: have train_dataloader return "
     'CombinedLoader({"shards": ..., ...}, "min_size") of lightning.pytorch.utilities, and not the '
