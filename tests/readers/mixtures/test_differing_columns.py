@@ -56,14 +56,14 @@ def mixture(tmp_path, first, second, split=None, **settings):
 @pytest.fixture
 def counted(monkeypatch):
     """How many rows were decoded in each call."""
-    rows, decode = [], rows.column_at_once
+    counts, decode = [], rows.column_at_once
 
     def column_at_once(field, members):
-        rows.append(len(members.to_list()))
+        counts.append(len(members.to_list()))
         return decode(field, members)
 
     monkeypatch.setattr(rows, "column_at_once", column_at_once)
-    return rows
+    return counts
 
 
 def batches_of_two_epochs(module):
