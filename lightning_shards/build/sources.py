@@ -43,12 +43,8 @@ from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import (
-    MakeStorage,
-    Storages,
-    has_ranges,
-    remote_storages,
-)
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
 from lightning_shards.shards.tables import TableStore, index_command
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 from lightning_shards.system.process import job_name

@@ -31,7 +31,7 @@ from lightning_shards.plan.place import Cursor
 from lightning_shards.progress import fit_loaders, logger_step, should_log, train_loaders
 from lightning_shards.samples.stage_clock import LoaderTimes
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
-from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+from lightning_shards.shards.storage.remote import MakeRemoteStorage
 from lightning_shards.state import read_count
 from lightning_shards.system.process import num_cpus
 

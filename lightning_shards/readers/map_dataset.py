@@ -46,7 +46,7 @@ from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.urls import expand_urls, is_local
 
 _MAPPINGS: Final = ("decode", "classes", "transforms", "defaults", "join", "storage_options")

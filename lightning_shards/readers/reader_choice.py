@@ -18,7 +18,8 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.scheme_table import SCHEMES
-from lightning_shards.shards.storage.schemes import Storages, has_ranges, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tables import TableStore, duration, index_command
 from lightning_shards.shards.urls import is_local, redact, scheme_of
 

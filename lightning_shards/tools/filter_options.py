@@ -10,7 +10,8 @@ from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 
 
 def filter_option(text: str) -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 from lightning_shards.dataprep.show import TabledShards, class_counts
 from lightning_shards.dataprep.survey import FieldSizes, Survey, survey
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.tools.console import (
     human,
     print_findings,

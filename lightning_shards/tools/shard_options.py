@@ -16,7 +16,8 @@ from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.local_copies import require_shards
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls
 
 _CONNECTIONS: Final = 64

@@ -25,7 +25,8 @@ from lightning_shards.dataprep.survey import Survey, survey
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.files import open_regular, replace_file
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.tools.console import (
     human,

@@ -25,7 +25,8 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.shard_samples import read_shard
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 
 pytestmark = pytest.mark.network
 

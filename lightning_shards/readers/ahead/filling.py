@@ -13,9 +13,8 @@ from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead.piece_plan import PiecePlan
+from lightning_shards.readers.ahead.piece_plan import PiecePlan, window_of
 from lightning_shards.readers.ahead.reading import ShardTables
-from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.source import Source
@@ -30,8 +29,7 @@ from lightning_shards.shards.remote.transport import (
     Transport,
     version_of_stamp,
 )
-from lightning_shards.shards.storage.remote import version_number
-from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+from lightning_shards.shards.storage.remote import MakeRemoteStorage, version_number
 from lightning_shards.shards.urls import is_local, redact
 
 _BLOCKS: Final = 2

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW, BlockPieces, pieces_ahead
 from lightning_shards.plan.place import Cursor, Place
@@ -286,3 +287,42 @@ def _is_worth_it(block: BlockPieces, pieces: _PieceBytes) -> NDArray[np.bool_]:
     sizes = pieces.ends - pieces.begins
     size_of_sample = sizes / (block.stops - block.starts)
     return (sizes > 0) & is_whole_faster(sizes, size_of_sample, block.uses)
+
+
+def blocks_of_window(prepared: int, of_blocks: int) -> int:
+    """Whole blocks in a window: it holds what is prepared, and is read to the end of a block.
+
+    >>> blocks_of_window(80, of_blocks=40), blocks_of_window(81, of_blocks=40)
+    (2, 3)
+
+    Args:
+        prepared: Samples that all workers of all nodes prepare at once.
+        of_blocks: Samples of a block of each component together.
+    """
+    return -(-prepared // of_blocks)
+
+
+def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
+    """The window of `plan.pieces` with which no more is read at a time than a cache is told of.
+
+    A block of each component, or so many that they hold what all workers prepare at once.
+    """
+    prepared = epochs.batch_size * place.world_size * place.num_workers
+    of_blocks = samples_of_blocks(order)
+    return blocks_of_window(prepared, of_blocks) * of_blocks
+
+
+def samples_of_blocks(order: Order) -> int:
+    """Samples of a block of each component together."""
+    return sum(block_of(each) or WINDOW for each in components_of(order))
+
+
+def components_of(order: Order) -> list[Order]:
+    """The orders of a mixture's components, or this order alone."""
+    return [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+
+
+def block_of(order: Order) -> int:
+    """Samples that are shuffled together; 0 where there are no blocks."""
+    block = int(order.identity().get("shuffle_block", 1))
+    return block if block > 1 else 0

@@ -14,9 +14,8 @@ from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.fetch_ahead import FetchAhead, FetchMeter
-from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
+from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process, window_of
 from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
-from lightning_shards.readers.ahead.source_cache import window_of
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex

@@ -6,25 +6,28 @@ from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
-from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
-from lightning_shards.plan.place import Place
+from lightning_shards.readers.ahead.piece_plan import (
+    block_of,
+    blocks_of_window,
+    components_of,
+    samples_of_blocks,
+)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import groups_of
 from lightning_shards.shards.remote.cache.run_cache import (
     RunSize,
-    blocks_of_window,
     cache_of_run,
     is_drawn_anew,
     working_set_of,
 )
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, without_credentials
 
@@ -105,10 +108,10 @@ def size_of_run(
     """
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
-    blocks = blocks_of_window(prepared * nodes, _samples_of_blocks(order))
+    blocks = blocks_of_window(prepared * nodes, samples_of_blocks(order))
     parts = [
         _Part.of(part.samples or 0, each, found, blocks, prepared)
-        for part, each in zip(index.components or (index,), _components(order), strict=True)
+        for part, each in zip(index.components or (index,), components_of(order), strict=True)
         if (found := _bytes_of(part, folder, settings)) is not None
     ]
     if not parts:
@@ -144,30 +147,6 @@ class _Part(NamedTuple):
         return cls(size, tables, works, is_drawn)
 
 
-def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
-    """The window of `plan.pieces` with which no more is read at a time than a cache is told of.
-
-    A block of each component, or so many that they hold what all workers prepare at once.
-    """
-    prepared = epochs.batch_size * place.world_size * place.num_workers
-    of_blocks = _samples_of_blocks(order)
-    return blocks_of_window(prepared, of_blocks) * of_blocks
-
-
-def _samples_of_blocks(order: Order) -> int:
-    return sum(_block_of(each) or WINDOW for each in _components(order))
-
-
-def _components(order: Order) -> list[Order]:
-    return [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
-
-
-def _block_of(order: Order) -> int:
-    """Samples that are shuffled together; 0 where there are no blocks."""
-    block = int(order.identity().get("shuffle_block", 1))
-    return block if block > 1 else 0
-
-
 def _data_of(index: ShardIndex) -> str:
     """A name of the data that is read: equal file names in another folder are other data."""
     return _hash("\n".join(map(without_credentials, index.urls)))[:16]
@@ -179,7 +158,7 @@ def _hash(text: str) -> str:
 
 def _read_of_block(order: Order) -> int:
     """Samples that are read for one block of an order without components, on average at most."""
-    samples = _block_of(order) or WINDOW
+    samples = block_of(order) or WINDOW
     return order.with_gaps(samples) if isinstance(order, KeptOrder) else samples
 
 

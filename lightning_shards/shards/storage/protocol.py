@@ -5,8 +5,8 @@ else, so they do not know where a shard lies. What a process has fetched from af
 numbers that travel with its batches.
 """
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import add, sub
 from typing import Any, NamedTuple, Protocol
@@ -235,3 +235,28 @@ def shard_stat(url: str, storage: Storage) -> ShardStat:
         return storage.stat(url)
     finally:
         storage.close(url)
+
+
+MakeStorage = Callable[[], Storage]
+"""Makes a storage in the process that reads; it is pickled."""
+
+
+class MakeTunedStorage(ABC):
+    """Makes a storage whose connections the ranks of a node share, and that may have a cache."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self) -> Storage:
+        """A storage that has opened nothing yet."""
+        ...
+
+    @abstractmethod
+    def of_one_rank(self, ranks: int) -> MakeStorage:
+        """What makes the storage of a worker of one rank, where a node has so many ranks."""
+        ...
+
+    @abstractmethod
+    def without_cache(self) -> MakeStorage:
+        """What makes the same storage, but fetches exactly what is read and nothing ahead."""
+        ...

@@ -2,8 +2,10 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import lt
 from queue import SimpleQueue
@@ -16,13 +18,24 @@ from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
 from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
+    RemoteTransport,
     StampedTransport,
     Transport,
+    TransportSettings,
     version_of_stamp,
 )
-from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads, ShardStat, Storage
+from lightning_shards.shards.scheme_table import ANY_FURTHER, RANGED_SCHEMES
+from lightning_shards.shards.storage.protocol import (
+    FetchTotals,
+    MakeStorage,
+    MakeTunedStorage,
+    ShardReads,
+    ShardStat,
+    Storage,
+)
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
 from lightning_shards.system.cancellation import result_of, take_from
 from lightning_shards.system.process import Fetching
@@ -300,3 +313,60 @@ def _parts(reads: Sequence[ShardReads]) -> list[_Part]:
         if starts and not is_asked:
             parts.append(_Part(shard, 0, url, starts[0], starts[0], stat, into[:0]))
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRemoteStorage(MakeTunedStorage):
+    """Makes the storage of remote shards in the process that reads; it is pickled and compared.
+
+    With it goes what revisions of the hub are pinned to, so that all processes of a run read the
+    same commits.
+
+    Attributes:
+        settings: Of its transport.
+        cache: The cache of the run, if it has one. It follows from the folder and the shards, so
+            it is not compared.
+    """
+
+    settings: TransportSettings
+    cache: PieceCache | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self) -> Storage:
+        """A storage that has opened nothing yet."""
+        connections = self.settings.connections
+        if self.cache is None:
+            return RemoteStorage(RemoteTransport(self.settings), connections)
+        # the thread that reads makes requests of its own, beside those that fetch
+        settings = replace(self.settings, connections=connections + 1)
+        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the commits of the hub that are pinned now, too."""
+        return _unpickled, (self.settings, self.cache, pinned_commits())
+
+    def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
+        """What makes the storage of a worker of one rank, where a node has so many ranks."""
+        connections = max(1, self.settings.connections // ranks)
+        return replace(self, settings=replace(self.settings, connections=connections))
+
+    def without_cache(self) -> "MakeRemoteStorage":
+        """What makes the same storage, but fetches exactly what is read and nothing ahead."""
+        return replace(self, cache=None)
+
+
+def _unpickled(
+    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
+) -> MakeRemoteStorage:
+    take_over_commits(commits)
+    return MakeRemoteStorage(settings, cache)
+
+
+DEFAULT_REMOTE: Final = MakeRemoteStorage(TransportSettings())
+"""Of schemes for which no storage is given."""
+
+
+def remote_storages(
+    settings: TransportSettings, cache: PieceCache | None = None
+) -> dict[str, MakeStorage]:
+    """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
+    return dict.fromkeys((*RANGED_SCHEMES, ANY_FURTHER), MakeRemoteStorage(settings, cache))

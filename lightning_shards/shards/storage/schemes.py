@@ -1,30 +1,38 @@
-"""Which storage reads the shards of which URL, as the table of schemes says how each is read."""
+"""Which storage reads the shards of which URL, as the table of schemes says how each is read.
 
+What only some schemes need is imported with the first of their shards: the storage of remote ones,
+and webdataset, whose openers start the programs of those that are only streamed, such as `pipe:`.
+webdataset imports torch; nothing but its openers is used here.
+"""
+
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import reduce
-from typing import Any, Final
+from subprocess import TimeoutExpired
+from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
-from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.shards.scheme_table import (
-    ANY_FURTHER,
-    RANGED_SCHEMES,
-    SCHEMES,
-    is_further,
-    row_of,
-)
+from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
+from lightning_shards.shards.scheme_table import ANY_FURTHER, SCHEMES, is_further, row_of
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals, ShardReads, Storage
-from lightning_shards.shards.storage.remote import RemoteStorage
-from lightning_shards.shards.storage.streaming import StreamOnlyStorage
+from lightning_shards.shards.storage.protocol import (
+    NO_FETCHES,
+    FetchTotals,
+    MakeStorage,
+    MakeTunedStorage,
+    ShardReads,
+    ShardStat,
+    Storage,
+)
 from lightning_shards.shards.urls import redact, scheme_of
 
-MakeStorage = Callable[[], Storage]
+_EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
+"""The text by which webdataset's `Pipe` says that its program failed; the command is before it."""
+
+_ENDED: Final = "the program that fetches it ended with status"
+_END_S: Final = 0.5
+"""A program that has closed its output ends within so many seconds."""
 
 
 class Storages:
@@ -89,48 +97,6 @@ class Storages:
         return ANY_FURTHER if scheme not in self._makers and is_further(scheme) else scheme
 
 
-@dataclass(frozen=True, slots=True)
-class MakeRemoteStorage:
-    """Makes the storage of remote shards in the process that reads; it is pickled and compared.
-
-    With it goes what revisions of the hub are pinned to, so that all processes of a run read the
-    same commits.
-
-    Attributes:
-        settings: Of its transport.
-        cache: The cache of the run, if it has one. It follows from the folder and the shards, so
-            it is not compared.
-    """
-
-    settings: TransportSettings
-    cache: PieceCache | None = field(default=None, compare=False, repr=False)
-
-    def __call__(self) -> Storage:
-        """A storage that has opened nothing yet."""
-        connections = self.settings.connections
-        if self.cache is None:
-            return RemoteStorage(RemoteTransport(self.settings), connections)
-        # the thread that reads makes requests of its own, beside those that fetch
-        settings = replace(self.settings, connections=connections + 1)
-        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the commits of the hub that are pinned now, too."""
-        return _unpickled, (self.settings, self.cache, pinned_commits())
-
-    def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
-        """What makes the storage of a worker of one rank, where a node has so many ranks."""
-        connections = max(1, self.settings.connections // ranks)
-        return replace(self, settings=replace(self.settings, connections=connections))
-
-
-def _unpickled(
-    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
-) -> MakeRemoteStorage:
-    take_over_commits(commits)
-    return MakeRemoteStorage(settings, cache)
-
-
 def shared_out(
     storages: Mapping[str, MakeStorage] | None, ranks: int
 ) -> Mapping[str, MakeStorage] | None:
@@ -138,7 +104,7 @@ def shared_out(
     if storages is None or ranks == 1:
         return storages
     return {
-        scheme: make.of_one_rank(ranks) if isinstance(make, MakeRemoteStorage) else make
+        scheme: make.of_one_rank(ranks) if isinstance(make, MakeTunedStorage) else make
         for scheme, make in storages.items()
     }
 
@@ -148,16 +114,9 @@ def without_cache(storages: Mapping[str, MakeStorage] | None) -> Mapping[str, Ma
     if storages is None:
         return None
     return {
-        scheme: replace(make, cache=None) if isinstance(make, MakeRemoteStorage) else make
+        scheme: make.without_cache() if isinstance(make, MakeTunedStorage) else make
         for scheme, make in storages.items()
     }
-
-
-def remote_storages(
-    settings: TransportSettings, cache: PieceCache | None = None
-) -> dict[str, MakeStorage]:
-    """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
-    return dict.fromkeys((*RANGED_SCHEMES, ANY_FURTHER), MakeRemoteStorage(settings, cache))
 
 
 def has_ranges(url: str) -> bool:
@@ -166,9 +125,98 @@ def has_ranges(url: str) -> bool:
     return scheme is not None and scheme.reading != "opener"
 
 
+class StreamOnlyStorage(Storage):
+    """Remote shards that a program gives from their start to their end."""
+
+    has_ranges = False
+
+    def stat(self, url: str) -> ShardStat:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise _only_streamed(url)
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise _only_streamed(url)
+
+    def open_stream(self, url: str) -> AbstractContextManager[Any]:
+        """The program's output. Its exit status is checked; it is killed if it is left early."""
+        return _opened(url)
+
+
+@contextmanager
+def _opened(url: str) -> Generator[Any, None, None]:
+    from webdataset.gopen import Pipe, gopen
+
+    stream = cast("Any", gopen(url))
+    try:
+        yield stream
+    except BaseException as error:
+        if not isinstance(stream, Pipe):
+            stream.close()
+            raise
+        is_of_others = isinstance(error, ShardError) and not isinstance(error, DamagedShardError)
+        is_of_reading = isinstance(error, Exception) and not is_of_others
+        status = _failed_with(stream) if is_of_reading else 0
+        _kill(stream)
+        if not status:
+            raise
+    else:
+        while stream.read(1 << 16):
+            pass  # bytes after the archive are read too, so that the program can end by itself
+        stream.close()  # a Pipe raises here when its program failed
+        return
+    # What it gave until then, such as no byte at all, says less than this
+    raise OSError(f"{_ENDED} {status}")
+
+
+def _only_streamed(url: str) -> ConfigError:
+    return ConfigError(
+        f"{redact(url)} can only be read from its start to its end; take reader='stream', copy it "
+        "here, or mount the bucket"
+    )
+
+
+def program_problem(error: Exception) -> str:
+    """The message without streams, URLs and commands, which may hold secrets."""
+    text = str(error.args[0]) if error.args else ""
+    status = _EXIT_STATUS.search(text)
+    if status:
+        return f"{_ENDED} {status[1]}"
+    return text.partition(" @ ")[0]
+
+
+def _failed_with(stream: Any) -> int:
+    """The status of the Pipe's program if it has failed; 0 if it is still running."""
+    with suppress(TimeoutExpired):
+        return stream.proc.wait(_END_S)
+    return 0
+
+
+def _kill(stream: Any) -> None:
+    """End the program of a Pipe; closing it would wait for a program that waits for its server."""
+    stream.proc.kill()
+    stream.proc.wait()
+    stream.stream.close()
+
+
+def _remote_storage() -> Storage:
+    """What reads remote shards without settings; imported with the first of them."""
+    from lightning_shards.shards.storage.remote import DEFAULT_REMOTE
+
+    return DEFAULT_REMOTE()
+
+
 _BY_READING: Final[Mapping[str, MakeStorage]] = {
     "file": LocalStorage,
-    "ranges": MakeRemoteStorage(TransportSettings()),
+    "ranges": _remote_storage,
     "opener": StreamOnlyStorage,
 }
 

@@ -17,7 +17,8 @@ from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages, remote_storages
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls
 
 QUICK = RetryPolicy().scaled(0.01)
@@ -170,6 +171,7 @@ def serve():
                 body = answer if isinstance(answer, bytes) else b"no"
                 self.send_response(200 if isinstance(answer, bytes) else answer)
                 self.send_header("Content-Length", str(len(body)))
+                self.send_header("ETag", '"one"')
                 self.end_headers()
                 self.wfile.write(body)
 

@@ -21,7 +21,7 @@ from lightning_shards.shards.remote.hub_commits import (
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.range_streams import RangeStreams
-from lightning_shards.shards.storage.schemes import MakeRemoteStorage
+from lightning_shards.shards.storage.remote import MakeRemoteStorage
 from tests.shards.remote.conftest import options_of
 
 pytestmark = pytest.mark.network

@@ -45,19 +45,6 @@ class RunSize(NamedTuple):
     is_drawn: bool = False
 
 
-def blocks_of_window(prepared: int, of_blocks: int) -> int:
-    """Whole blocks in a window: it holds what is prepared, and is read to the end of a block.
-
-    >>> blocks_of_window(80, of_blocks=40), blocks_of_window(81, of_blocks=40)
-    (2, 3)
-
-    Args:
-        prepared: Samples that all workers of all nodes prepare at once.
-        of_blocks: Samples of a block of each component together.
-    """
-    return -(-prepared // of_blocks)
-
-
 def is_drawn_anew(sampling: str, size_bytes: int, samples: int) -> bool:
     """Whether runs begin at other samples in each epoch; of large samples each is a piece."""
     return sampling == "resampled" and not is_sample_the_unit(size_bytes, samples)
