@@ -32,8 +32,7 @@ from lightning_shards.state import (
     require_same,
     require_state,
 )
-from lightning_shards.system.cancellation import Cancellable
-from lightning_shards.system.process import DeferredSignal
+from lightning_shards.system.process import Cancellable, DeferredSignal
 
 
 class RestoredCounters(NamedTuple):

@@ -31,8 +31,8 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.shards import counts
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache import piece_folder
 from lightning_shards.shards.tar.plain_runs import count_samples
-from lightning_shards.system import file_locks
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource
@@ -359,7 +359,7 @@ def failing_lock_calls(monkeypatch):
         left[0] = number
 
     for name in ("fcntl", "flock"):
-        monkeypatch.setattr(file_locks.fcntl, name, failing(getattr(file_locks.fcntl, name)))
+        monkeypatch.setattr(piece_folder.fcntl, name, failing(getattr(piece_folder.fcntl, name)))
     return fail
 
 

@@ -12,10 +12,10 @@ from benchmarks.remote.job import FAST, LINKS, RemoteJob
 from benchmarks.remote.loaders import CACHE_GIB
 from benchmarks.remote.server import ask
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache.piece_cache import RunSize, cache_of_run
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
-from lightning_shards.shards.remote.fetching.fetcher import Fetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.fetcher import Fetcher
+from lightning_shards.shards.remote.open_pieces import ObjectReads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     StampedTransport,

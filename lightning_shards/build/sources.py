@@ -35,8 +35,7 @@ from lightning_shards.samples.fields import Field, lack_classes, with_found_clas
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames, found_classes
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.key_tests import read_key_tests
-from lightning_shards.shards.filters.predicates import name_of
-from lightning_shards.shards.filters.sample_filter import SampleFilter, sample_filter
+from lightning_shards.shards.filters.predicates import SampleFilter, name_of, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.finding import Join, find_join
 from lightning_shards.shards.joins.settings import join_settings

@@ -56,8 +56,7 @@ from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.table_bytes import published, published_url
 from lightning_shards.shards.tables import TableStore, write_table
 from lightning_shards.shards.tar.plain_runs import run_of
-from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.tar_stream import TarStream
+from lightning_shards.shards.tar.tar_bytes import TarStream, open_tar
 from lightning_shards.shards.tar.walk import Member, group_members, walk_members
 from lightning_shards.shards.urls import is_local, redact
 

@@ -23,15 +23,16 @@ from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.shards.files import make_folder, new_file, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
-from lightning_shards.shards.tar.compression import is_tar_header
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
+    BLOCK,
     RESERVED_SUFFIXES,
     Member,
     damaged,
     is_left_out,
+    is_tar_header,
     split_name,
+    up_to_block,
     walk_members,
 )
 

@@ -25,7 +25,7 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.tar_stream import stream_samples
+from lightning_shards.shards.tar.tar_bytes import stream_samples
 from lightning_shards.shards.urls import is_local
 
 _GAP: Final = 12  # pixels between neighbours, and around the sheet

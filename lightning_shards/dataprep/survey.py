@@ -27,9 +27,14 @@ from lightning_shards.errors import (
     count_of,
 )
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import OtherEntry, split_name, walk_members
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    OtherEntry,
+    split_name,
+    up_to_block,
+    walk_members,
+)
 from lightning_shards.shards.urls import is_local, redact
 
 Rule = Literal[

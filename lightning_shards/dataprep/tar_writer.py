@@ -21,8 +21,13 @@ import numpy as np
 from lightning_shards.errors import IndexMismatchError, SampleError
 from lightning_shards.shards.files import make_folder, new_file
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
-from lightning_shards.shards.tar.walk import MAX_NAME_BYTES, RESERVED_SUFFIXES, split_name
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    MAX_NAME_BYTES,
+    RESERVED_SUFFIXES,
+    split_name,
+    up_to_block,
+)
 
 Fields = Sequence[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""

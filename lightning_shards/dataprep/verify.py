@@ -40,8 +40,8 @@ from lightning_shards.shards.table_bytes import (
     unpublished,
 )
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.compression import compression_at
 from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.walk import compression_at
 
 Decode = Callable[[bytes], object]
 DecoderOf = Callable[[str], Decode | None]

@@ -222,7 +222,6 @@ def pieces_ahead(
     ranks: Sequence[int],
     world_size: int,
     window: int = WINDOW,
-    begin: tuple[int, int] = (0, 0),
 ) -> Iterator[BlockPieces]:
     """The pieces that a node needs from the cursor on, block after block, epoch after epoch.
 
@@ -237,7 +236,6 @@ def pieces_ahead(
         ranks: The data-parallel ranks of the node.
         world_size: Ranks of all nodes.
         window: Positions that are looked at together where blocks are smaller.
-        begin: What is behind the cursor and before this turn and position is passed over.
 
     Raises:
         ConfigError: A rank that is not in the world, no rank, or no window.
@@ -251,9 +249,7 @@ def pieces_ahead(
     places = [Place(rank, world_size) for rank in sorted(set(ranks))]
     groups = _neighbours([place.rank for place in places])
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
-        if turn >= begin[0]:
-            first = begin[1] if turn == begin[0] else 0
-            yield from _pieces_of_epoch(order, turn, epoch, groups, first, window)
+        yield from _pieces_of_epoch(order, turn, epoch, groups, window)
 
 
 def _pieces_of_epoch(
@@ -261,13 +257,12 @@ def _pieces_of_epoch(
     turn: int,
     epoch: WorkerEpoch,
     groups: list[tuple[int, int]],
-    first: int,
     window: int,
 ) -> Iterator[BlockPieces]:
     if not epoch.steps:
         return
     number, plan = epoch.epoch, epoch.plan
-    start, end = max(plan.span(0)[0], first), plan.span(epoch.steps - 1)[1]
+    start, end = plan.span(0)[0], plan.span(epoch.steps - 1)[1]
     are_all_ranks, step = groups == [(0, plan.world_size - 1)], 0
     while start < end:
         footing, span = _footing(order, number, start, window)

@@ -24,7 +24,7 @@ from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
-from lightning_shards.system.open_files import allow_open_files, files_allowed
+from lightning_shards.system.process import allow_open_files, files_allowed
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file

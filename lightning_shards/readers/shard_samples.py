@@ -19,8 +19,7 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, program_problem
-from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.shards.tar.tar_stream import stream_samples
+from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
 from lightning_shards.shards.urls import is_local, redact
 
 _DRAWS_AT_ONCE = 16

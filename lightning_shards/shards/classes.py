@@ -7,7 +7,6 @@ in the order of their numbers. It belongs to the field `cls`, where `pack` store
 import hashlib
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ CLASS_SUFFIX: Final = "cls"
 _SHOWN: Final = 80  # letters of a label that a message shows
 _MOST_SHOWN: Final = 10  # names or numbers
 
-_WHOLE_NUMBER: Final = re.compile(r"(-?\d{1,18})(?:\.0+)?")
 """A name that is a number without a fraction, which programs for tables may write as 3.0. Python
 refuses to read a number of thousands of digits."""
 
@@ -108,16 +106,6 @@ class ClassNames:
         )
 
 
-def whole_number(name: str) -> int | None:
-    """The value of a name that is a whole number of at most 18 digits, or None.
-
-    >>> whole_number("-7"), whole_number("10.0"), whole_number("0.5"), whole_number("cat")
-    (-7, 10, None, None)
-    """
-    match = _WHOLE_NUMBER.fullmatch(name)
-    return int(match[1]) if match else None
-
-
 def numbered(names: Sequence[object], source: str) -> ClassNames:
     """The classes with these names, numbered in this order.
 
@@ -152,11 +140,6 @@ def read_class_file(path: Path) -> ClassNames | None:
     """
     data = read_beside(path)
     return None if data is None else _parsed(data, str(path))
-
-
-def read_classes(folder: str) -> ClassNames | None:
-    """The classes in the `classes.json` of a local folder; as `read_class_file` otherwise."""
-    return read_class_file(Path(folder) / CLASSES)
 
 
 def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
@@ -212,7 +195,7 @@ def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Clas
 
 def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
     if is_local(folder):
-        return read_classes(folder)
+        return read_class_file(Path(folder) / CLASSES)
     text = remote.get(folder)
     if text is None:
         return None

@@ -35,8 +35,8 @@ from lightning_shards.shards.files import is_newer, stamp_of
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.plain_runs import count_samples, holds_samples
+from lightning_shards.shards.tar.walk import BLOCK
 from lightning_shards.shards.urls import is_local, redact, split_url, unescaped, url_beside
 
 _INFO: Final = "_info.json"  # of timm

@@ -298,13 +298,6 @@ def take_lock(file: BinaryIO | int) -> bool:
     return True
 
 
-def await_lock(folder: int) -> None:
-    """Lock a folder that is open, once no other program holds its lock."""
-    if not take_lock(folder):
-        _log.warning("waiting for another run that writes to the same folder")
-        fcntl.flock(folder, fcntl.LOCK_EX)
-
-
 @contextmanager
 def locked_file(path: Path) -> Generator[None, None, None]:
     """A context that one thread or process is in at a time, where the file system has locks.

@@ -25,7 +25,7 @@ from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.scheme_table import pinned_commits, take_over_commits
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,

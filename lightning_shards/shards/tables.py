@@ -108,18 +108,6 @@ class TableStore:
             )
         return table
 
-    def table_now(self, path: str | os.PathLike[str]) -> MemberTable:
-        """The table of a local shard whose table was made just before, perhaps by another process.
-
-        Where that one could not be kept, the shard is scanned, and compared with nothing.
-
-        Raises:
-            ShardError: As of `table_of`.
-        """
-        url = _url_of(path)
-        kept = self.kept_table(url)
-        return kept if kept is not None and self._is_current(kept, url) else scan_members(url)
-
     def is_scanned(self, path: str | os.PathLike[str]) -> bool:
         """Whether the table of this shard is made by a scan; if not, it is fetched."""
         return not self._storages.of(_url_of(path)).is_remote
@@ -395,11 +383,6 @@ def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTabl
     tables = list(map(published_url, urls))
     contents, stats = storage.read_beside(tables, MAX_PUBLISHED_BYTES + 1, urls)
     return map(_published_table, urls, contents, stats)
-
-
-def published_bytes(url: str, storage: Storage) -> bytes | None:
-    """The table beside this shard as it is there, or None; errors as of the store."""
-    return storage.read_whole([published_url(url)], MAX_PUBLISHED_BYTES + 1)[0]
 
 
 def opened_table(url: str, data: bytes, shard_bytes: int) -> MemberTable:

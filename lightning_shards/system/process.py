@@ -1,14 +1,132 @@
-"""What this process shares: its processors, the name of its job, the stage it is in, signals."""
+"""What this process shares: processors, open files, signals, its stage, and waits called off.
+
+Nothing ends the wait of another thread, and a server may not answer for minutes. So whoever asks a
+thread for batches gives it a check, which raises when it wants no more. A wait for bytes, for a
+batch or for a process calls the checks of its thread every quarter of a second.
+"""
 
 import os
+import resource
 import secrets
 import signal
+import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from functools import cache
+from queue import Empty, SimpleQueue
+from time import perf_counter
 from types import FrameType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
-from lightning_shards.system.cancellation import is_cancellable
+_T = TypeVar("_T")
+
+CHECK_S: Final = 0.25
+"""Seconds between two calls of the checks."""
+
+
+class _OfThread(threading.local):
+    checks: tuple[Callable[[], None], ...] = ()
+
+
+_here = _OfThread()
+
+
+class Cancellable:
+    """A context in which waits of this thread call a check, beside those of contexts around it.
+
+    Args:
+        check: Raises if what the thread does is not wanted any more; None: it always is.
+    """
+
+    __slots__ = ("_before", "_checks")
+
+    def __init__(self, check: Callable[[], None] | None) -> None:
+        self._checks = () if check is None else (check,)
+
+    def __enter__(self) -> None:
+        self._before = _here.checks
+        _here.checks = self._before + self._checks
+
+    def __exit__(self, *exception: object) -> None:
+        _here.checks = self._before
+
+
+def raise_if_cancelled() -> None:
+    """Call the checks of this thread.
+
+    Raises:
+        BaseException: What one of them raises.
+    """
+    for check in _here.checks:
+        check()
+
+
+def is_cancellable() -> bool:
+    """Whether this thread has checks: somebody waits for what it does."""
+    return bool(_here.checks)
+
+
+def wait_for_event(event: threading.Event, timeout_s: float) -> bool:
+    """Wait for an event; whether it is set in time. Raises what a check does."""
+    until = perf_counter() + timeout_s
+    while not event.wait(max(0.0, min(CHECK_S, until - perf_counter()))):
+        if perf_counter() >= until:
+            return False
+        raise_if_cancelled()
+    return True
+
+
+def take_from(queue: "SimpleQueue[_T]") -> _T:
+    """Wait for the next item of a queue; raises what a check does."""
+    while True:
+        try:
+            return queue.get(timeout=CHECK_S)
+        except Empty:
+            raise_if_cancelled()
+
+
+def result_of(future: "Future[_T]") -> _T:
+    """Wait for the result of a future; raises its error, or what a check does."""
+    while wait([future], CHECK_S).not_done:
+        raise_if_cancelled()
+    return future.result()
+
+
+_OTHER_FILES: Final = 1024
+"""Descriptors for all else, such as sockets, pipes, shared memory and what the trainer has open: as
+many as a process may have by default, so that shards take nothing away from it."""
+
+_SPARE_FILES: Final = 16
+"""Descriptors that are left for all else where the limit is low: pipes, shared memory, tables."""
+
+
+def allow_open_files(number: int) -> None:
+    """Let this process have so many open files beside its others, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def share_of_files(num_parts: int) -> int:
+    """Files that each of so many parts may have open, which have half of the limit together."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 2 // num_parts
+
+
+def files_allowed() -> int:
+    """More files that this process may open, as far as its limit goes, but for a few to spare."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        num_open = sum(1 for _ in os.scandir("/dev/fd"))
+    except OSError:
+        num_open = 4 * _SPARE_FILES
+    return soft - num_open - _SPARE_FILES
 
 
 def num_cpus() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning_shards.build.sources import FilterNeeds, index_of_kept
 from lightning_shards.config.parsing import load_callable
 from lightning_shards.shards.beside import json_object
-from lightning_shards.shards.filters.sample_filter import names_callable, sample_filter
+from lightning_shards.shards.filters.predicates import names_callable, sample_filter
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages

@@ -14,7 +14,7 @@ from lightning_shards.dataprep.packing import FRACTION_SPLITS, DuplicateKeys, Pa
 from lightning_shards.dataprep.rewriting import DataSet, Edit, Output, rewrite
 from lightning_shards.errors import count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
-from lightning_shards.shards.storage.local_copies import require_local
+from lightning_shards.shards.remote.proxies import require_local
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import add_run_options, human, printable
 

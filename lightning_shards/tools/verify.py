@@ -16,7 +16,7 @@ from lightning_shards.dataprep.repair import (
 from lightning_shards.dataprep.survey import Survey
 from lightning_shards.dataprep.verify import Decode, verify_shards
 from lightning_shards.errors import count_of
-from lightning_shards.shards.storage.local_copies import require_local
+from lightning_shards.shards.remote.proxies import require_local
 from lightning_shards.tools.console import (
     print_findings,
     printable,

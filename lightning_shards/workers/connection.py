@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import WorkerError
 from lightning_shards.samples.arena import aligned
-from lightning_shards.system.cancellation import CHECK_S, raise_if_cancelled
+from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 
 _HEADER = aligned(1)
 """Bytes before the content of a buffer: the flag, and padding that aligns the content."""

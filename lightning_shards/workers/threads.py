@@ -20,8 +20,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.system.cancellation import Cancellable, take_from
-from lightning_shards.system.open_files import allow_open_files
+from lightning_shards.system.process import Cancellable, allow_open_files, take_from
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks

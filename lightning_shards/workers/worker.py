@@ -24,9 +24,8 @@ from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.loaded_torch import load_torch, on_load
-from lightning_shards.system.cancellation import Cancellable
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
-from lightning_shards.system.process import publish_stages_in
+from lightning_shards.system.process import Cancellable, publish_stages_in
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import (

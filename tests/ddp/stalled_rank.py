@@ -15,7 +15,7 @@ import lightning.pytorch as pl
 import torch
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.system.cancellation import take_from
+from lightning_shards.system.process import take_from
 
 LAST_BATCH, BATCH_SIZE = 3, 2
 

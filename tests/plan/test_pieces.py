@@ -72,19 +72,15 @@ def drawn(data, of_orders=ORDERS):
     return order, epochs, cursor, sorted(ranks), world, data.draw(st.sampled_from([1, 5, 64, 1000]))
 
 
-def walked(order, epochs, cursor, ranks, world, begin=(0, 0)):
-    """(epoch, position, sample id) of all that the node uses, as its ranks would ask for it.
-
-    What is before the turn and position `begin` is passed over.
-    """
-    for turn, epoch in enumerate(epochs.worker_epochs(Place(ranks[0], world), cursor)):
+def walked(order, epochs, cursor, ranks, world):
+    """(epoch, position, sample id) of all that the node uses, as its ranks would ask for it."""
+    for epoch in epochs.worker_epochs(Place(ranks[0], world), cursor):
         for step in range(epoch.steps):
             for rank in ranks:
                 start, stop = epoch.plan.rank_span(step, rank)
                 ids = order.at(epoch.epoch, start, stop).tolist()
                 for position, (shard, sample) in enumerate(ids, start):
-                    if (turn, position) >= begin:
-                        yield epoch.epoch, position, (shard, sample)
+                    yield epoch.epoch, position, (shard, sample)
 
 
 def samples_of(block):
@@ -101,12 +97,10 @@ def test_pieces_are_those_of_a_walk_over_the_positions(of_orders, data):
         patch.setattr(pieces, "_FIRST_DRAWN", data.draw(st.sampled_from([1, 3, 1024])))
         order, epochs, cursor, ranks, world, window = drawn(data, of_orders)
         node = {"ranks": ranks, "world_size": world}
-        begin = data.draw(st.just((0, 0)) | st.tuples(st.integers(0, 2), st.integers(0, 200)))
-        ahead = pieces_ahead(order, epochs, cursor, **node, window=window, begin=begin)
-        uses = walked(order, epochs, cursor, ranks, world, begin)
+        ahead = pieces_ahead(order, epochs, cursor, **node, window=window)
+        uses = walked(order, epochs, cursor, ranks, world)
         use = next(uses)
         for block in islice(ahead, 4):
-            assert (block.turn, block.start) >= begin
             found = samples_of(block)
             piece_of = {sample: number for number, piece in enumerate(found) for sample in piece}
             assert len(piece_of) == sum(map(len, found))  # each sample is in one piece at most

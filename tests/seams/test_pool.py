@@ -20,7 +20,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.system.cancellation import Cancellable, wait_for_event
+from lightning_shards.system.process import Cancellable, wait_for_event
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_shards.errors import ConfigError, FileAccessError, SampleError
-from lightning_shards.shards.classes import agreed_classes, known_classes, numbered, read_classes
+from lightning_shards.shards.classes import agreed_classes, known_classes, numbered, read_class_file
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_half_a_letter_is_a_letter(write):
 def test_a_folder_in_its_place_is_refused(tmp_path):
     (tmp_path / "classes.json").mkdir()
     with pytest.raises(FileAccessError):
-        read_classes(str(tmp_path))
+        read_class_file(tmp_path / "classes.json")
 
 
 def test_folders_must_agree(write):

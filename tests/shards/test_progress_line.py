@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from lightning_shards.shards.progress_line import progress_bar, progress_line, rows_bar
+from lightning_shards.shards.progress_line import progress_line, rows_bar
 
 
 def test_a_line_counts_shards_and_stays(capsys):
@@ -26,17 +26,6 @@ def test_a_line_ends_by_an_error_too(capsys):
     assert last.endswith("\n")
 
 
-def test_a_bar_counts_tasks_as_they_begin_and_leaves_nothing_behind(capsys):
-    with progress_bar(2, show=True) as begin:
-        begin("loader alone, 1 thread")
-        begin("both, 1 thread")
-    shown = capsys.readouterr().err
-    assert "[........................] 1 of 2: loader alone, 1 thread, ? left" in shown
-    assert "[############............] 2 of 2: both, 1 thread, 00:00 left" in shown
-    *_, wiped, last = shown.split("\r")
-    assert (wiped.strip(), last) == ("", "")
-
-
 def test_a_bar_counts_rows(capsys):
     with rows_bar("join 'text'", 3_000_000, show=True) as step:
         step(1_000_000)
@@ -51,8 +40,6 @@ def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
         step()
     with rows_bar("join 't'", 1) as step_rows:
         step_rows(1)
-    with progress_bar(1) as begin:
-        begin("both")
     assert capsys.readouterr().err == ""
 
 

@@ -6,13 +6,12 @@ from queue import SimpleQueue
 
 import pytest
 
-from lightning_shards.system.cancellation import (
+from lightning_shards.system.process import (
     Cancellable,
     raise_if_cancelled,
     result_of,
     take_from,
     wait_for_event,
-    wait_until,
 )
 
 
@@ -24,14 +23,7 @@ def enough():
     raise EnoughError
 
 
-def wait_for_condition():
-    condition = threading.Condition()
-    with condition:
-        wait_until(condition, lambda: False)
-
-
 WAITS = {
-    "a condition": wait_for_condition,
     "an event": lambda: wait_for_event(threading.Event(), 60),
     "a queue": lambda: take_from(SimpleQueue()),
     "a future": lambda: result_of(Future()),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lightning_shards.system.open_files import share_of_files
+from lightning_shards.system.process import share_of_files
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.system.process import Cancellable
 from lightning_shards.workers.connection import ReceivedBuffers, TrainerEnd, WorkerEnd, new_memory
 
 SLOTS = 2

@@ -18,8 +18,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.system.cancellation import wait_for_event
-from lightning_shards.system.process import Fetching
+from lightning_shards.system.process import Fetching, wait_for_event
 
 _FIRST_S: Final = 5.0
 """A first batch waits so long for the first announcement, which takes a few requests: in a cache

@@ -21,7 +21,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, Piece, share_of
-from lightning_shards.shards.remote.fetching.segments import AnnouncedPieces
+from lightning_shards.shards.remote.open_pieces import AnnouncedPieces
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,

@@ -17,14 +17,14 @@ from lightning_shards.readers.ahead.piece_plan import (
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import groups_of
-from lightning_shards.shards.remote.cache.run_cache import (
+from lightning_shards.shards.remote.cache.piece_cache import (
+    PieceCache,
     RunSize,
     cache_of_run,
     is_drawn_anew,
     working_set_of,
 )
+from lightning_shards.shards.remote.cache.piece_files import groups_of
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages

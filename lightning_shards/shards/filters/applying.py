@@ -26,8 +26,7 @@ from lightning_shards.shards.filters.kept_files import (
     write_kept,
 )
 from lightning_shards.shards.filters.key_tests import KeyTests, read_key_tests
-from lightning_shards.shards.filters.predicates import ShardColumns, mask_of
-from lightning_shards.shards.filters.sample_filter import SampleFilter
+from lightning_shards.shards.filters.predicates import SampleFilter, ShardColumns, mask_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder

@@ -21,7 +21,7 @@ from lightning_shards.shards.filters.keys import (
     prefix_of,
     read_key_list,
 )
-from lightning_shards.shards.filters.sample_filter import SampleFilter
+from lightning_shards.shards.filters.predicates import SampleFilter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import split_url

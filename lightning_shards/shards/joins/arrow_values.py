@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.shards.joins.rows import RowValues
+from lightning_shards.shards.joins.settings import RowValues
 
 SCALAR_DTYPES: Final = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
 """Kinds of single numbers, and the type of their bytes."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
+from lightning_shards.shards.joins.row_tables import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.joins.table_files import (
     TableFile,

@@ -21,22 +21,22 @@ import numpy as np
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError, count_of
 from lightning_shards.shards.files import locked_file, new_file, not_written
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.building import ShardKeys, write_join
 from lightning_shards.shards.joins.finding import Join, JoinedShards
 from lightning_shards.shards.joins.kept_file import (
     JoinFacts,
     KeptJoin,
+    ShardKeys,
     UnusableJoinError,
     open_kept_join,
+    write_join,
 )
-from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
-from lightning_shards.shards.joins.rows import JoinTable
+from lightning_shards.shards.joins.row_tables import ParquetFile, ParquetTable, TarTable, key_chunks
+from lightning_shards.shards.joins.settings import JoinTable
 from lightning_shards.shards.joins.table_files import (
     have_changed,
     linked_copies,
     remove_copies,
 )
-from lightning_shards.shards.joins.tar_table import TarTable, key_chunks
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages

@@ -25,8 +25,7 @@ from lightning_shards.shards.files import locked_file, new_file, not_written, op
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import bytes_bar
-from lightning_shards.shards.remote.proxies import require_hosts
-from lightning_shards.shards.storage.local_copies import file_name
+from lightning_shards.shards.remote.proxies import file_name, require_hosts
 from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (

@@ -73,15 +73,6 @@ def parts_of(begin: int, end: int, most: int = MOST_IN_ONE_REQUEST) -> list[tupl
     return list(pairwise(cuts))
 
 
-def worthwhile_gap(latency_s: float, bytes_per_s: float) -> int:
-    """Bytes between two ranges that arrive no later than a request of its own would be answered.
-
-    >>> worthwhile_gap(0.03, 80e6)
-    2400000
-    """
-    return round(latency_s * bytes_per_s)
-
-
 def joined(begins: _Ints, ends: _Ints, gap: int, most: int = MOST_IN_ONE_REQUEST) -> Ranges:
     """Ranges with the gaps between them, where a gap is cheaper than a request of its own.
 

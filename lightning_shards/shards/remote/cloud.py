@@ -32,9 +32,9 @@ from lightning_shards.shards.remote.backend import (
     closed_failure,
     failure_of_status,
     is_exact,
+    require_store_options,
     version_of,
 )
-from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import PROGRESS, RetryPolicy
 
 if TYPE_CHECKING:

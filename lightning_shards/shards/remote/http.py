@@ -19,6 +19,7 @@ from lightning_shards.shards.remote.backend import (
     RequestFailure,
     failure_of_status,
     is_exact,
+    require_store_options,
     version_of,
 )
 from lightning_shards.shards.remote.http_client import (
@@ -29,7 +30,6 @@ from lightning_shards.shards.remote.http_client import (
     drain,
     failure_of_http_error,
 )
-from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.urls import has_broken_password, split_user
 

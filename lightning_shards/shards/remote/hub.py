@@ -24,6 +24,7 @@ from lightning_shards.shards.remote.backend import (
     RangeAnswer,
     RequestBackend,
     RequestFailure,
+    require_store_options,
 )
 from lightning_shards.shards.remote.http import (
     RANGE_BEYOND,
@@ -33,9 +34,8 @@ from lightning_shards.shards.remote.http import (
     target_of,
 )
 from lightning_shards.shards.remote.http_client import HttpClient, HttpReply, HttpTarget, drain
-from lightning_shards.shards.remote.hub_commits import commit_of, is_commit, pin_commit
-from lightning_shards.shards.remote.options import require_store_options
 from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.scheme_table import commit_of, is_commit, pin_commit
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from lightning_shards.shards.remote.backend import (
     RequestBackend,
     RequestFailure,
     closed_failure,
+    require_no_secret,
     version_of,
 )
-from lightning_shards.shards.remote.options import require_no_secret
 
 _ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")

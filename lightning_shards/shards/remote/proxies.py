@@ -1,8 +1,4 @@
-"""Which proxy stands before a host, by the settings of the system or the variables of the network.
-
-They mean what they mean to curl and requests: `http_proxy`, `https_proxy`, `all_proxy`, and
-`no_proxy` with hosts, domains, hosts with a port, and networks.
-"""
+"""How the hosts of shards are reached, by which proxy, and which shards are local files."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,7 +7,13 @@ from socket import getaddrinfo
 from typing import Final
 from urllib.parse import urlsplit
 
-from lightning_shards.errors import ShardNotFoundError
+from lightning_shards.errors import ConfigError, ShardNotFoundError
+from lightning_shards.shards.urls import (
+    is_local,
+    redact,
+    require_local_shards,
+    split_url,
+)
 
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -62,3 +64,42 @@ def require_hosts(urls: Sequence[str]) -> None:
             raise ShardNotFoundError(
                 f"the host {host!r} has no address ({error}); check the URL and the network"
             ) from error
+
+
+def require_shards(urls: Sequence[str]) -> list[str]:
+    """The shards, each once, if all local ones exist and the hosts of remote ones are known.
+
+    Raises:
+        ShardNotFoundError: A shard does not exist, or a host has no address.
+    """
+    require_local_shards(urls)
+    require_hosts(urls)
+    return list(dict.fromkeys(urls))
+
+
+def require_local(urls: Sequence[str], what: str) -> list[str]:
+    """The shards, each once, if all of them are files of this machine.
+
+    Raises:
+        ConfigError: A shard is remote.
+        ShardNotFoundError: A shard does not exist.
+    """
+    remote = [url for url in urls if not is_local(url)]
+    if remote:
+        raise ConfigError(
+            f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
+            f"{redact(remote[0])!r}; copy them here, or mount the bucket"
+        )
+    return require_shards(urls)
+
+
+def file_name(url: str) -> str:
+    """The name of a shard, with a stand-in where a URL has none.
+
+    >>> file_name("https://user:secret@host/data/000.tar?signature=secret")
+    '000.tar'
+    >>> file_name("pipe:aws s3 cp s3://bucket/000.tar -")
+    'shard.tar'
+    """
+    folder, name = split_url(url)
+    return "shard.tar" if folder == "pipe:" or name in ("", ".", "..") else name

@@ -19,8 +19,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Body, Transport
-from lightning_shards.system.cancellation import result_of
-from lightning_shards.system.process import Fetching
+from lightning_shards.system.process import Fetching, result_of
 
 _BUFFER: Final = 1 << 18
 

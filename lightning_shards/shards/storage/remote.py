@@ -16,9 +16,8 @@ from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNo
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching.fetcher import FetchCounts, Fetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
-from lightning_shards.shards.remote.hub_commits import pinned_commits, take_over_commits
+from lightning_shards.shards.remote.fetcher import FetchCounts, Fetcher
+from lightning_shards.shards.remote.open_pieces import ObjectReads
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
@@ -27,7 +26,12 @@ from lightning_shards.shards.remote.transport import (
     TransportSettings,
     version_of_stamp,
 )
-from lightning_shards.shards.scheme_table import ANY_FURTHER, RANGED_SCHEMES
+from lightning_shards.shards.scheme_table import (
+    ANY_FURTHER,
+    RANGED_SCHEMES,
+    pinned_commits,
+    take_over_commits,
+)
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
@@ -37,8 +41,7 @@ from lightning_shards.shards.storage.protocol import (
     Storage,
 )
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
-from lightning_shards.system.cancellation import result_of, take_from
-from lightning_shards.system.process import Fetching
+from lightning_shards.system.process import Fetching, result_of, take_from
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""

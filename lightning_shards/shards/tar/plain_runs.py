@@ -16,9 +16,15 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.shards.tar.blocks import BLOCK, up_to_block
 from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import Buffer, Member, group_members, walk_members
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    Buffer,
+    Member,
+    group_members,
+    up_to_block,
+    walk_members,
+)
 
 _WINDOWS: Final = (128, 2048)
 """Tar blocks read together: few at first, to see whether members are small, and then 1 MiB. Reads

@@ -3,7 +3,7 @@
 from webdataset.writer import TarWriter
 
 from lightning_shards.shards.filters.applying import filtered_index
-from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.filters.predicates import sample_filter
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.filters.predicates import sample_filter
 from tests.shards.filters.filtered_shards import applied, numbers_left, pack_texts
 
 

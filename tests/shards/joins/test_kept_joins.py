@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.shards.joins import building, kept_file, kept_joins
+from lightning_shards.shards.joins import kept_file, kept_joins
 from lightning_shards.shards.private_files import CacheFolder
 
 COUNTS = [3, 4, 2]
@@ -120,7 +120,7 @@ def test_a_value_that_repeats_is_kept_once(column, make, tmp_path):
 
 def test_what_a_build_costs_is_said_and_drawn(make, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    drawn, whole = [], building.rows_bar
+    drawn, whole = [], kept_file.rows_bar
 
     @contextmanager
     def watched(verb, total):
@@ -128,7 +128,7 @@ def test_what_a_build_costs_is_said_and_drawn(make, caplog, monkeypatch):
         with whole(verb, total):
             yield lambda rows: drawn[-1].__setitem__(2, drawn[-1][2] + rows)
 
-    monkeypatch.setattr(building, "rows_bar", watched)
+    monkeypatch.setattr(kept_file, "rows_bar", watched)
     make().source("train").prepare()
     assert drawn == [["join 't'", 3 * NUM, 3 * NUM]]  # keys of samples and rows, and values
     (line,) = [text for text in caplog.messages if "matched in" in text]
@@ -216,7 +216,7 @@ def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, mon
     def fail(*_):
         raise MemoryError
 
-    monkeypatch.setattr(building, "match", fail)
+    monkeypatch.setattr(kept_file, "match", fail)
     message = rf"join 't': matching {NUM} samples with {NUM} rows takes 0.0 GB of memory, which is"
     with pytest.raises(ConfigError, match=message):
         make().source("train").prepare()

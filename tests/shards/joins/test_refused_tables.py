@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from lightning_shards import ShardDataset, SplitConfig
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError, ShardNotFoundError
-from lightning_shards.shards.joins.parquet_table import ParquetFile, ParquetTable
+from lightning_shards.shards.joins.row_tables import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import join_settings
 
 URLS = "data/{0..3}.tar"

@@ -14,9 +14,9 @@ from real_servers import START, RealServer
 
 from lightning_shards.build import sources
 from lightning_shards.readers import reader_choice
-from lightning_shards.shards.remote.hub_commits import forget_commits
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.scheme_table import forget_commits
 from tests.shards.remote.contract import DATA, Store
 from tests.shards.remote.published import COUNTS, publish, server_put
 

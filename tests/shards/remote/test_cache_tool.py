@@ -19,8 +19,8 @@ from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.piece_files import Piece
+from lightning_shards.shards.remote.cache.piece_folder import is_locked
 from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.system.file_locks import is_locked
 from lightning_shards.tools import cache
 from tests.shards.remote.published import batches, module
 

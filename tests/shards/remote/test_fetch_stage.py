@@ -16,7 +16,7 @@ from lightning_shards.samples.stage_clock import STAGES, stage_of
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
-from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.system.process import Cancellable
 from lightning_shards.workers.connection import ReceivedBuffers
 from lightning_shards.workers.messages import MessageMaker
 from tests.shards.remote.published import module

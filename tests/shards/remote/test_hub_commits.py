@@ -11,15 +11,15 @@ from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
-from lightning_shards.shards.remote.hub_commits import (
+from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.shards.scheme_table import (
     commit_of,
     forget_commits,
     pin_commit,
     pinned_commits,
     take_over_commits,
 )
-from lightning_shards.shards.remote.retries import RetryPolicy
-from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.range_streams import RangeStreams
 from lightning_shards.shards.storage.remote import MakeRemoteStorage
 from tests.shards.remote.conftest import options_of

@@ -15,7 +15,7 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.range_streams import StreamAhead
 from lightning_shards.shards.storage.remote import RemoteStorage
-from lightning_shards.system.cancellation import Cancellable
+from lightning_shards.system.process import Cancellable
 from tests.shards.remote.conftest import QUICK
 from tests.shards.remote.contract import DATA
 

@@ -20,7 +20,7 @@ from lightning_shards.readers.ahead import reading
 from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import run_cache
+from lightning_shards.shards.remote.cache import piece_cache
 from tests.shards.remote.published import COUNTS, batches, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -181,7 +181,7 @@ def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_sha
 def test_where_the_disk_is_full_batches_are_read_exactly(
     published_shards, local, tmp_path, monkeypatch, caplog, kept
 ):
-    monkeypatch.setattr(run_cache, "default_limit", lambda *_: 0)
+    monkeypatch.setattr(piece_cache, "default_limit", lambda *_: 0)
     data = module(published_shards, tmp_path)
     with caplog.at_level(logging.WARNING):
         assert batches(data) == batches(module(local, tmp_path))

@@ -15,7 +15,7 @@ from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.source import batch_keys
 from lightning_shards.shards.filters.key_tests import read_key_tests
-from lightning_shards.shards.filters.sample_filter import sample_filter
+from lightning_shards.shards.filters.predicates import sample_filter
 from lightning_shards.shards.index import ShardIndex
 from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
 from tests.shards.remote.conftest import QUICK

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import ShardReader, scan_members
-from lightning_shards.shards.tar.blocks import BLOCK
 from lightning_shards.shards.tar.plain_runs import count_samples
-from lightning_shards.shards.tar.walk import walk_members
+from lightning_shards.shards.tar.walk import BLOCK, walk_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 END = bytes(2 * BLOCK)

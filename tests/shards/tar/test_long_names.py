@@ -11,10 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.tar.blocks import BLOCK
-from lightning_shards.shards.tar.long_names import compared_bytes
 from lightning_shards.shards.tar.plain_runs import count_samples
-from lightning_shards.shards.tar.walk import walk_members
+from lightning_shards.shards.tar.walk import BLOCK, compared_bytes, walk_members
 
 LONG = "folder/" + "".join(chr(ord("a") + number % 26) for number in range(120)) + ".cls"
 NAMES = [LONG, f"{'d' * 60}/{'e' * 60}/{'f' * 60}/{'g' * 30}.cls", f"a/{'é' * 30}.cls", "é.cls"]

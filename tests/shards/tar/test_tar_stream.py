@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import DamagedShardError, StorageError
-from lightning_shards.shards.tar import tar_stream
-from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.shards.tar.tar_stream import stream_samples
+from lightning_shards.shards.tar import tar_bytes
+from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
 
 LONG = "folder/" * 20 + "long"
 MEMBERS = [
@@ -108,7 +107,7 @@ def test_a_damaged_size_takes_no_more_memory_than_there_are_bytes(monkeypatch):
             asked.append(size)
             return super().read(size)
 
-    monkeypatch.setattr(tar_stream, "_AT_ONCE", 1_000)
+    monkeypatch.setattr(tar_bytes, "_AT_ONCE", 1_000)
     data = tar_of([("0.bin", bytes(5_000))])[:3_000]
     with pytest.raises(DamagedShardError, match="5000 bytes should follow, 2488 do"):
         list(stream_samples(Watched(data), "0.tar"))

@@ -134,22 +134,6 @@ def _tables_bytes(needs: Iterable[CacheNeed]) -> int:
     return sum(tables.values())
 
 
-def limit_for(fraction: float, need: CacheNeed) -> int:
-    """The limit at which this fraction of the pieces stays, the tables included.
-
-    >>> need = CacheNeed("a", 0, reads_bytes=1000, working_set_bytes=50)
-    >>> limit = limit_for(0.5, need)
-    >>> limit, round(kept_fraction([need._replace(limit_bytes=limit)]), 2)
-    (560, 0.5)
-    """
-    if fraction >= 1:
-        return need.reads_bytes + need.tables_bytes
-    works = min(need.working_set_bytes, need.reads_bytes)
-    wanted = works + (need.reads_bytes - works) * fraction
-    with_slack = math.ceil(wanted * _SLACK / (_SLACK - 1))
-    return min(with_slack, need.reads_bytes) + need.tables_bytes
-
-
 def pieces_to_drop(
     pieces: Iterable[CachedPiece], needs: Collection[CacheNeed], lacking_bytes: int
 ) -> list[CachedPiece]:

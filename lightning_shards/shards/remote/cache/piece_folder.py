@@ -11,6 +11,7 @@ The locks of a process that is killed are free, and others remove the files that
 another name is not of the cache: it is neither counted nor removed.
 """
 
+import fcntl
 import logging
 import os
 import re
@@ -20,12 +21,63 @@ import struct
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import Final, NamedTuple
 
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CachedPiece
 from lightning_shards.shards.remote.cache.piece_files import Piece, group_of, share_of
-from lightning_shards.system.file_locks import is_locked, locked_file
+
+_FIRST_PAUSE_S: Final = 0.0005
+_LONGEST_PAUSE_S: Final = 0.02
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+def is_locked(file: int, *, shared: bool = False, wait_s: float = 0.0) -> bool:
+    """Lock an open file; whether that was possible in time.
+
+    Args:
+        file: Its descriptor.
+        shared: Whether others may hold the lock at the same time, shared, too.
+        wait_s: How long to wait for it. The wait ends by itself, even if the process that holds the
+            lock is stopped.
+
+    Raises:
+        OSError: The file system has no locks.
+    """
+    end, pause = perf_counter() + wait_s, _FIRST_PAUSE_S
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if perf_counter() >= end:
+                return False
+        else:
+            return True
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+@contextmanager
+def locked_file(path: Path, wait_s: float = 0.0) -> Generator[int | None, None, None]:
+    """An open file with its lock for as long as the block runs; None if the lock is not free.
+
+    Raises:
+        OSError: The file cannot be opened, or its file system has no locks.
+    """
+    file = os.open(path, _FLAGS, 0o600)
+    try:
+        if not is_locked(file, wait_s=wait_s):
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a forked process has a copy of it
+    finally:
+        os.close(file)
+
 
 _OBJECT = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
 _PART = re.compile("[0-9a-f]{64}-[0-9]{1,18}-[0-9]{1,18}")

@@ -32,8 +32,7 @@ from lightning_shards.shards.remote.cache.limits import (
     working_bytes,
 )
 from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, Piece
-from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
-from lightning_shards.system.file_locks import is_locked
+from lightning_shards.shards.remote.cache.piece_folder import PieceFolder, is_locked
 
 _NAME: Final = re.compile(r"[0-9a-zA-Z_-]{1,64}")
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

@@ -13,7 +13,6 @@ from lightning_shards.shards.remote.cache.limits import (
     default_limit,
     has_room,
     kept_fraction,
-    limit_for,
     limit_of_pieces,
     pieces_to_drop,
 )
@@ -113,14 +112,6 @@ def test_a_fixed_half_is_hit_by_half():
                 clock += 1
                 there[piece] = clock
     assert min(hits[1:]) >= 460  # a sixteenth of the room is not promised
-
-
-@pytest.mark.parametrize("working_set", [0, 100, 500, 900, 1000])
-def test_no_fraction_needs_more_than_all_of_the_data(working_set):
-    need = CacheNeed("a", 0, reads_bytes=1000, working_set_bytes=working_set, tables_bytes=7)
-    limits = [limit_for(fraction, need) for fraction in (0.1, 0.5, 0.9, 1.0)]
-    assert limits == sorted(limits)
-    assert limits[-1] == 1007
 
 
 def test_the_default_leaves_room_on_the_disk():

@@ -22,7 +22,7 @@ from cached_bytes import (
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
 from lightning_shards.shards.remote.cache import piece_cache, piece_folder
-from lightning_shards.system.file_locks import locked_file
+from lightning_shards.shards.remote.cache.piece_folder import locked_file
 
 PIECE = piece_number(3)
 

@@ -6,9 +6,9 @@ import pytest
 
 from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import run_cache
+from lightning_shards.shards.remote.cache import piece_cache
 from lightning_shards.shards.remote.cache.limits import GIB
-from lightning_shards.shards.remote.cache.run_cache import RunSize, cache_of_run
+from lightning_shards.shards.remote.cache.piece_cache import RunSize, cache_of_run
 
 SIZE = RunSize("print", 100 * GIB, tables_bytes=GIB, working_set_bytes=2 * GIB)
 
@@ -30,7 +30,7 @@ def test_a_cache_knows_what_the_run_needs(tmp_path):
 
 
 def test_by_default_the_disk_decides(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_cache.os, "statvfs", disk_with(400))
+    monkeypatch.setattr(piece_cache.os, "statvfs", disk_with(400))
     need = made(tmp_path / "new" / "cache").__reduce__()[1][3]
     assert (need.limit_bytes, need.left_free_bytes) == (300 * GIB, 50 * GIB)
 
@@ -38,7 +38,7 @@ def test_by_default_the_disk_decides(tmp_path, monkeypatch):
 def test_a_limit_that_is_too_low_is_refused_if_it_was_given(tmp_path, monkeypatch, caplog):
     with pytest.raises(ConfigError, match=r"cache_gib=2.9 is too little.* have 2 GiB"):
         made(tmp_path, cache_gib=2.9)
-    monkeypatch.setattr(run_cache.os, "statvfs", disk_with(52))
+    monkeypatch.setattr(piece_cache.os, "statvfs", disk_with(52))
     assert made(tmp_path) is None
     assert "has 2 GiB for it" in caplog.text
     assert "tables 1 GiB" in caplog.text

@@ -8,7 +8,7 @@ from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CacheNeed
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.open_pieces import ObjectReads
 from lightning_shards.shards.remote.transport import Body, Transport
 
 MIB = 1 << 20

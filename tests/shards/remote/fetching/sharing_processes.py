@@ -23,8 +23,8 @@ from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
 from lightning_shards.readers.ahead.piece_plan import PiecePlan
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching.fetcher import Fetcher
-from lightning_shards.shards.remote.fetching.segments import ObjectReads
+from lightning_shards.shards.remote.fetcher import Fetcher
+from lightning_shards.shards.remote.open_pieces import ObjectReads
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 

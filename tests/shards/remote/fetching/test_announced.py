@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching.segments import AnnouncedPieces, Segment
+from lightning_shards.shards.remote.open_pieces import AnnouncedPieces, Segment
 
 SIZE = 60
 CUTS = st.lists(st.integers(0, SIZE), unique=True, max_size=12).map(sorted)

@@ -14,7 +14,7 @@ from waiting import wait_for
 from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.cache import piece_cache
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+from lightning_shards.shards.remote.fetcher import Fetcher
 from lightning_shards.shards.remote.request_threads import RequestThreads
 
 

@@ -11,11 +11,11 @@ from held_transport import MIB, cache_in, reads_of
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
+from lightning_shards.shards.remote import fetcher as fetcher_module
+from lightning_shards.shards.remote import open_pieces
 from lightning_shards.shards.remote.cache import piece_cache, piece_files
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching import fetcher as fetcher_module
-from lightning_shards.shards.remote.fetching import open_pieces
-from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+from lightning_shards.shards.remote.fetcher import Fetcher
 
 
 def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, transport, tmp_path):

@@ -18,7 +18,7 @@ from waiting import wait_for
 
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetching.fetcher import Fetcher
+from lightning_shards.shards.remote.fetcher import Fetcher
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 pytestmark = pytest.mark.network

@@ -22,11 +22,11 @@ from lightning_shards.errors import ShardError, StorageError
 from lightning_shards.shards.remote.byte_ranges import parts_of
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import OpenPiece, Piece
-from lightning_shards.shards.remote.fetching.open_pieces import OpenPieces
-from lightning_shards.shards.remote.fetching.segments import (
+from lightning_shards.shards.remote.open_pieces import (
     AnnouncedPieces,
     BatchMemory,
     ObjectReads,
+    OpenPieces,
     Segment,
     bytes_of_segments,
     joined_segments,
@@ -35,8 +35,7 @@ from lightning_shards.shards.remote.fetching.segments import (
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.urls import redact
-from lightning_shards.system.cancellation import raise_if_cancelled, result_of
-from lightning_shards.system.process import Fetching
+from lightning_shards.system.process import Fetching, raise_if_cancelled, result_of
 
 WAIT_S: Final = 2.0
 """A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.

@@ -1,1 +1,0 @@
-"""Fetching what batches need of remote objects, and ahead of them what they will need soon."""
