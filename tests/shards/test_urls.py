@@ -1,6 +1,7 @@
-"""What users write, and the shards that it stands for."""
+"""URLs of shards: patterns, expansion, and what is secret in them."""
 
 import os
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -351,3 +352,42 @@ def test_shards_of_an_ipv6_server_are_counted_and_fetched(write_shards, load, tm
         url = f"http://[::1]:{server.server_address[1]}/000.tar"
         assert load(expand_urls(url)).counts.tolist() == [3]
         assert len(list(read_shard(url, None))) == 3
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+BESIDE = [
+    "wids.json",
+    "sizes.json",
+    "classes.json",
+    "_info.json",
+    "a_stats.json",
+    "__len__",
+    "a.tar.members",
+    "a.idx",
+    "a.tar.idx",
+    "repair.json",
+    "README.md",
+]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_file_beside_shards_is_an_error_that_names_their_pattern(name, mixed):
+    (mixed / name).touch()
+    shards = re.escape(f"and not a shard; write '{mixed}/*.tar'")
+    with pytest.raises(UrlError, match=rf"pattern {mixed}/\* also matches {name}, .*{shards}"):
+        expand_urls(f"{mixed}/*")
+    with pytest.raises(UrlError, match=f"{mixed}/{name} is a file .*{shards}"):
+        expand_urls([f"{mixed}/a.tar", f"{mixed}/{name}"])  # as a shell gives them to a tool
+
+
+def test_files_beside_shards_go_by_their_known_names_only(tmp_path):
+    names = ["0.json", "info.json", "members", "wids.json.tar", "x.bin"]
+    for name in names:
+        (tmp_path / name).touch()
+    assert expand_urls(f"{tmp_path}/*") == [f"{tmp_path}/{name}" for name in names]

@@ -1,10 +1,11 @@
-"""Sidecars are whole or absent, never wrong, whoever writes them."""
+"""Files of member tables: their forms, where they lie, and who may write them."""
 
 import itertools
 import json
 import logging
 import os
 import re
+import stat
 import struct
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
@@ -356,3 +358,39 @@ def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_ha
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.fixture
+def own_table(path, store, cache):
+    store.table_of(path)
+    return cache.sidecar_of(path)
+
+
+def test_folders_of_tables_are_private_all_the_way(own_table):
+    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in own_table.parents[:3]]
+    assert modes == [0o700] * 3
+    assert stat.S_IMODE(own_table.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("method", ["table_of", "kept_table"])
+def test_tables_in_a_folder_that_others_may_write_are_refused(path, cache, method):
+    cache.root.mkdir()
+    cache.root.chmod(0o777)
+    with pytest.raises(FileAccessError, match=rf"{cache.root} may be written by other users"):
+        getattr(TableStore(cache), method)(path)
+    assert not list(cache.root.iterdir())
+
+
+def test_a_link_in_the_place_of_a_table_is_refused(own_table, store, path, tmp_path):
+    own_table.rename(tmp_path / "elsewhere")
+    own_table.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileAccessError, match=rf"{own_table} is a link"):
+        store.table_of(path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_table_that_is_no_regular_file_is_refused(own_table, store, path, make):
+    own_table.unlink()
+    make(own_table)
+    with pytest.raises(FileAccessError, match=r"0\.tar\.members is a (fifo|folder)"):
+        store.table_of(path)

@@ -1,6 +1,10 @@
-"""Members and samples are those of Python's `tarfile` and webdataset."""
+"""The walk over the headers of a tar, and long names in it."""
 
+import gzip
+import shutil
+import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -9,7 +13,14 @@ from webdataset.writer import ShardWriter, TarWriter
 
 from lightning_shards.errors import DamagedShardError, ShardNotFoundError
 from lightning_shards.shards.tar.plain_runs import count_samples
-from lightning_shards.shards.tar.walk import Member, group_members, split_name, walk_members
+from lightning_shards.shards.tar.walk import (
+    BLOCK,
+    Member,
+    compared_bytes,
+    group_members,
+    split_name,
+    walk_members,
+)
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 
@@ -150,3 +161,168 @@ def test_counting_closes_the_file(tmp_path, write_tar, open_files):
     path = write_tar(tmp_path / "0.tar", [("a.b", b"")])
     count_samples(str(path))
     assert open_files() == []
+
+
+LONG = "folder/" + "".join(chr(ord("a") + number % 26) for number in range(120)) + ".cls"
+NAMES = [LONG, f"{'d' * 60}/{'e' * 60}/{'f' * 60}/{'g' * 30}.cls", f"a/{'é' * 30}.cls", "é.cls"]
+NAMES += [f"{'x' * 99}.cls", "b.cls", f"{'é' * 80}/0.cls", f"{'h' * 99}/{'i' * 20}.cls"]
+
+TEXTS = st.text(st.sampled_from("ab/.é日\udcff_o"), min_size=1, max_size=40)
+LONG_NAMES = st.builds(
+    lambda head, filler, tail: f"{head}{filler}{tail}.cls",
+    TEXTS,
+    st.sampled_from(["", "k" * 60, "k" * 97, "k/" * 50, "é" * 50, "d" * 99 + "/"]),
+    TEXTS,
+)
+
+
+def _members(path, url="0.tar"):
+    return list(walk_members(Path(path).read_bytes(), url))
+
+
+@pytest.fixture(scope="module", params=["gnu", "pax"])
+def archive(request, tmp_path_factory, write_tar):
+    """One member with a long name, as `tarfile` writes it in each format that has such names."""
+    form = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}[request.param]
+    path = tmp_path_factory.mktemp("long") / "0.tar"
+    return write_tar(path, [(LONG, b"1")], tar_format=form).read_bytes()
+
+
+# --- writers
+
+
+@given(name=LONG_NAMES)
+@settings(max_examples=100)
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_what_tarfile_writes_is_read(tmp_path_factory, write_tar, tar_format, name):
+    path = tmp_path_factory.getbasetemp() / "tarfile.tar"
+    write_tar(path, [(name, b"1")], tar_format=tar_format)
+    (member,) = _members(path)
+    with tarfile.open(path) as archive:
+        assert member.name == archive.getmembers()[0].name
+    if name.isascii():
+        assert member.unprotected == max(len(name.rstrip("/")) - 100, 0)
+
+
+@pytest.mark.skipif(shutil.which("tar") is None, reason="no tar")
+@pytest.mark.parametrize("tar_format", ["gnu", "oldgnu", "posix"])
+def test_what_the_tar_program_writes_is_read(tmp_path, tar_format):
+    for name in NAMES:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("1")
+    command = ["tar", f"--format={tar_format}", "-cf", "0.tar", "-C", "data", *NAMES]
+    subprocess.run(command, cwd=tmp_path, check=True, env={"LC_ALL": "C"})
+    assert [member.name for member in _members(tmp_path / "0.tar")] == NAMES
+    for member, name in zip(_members(tmp_path / "0.tar"), NAMES, strict=True):
+        behind = max(len(name.encode()) - 100, 0)
+        assert member.unprotected in (behind, behind + 1)  # the oldest form repeats 99 bytes
+
+
+def test_what_bsdtar_writes_is_read():
+    packed = (Path(__file__).parents[2] / "tools" / "made_by_bsdtar.tar.gz").read_bytes()
+    members = list(walk_members(gzip.decompress(packed), "0.tar"))
+    assert sum(not member.name.isascii() for member in members) == 2
+    assert [member.name for member in members if member.unprotected >= len(member.name)] == []
+
+
+def bsdtar_field(name):
+    """Prefix and name that bsdtar puts into the header behind a PAX header with a long path."""
+    if len(name) < 100:
+        return name
+    last = name.rfind(b"/") + 1
+    kept = name[last : last + 98]
+    first = name.rfind(b"/", 0, min(156, last)) + 1 if last else 0
+    room = 98 - len(kept)
+    second = name.rfind(b"/", first, min(first + room + 1, last)) + 1
+    return name[:first] + (name[first:second] if second > first else b"") + kept
+
+
+@given(name=LONG_NAMES.map(lambda name: name.encode("utf-8", "surrogateescape")))
+@example(b"d/" + b"e" * 160 + b"/" + b"f" * 120 + b".cls")
+@example(b"f" * 300)
+def test_the_forms_of_other_writers_pass(name):
+    letters = name.decode("utf-8", "surrogateescape")
+    ascii_only = name.decode("ascii", "ignore").encode()
+    normal = b"/".join(part for part in name.split(b"/") if part not in (b"", b"."))
+    fields = [
+        name[:100],
+        name[:99],
+        name[: len(letters[:33].encode("utf-8", "surrogateescape"))],  # cut before a letter
+        letters.encode("ascii", "replace")[:100],
+        letters.replace("?", "_").encode("latin-1", "replace")[:100].replace(b"?", b"_"),
+        ascii_only[:100],
+        ascii_only[:99].rstrip(b"/"),
+        normal[:98],
+        bsdtar_field(name),
+        b"PaxHeader",
+        b"",
+    ]
+    for field in fields:
+        assert compared_bytes(name, field) is not None, field
+
+
+# --- damage
+
+
+def test_every_flipped_bit_of_what_a_header_repeats_is_found(archive, tmp_path):
+    start = archive.index(LONG.encode())
+    repeated = archive.index(LONG[:100].encode(), start + len(LONG)) % BLOCK
+    assert repeated == 0
+    for byte in range(start, start + 100):
+        for bit in range(8):
+            data = bytearray(archive)
+            data[byte] ^= 1 << bit
+            with pytest.raises(DamagedShardError):
+                list(walk_members(bytes(data), "0.tar"))
+    (tmp_path / "0.tar").write_bytes(data)
+    with pytest.raises(DamagedShardError, match=r"extended header says .*fetch or write this"):
+        count_samples(tmp_path / "0.tar")
+
+
+def test_bytes_behind_what_a_header_repeats_are_counted(archive):
+    (member,) = walk_members(archive, "0.tar")
+    assert member.unprotected == len(LONG) - 100
+
+
+def test_a_name_that_was_overwritten_is_found(archive):
+    start = archive.index(LONG.encode())
+    for junk in (b"\xa5", b"\0", b"x"):
+        data = archive[:start] + junk * len(LONG) + archive[start + len(LONG) :]
+        with pytest.raises(DamagedShardError):
+            list(walk_members(data, "0.tar"))
+
+
+def test_a_zero_in_a_gnu_name_is_damage_wherever_it_is(tmp_path, write_tar):
+    path = write_tar(tmp_path / "0.tar", [(LONG, b"1")], tar_format=tarfile.GNU_FORMAT)
+    data = bytearray(path.read_bytes())
+    data[data.index(b".cls")] = 0
+    with pytest.raises(DamagedShardError, match="damaged long name"):
+        list(walk_members(bytes(data), "0.tar"))
+
+
+@pytest.mark.parametrize("name", ["é.cls", f"a/{'é' * 30}b.cls"])
+def test_one_bit_of_a_name_that_is_not_ascii_is_found_where_it_is_repeated(
+    tmp_path, write_tar, name
+):
+    path = write_tar(tmp_path / "0.tar", [(name, b"1")], tar_format=tarfile.PAX_FORMAT)
+    whole = path.read_bytes()
+    start = whole.index(name.encode())
+    for place, byte in enumerate(name.encode()):
+        if byte < 128:
+            data = bytearray(whole)
+            data[start + place] ^= 1
+            with pytest.raises(DamagedShardError, match="damaged name"):
+                list(walk_members(bytes(data), "0.tar"))
+
+
+@pytest.mark.parametrize("name", [LONG, f"class=1/{LONG}"])
+def test_a_keyword_with_a_flipped_bit_does_not_cut_a_name(tmp_path, write_tar, name):
+    path = write_tar(tmp_path / "0.tar", [(name, b"1")], tar_format=tarfile.PAX_FORMAT)
+    whole = path.read_bytes()
+    start = whole.index(b"path=")
+    for byte in range(start, start + 5):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[byte] ^= 1 << bit
+            with pytest.raises(DamagedShardError, match="damaged PAX header"):
+                list(walk_members(bytes(data), "0.tar"))

@@ -1,0 +1,199 @@
+"""What a process shares: open files, the name of its job, its signals, and waits called off."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from concurrent.futures import Future
+from queue import SimpleQueue
+
+import pytest
+
+from lightning_shards.system.process import (
+    Cancellable,
+    DeferredSignal,
+    job_name,
+    raise_if_cancelled,
+    result_of,
+    share_of_files,
+    take_from,
+    wait_for_event,
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_parts", "expected"),
+    [(1024, 1, 512), (1024, 4, 128), (resource.RLIM_INFINITY, 4, sys.maxsize)],
+)
+def test_parts_share_half_of_the_limit(limit, num_parts, expected, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert share_of_files(num_parts) == expected
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    """An environment without a launcher."""
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def name_elsewhere(ranks):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(job_name, (ranks,))
+
+
+def test_a_process_alone_is_a_job(monkeypatch):
+    assert job_name(1) == job_name(1) != name_elsewhere(1)
+    monkeypatch.setenv("MASTER_PORT", "29500")  # as set for all jobs of a sweep
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert job_name(1) != name_elsewhere(1)
+
+
+@pytest.mark.parametrize(("ranks", "world_size"), [(2, None), (1, "2"), (2, "2")])
+def test_ranks_that_meet_are_one_job(monkeypatch, ranks, world_size):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    names = []
+    for port in ("1", "2"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        assert job_name(ranks) == name_elsewhere(ranks)
+        names.append(job_name(ranks))
+    assert names[0] != names[1]
+
+
+def test_ranks_of_which_nothing_is_known_are_taken_for_those_of_one_job():
+    assert job_name(2) == name_elsewhere(2)
+
+
+SIGNAL = signal.SIGUSR1
+
+
+class OwnError(Exception):
+    """What is raised within a context."""
+
+
+def send():
+    os.kill(os.getpid(), SIGNAL)
+
+
+def send_and_fail():
+    send()
+    raise OwnError
+
+
+@pytest.fixture
+def handled():
+    """The signals that the handler of the process has got."""
+    numbers = []
+    before = signal.signal(SIGNAL, lambda number, _: numbers.append(number))
+    yield numbers
+    signal.signal(SIGNAL, before)
+
+
+def test_a_signal_is_handled_when_the_wait_is_over(handled):
+    with DeferredSignal(SIGNAL) as deferred:
+        assert not deferred.is_noted
+        send()
+        assert deferred.is_noted
+        assert handled == []
+    assert handled == [SIGNAL]
+    send()
+    assert handled == [SIGNAL] * 2
+
+
+def test_without_a_signal_nothing_is_handled(handled):
+    with DeferredSignal(SIGNAL):
+        pass
+    assert handled == []
+
+
+def test_an_error_takes_the_place_of_the_handler(handled):
+    with pytest.raises(OwnError), DeferredSignal(SIGNAL):
+        send_and_fail()
+    assert handled == []
+    send()
+    assert handled == [SIGNAL]
+
+
+def test_in_another_thread_the_handler_stays(handled):
+    def wait():
+        with DeferredSignal(SIGNAL) as deferred:
+            assert signal.getsignal(SIGNAL) is handler
+            assert not deferred.is_noted
+
+    handler = signal.getsignal(SIGNAL)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+
+
+def test_what_has_no_handler_does_what_it_did():
+    before = signal.signal(SIGNAL, signal.SIG_IGN)
+    with DeferredSignal(SIGNAL) as deferred:
+        send()
+    assert not deferred.is_noted
+    assert signal.signal(SIGNAL, before) == signal.SIG_IGN
+
+
+class EnoughError(Exception):
+    """What the check raises."""
+
+
+def enough():
+    raise EnoughError
+
+
+WAITS = {
+    "an event": lambda: wait_for_event(threading.Event(), 60),
+    "a queue": lambda: take_from(SimpleQueue()),
+    "a future": lambda: result_of(Future()),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_a_wait_is_called_off(wait):
+    with pytest.raises(EnoughError), Cancellable(enough):
+        wait()
+
+
+def test_a_check_holds_for_its_thread_and_context_alone():
+    raised = []
+
+    def look():
+        try:
+            raise_if_cancelled()
+        except EnoughError:
+            raised.append(1)
+
+    with Cancellable(enough), Cancellable(None):
+        other = threading.Thread(target=look)
+        other.start()
+        other.join()
+        assert raised == []
+        look()
+    assert raised == [1]
+    raise_if_cancelled()
+
+
+def test_what_is_there_needs_no_check():
+    queue, future, event = SimpleQueue(), Future(), threading.Event()
+    queue.put(1)
+    future.set_result(2)
+    event.set()
+    with Cancellable(enough):
+        assert (take_from(queue), result_of(future)) == (1, 2)
+        assert wait_for_event(event, 0)
+
+
+def test_an_event_is_waited_for_no_longer_than_told():
+    assert not wait_for_event(threading.Event(), 0.01)
+
+
+def test_an_error_of_a_future_is_raised_even_if_it_looks_like_a_time_limit():
+    future = Future()
+    future.set_exception(TimeoutError("of the server"))
+    with pytest.raises(TimeoutError, match="of the server"):
+        result_of(future)
