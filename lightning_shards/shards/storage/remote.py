@@ -197,7 +197,7 @@ class RemoteStorage(Storage):
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
 
         To close it early ends its requests. A thread that waits for one of its bytes is woken by
-        `close_all`, and by the checks of `system.cancellation`.
+        `close_all`, and by the checks of `system.process`.
         """
         return self._streams.open(url)
 

@@ -247,14 +247,14 @@ def prepare():
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 
 STOPPED = """
-from lightning_shards.shards.joins import building
-whole = building._write_values
+from lightning_shards.shards.joins import kept_file
+whole = kept_file._write_values
 def stop(*given):
     stops = whole(*given)
     print("values are written", flush=True)
     input()
     return stops
-building._write_values = stop
+kept_file._write_values = stop
 prepare()
 """
 
