@@ -35,10 +35,8 @@ from lightning_shards.dataprep.survey import (
 )
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.shards.beside import (
-    MAX_INDEX_BYTES,
     SIZES,
     WIDS,
-    counted_shard,
     foreign_field,
     is_count,
     json_object,
@@ -46,7 +44,7 @@ from lightning_shards.shards.beside import (
     wids_entry,
 )
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.files import open_regular, read_regular
+from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
@@ -384,36 +382,6 @@ def dali_index(url: str) -> str:
     if not lines:
         raise ConfigError(f"DALI's index needs a sample at least, and {url} has none; leave it out")
     return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
-
-
-def index_from_file(path: Path, folder: str = "") -> tuple[ShardIndex, int | None]:
-    """The index in a wids JSON or a `sizes.json`, and the bytes of all shards (None if unknown).
-
-    No shard is opened, and none needs to be on this machine. `folder` is the URL of the folder that
-    the shards are in; empty if they are local.
-
-    Raises:
-        ConfigError: The file is neither of the two.
-        ShardNotFoundError: There is no such file.
-        FileAccessError: It is not a regular file, or cannot be opened.
-    """
-    content = _parsed(read_regular(path, MAX_INDEX_BYTES))
-    entries = shard_entries(content)
-    if entries is None:
-        counts = json_object(content)
-        entries = [{"url": name, "nsamples": count} for name, count in counts.items()]
-    shards = [shard for shard in map(counted_shard, entries) if shard is not None]
-    if not shards or len(shards) < len(entries):
-        raise ConfigError(
-            f"{path} does not say how many samples each of its shards holds; name a wids JSON, as "
-            "`index` writes it"
-        )
-    urls = tuple(f"{folder}/{shard.url}" if folder else shard.url for shard in shards)
-    sizes = [shard.size_bytes for shard in shards if shard.size_bytes is not None]
-    total = sum(sizes) if len(sizes) == len(shards) else None
-    samples = np.array([shard.samples for shard in shards], np.int64)
-    have_tables = all("members" in entry for entry in entries)
-    return ShardIndex(urls, samples, has_tables=have_tables, size_bytes=total), total
 
 
 def shard_bytes(index: ShardIndex) -> int | None:

@@ -8,21 +8,11 @@ were listed.
 import os
 import stat
 from pathlib import Path
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from lightning_shards.errors import DamagedShardError, FileAccessError
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import absent, irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
-
-UNKNOWN: Final = -1
-"""The crc32 of a member that no earlier index knows."""
-
-INDEXED_ANEW: Final = (
-    "fetch it again, or, if it was written anew, `touch` it and run `lightning-shards index "
-    "--checksums --format wids,members` on it"
-)
-"""The remedy where a tar differs from what was indexed, by a table in the cache or beside it."""
 
 
 class InputFile(NamedTuple):
@@ -34,17 +24,13 @@ class InputFile(NamedTuple):
 
 
 class InputExtent(NamedTuple):
-    """The bytes of one member: a stretch of a file, or `inline` if it is in no file.
-
-    `crc32` is what an earlier index says of them, or `UNKNOWN`.
-    """
+    """The bytes of one member: a stretch of a file, or `inline` if it is in no file."""
 
     field: str
     source: InputFile | None
     offset: int
     size: int
     inline: bytes
-    crc32: int = UNKNOWN
 
 
 class InputSample(NamedTuple):
@@ -68,8 +54,7 @@ class InputFiles:
         Raises:
             ShardNotFoundError: Its file does not exist any more.
             FileAccessError: It cannot be opened or read.
-            DamagedShardError: The file was changed after it was listed, or these bytes are not
-                those that were indexed.
+            DamagedShardError: The file was changed after it was listed.
         """
         source = extent.source
         if source is None:
@@ -90,11 +75,6 @@ class InputFiles:
             raise DamagedShardError(
                 f"{source.path} was changed since it was listed; run the command again into a new "
                 "folder"
-            )
-        if extent.crc32 != UNKNOWN and crc32(data) != extent.crc32:
-            raise DamagedShardError(
-                f"{source.path} has other bytes than when it was indexed in a member "
-                f"{extent.field!r}, at byte {extent.offset}; {INDEXED_ANEW}"
             )
         return data
 

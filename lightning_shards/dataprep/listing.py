@@ -8,16 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 from tqdm import tqdm
 
-from lightning_shards.dataprep.indexed_tars import counts_beside, indexed_crc32s
 from lightning_shards.dataprep.input_files import (
-    UNKNOWN,
     InputExtent,
     InputSample,
     inline,
@@ -35,6 +32,7 @@ from lightning_shards.dataprep.tar_writer import (
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
+    IndexMismatchError,
     SampleError,
     ShardNotFoundError,
 )
@@ -45,9 +43,10 @@ from lightning_shards.shards.classes import (
     known_classes,
     read_class_file,
 )
-from lightning_shards.shards.counts import CountClaim
+from lightning_shards.shards.counts import CountClaim, believed_claims
 from lightning_shards.shards.files import open_regular, replace_file
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.index import names_by_folder
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import (
     Member,
@@ -56,6 +55,7 @@ from lightning_shards.shards.tar.walk import (
     split_name,
     walk_members,
 )
+from lightning_shards.shards.urls import split_url
 
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
@@ -64,10 +64,6 @@ TABLE_SUFFIXES: Final = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 
 _ROWS_AT_ONCE = 4096
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
-
-SuffixFrom = Literal["last", "first"]
-"""Which dot of a file's name separates key and suffix: of x.seg.png, the suffix is png or
-seg.png."""
 
 Row = Mapping[str, Any]
 
@@ -153,7 +149,6 @@ def require_apart(outputs: Iterable[Path], folders: Iterable[Path], *, below: bo
 def list_folder(
     folder: str,
     *,
-    suffix_from: SuffixFrom = "last",
     has_classes: bool = True,
     given: ClassNames | None = None,
 ) -> Listing:
@@ -173,7 +168,7 @@ def list_folder(
     files_by_stem: dict[str, dict[str, str]] = {}
     for path in _files_below(folder, ignored):
         below, base = os.path.split(os.path.relpath(path, folder))
-        parts = base.rpartition(".") if suffix_from == "last" else base.partition(".")
+        parts = base.rpartition(".")
         if all(parts):
             stem = os.path.join(below, parts[0])  # noqa: PTH118 - paths stay strings here
             _add_file(files_by_stem.setdefault(stem, {}), parts[2].lower(), path)
@@ -387,24 +382,24 @@ def _contents(value: object) -> bytes:
 # --- tars
 
 
-def list_tars(paths: Sequence[str], *, cache: CacheFolder, processes: int = 1) -> Listing:
+def list_tars(paths: Sequence[str], *, processes: int = 1) -> Listing:
     """The samples of local tars in file order; members that are apart in a tar are joined.
 
-    The classes are those of `classes.json` beside the tars. Each tar is held against the counts
-    beside it and the member tables of earlier indexes, beside it or in `cache`.
+    The classes are those of `classes.json` beside the tars. The samples of each tar are counted
+    against the files beside it, because new shards are well by checksums of their own.
 
     Raises:
         ShardNotFoundError: A tar does not exist.
         ConfigError: Tars of two folders have different classes.
         IndexMismatchError: A tar has another size or number of samples than a file beside it says.
-        DamagedShardError: A tar is damaged, or has other members than when it was indexed.
+        DamagedShardError: A tar is damaged.
         SampleError: A key or a field could not be written so that it reads back, or a member of a
             sample is a link.
     """
     known = known_classes(paths)
-    counts = counts_beside(paths)
+    counts = _counts_beside(paths)
     tasks = [(path, counts.get(path)) for path in paths]
-    listings = map_parallel(partial(_list_tar, cache=cache), tasks, processes)
+    listings = map_parallel(_list_tar, tasks, processes)
     samples: list[InputSample] = []
     ignored, joined = Counter[str](), 0
     with closing(listings):
@@ -415,10 +410,19 @@ def list_tars(paths: Sequence[str], *, cache: CacheFolder, processes: int = 1) -
     return Listing(samples, ignored, {} if known is None else dict(known.numbers), joined)
 
 
-def _list_tar(task: tuple[str, CountClaim | None], *, cache: CacheFolder) -> Listing:
-    """The samples of one tar; `salvage` joins members that are apart by the same rule."""
+def _counts_beside(paths: Sequence[str]) -> dict[str, CountClaim]:
+    """The counts that files beside these local tars give for them, by path."""
+    path_of = {split_url(path): path for path in paths}
+    counts: dict[str, CountClaim] = {}
+    with closing(Storages()) as storages:
+        for folder, names in names_by_folder(path_of).items():
+            claims = believed_claims(folder, names, path_of, storages)
+            counts |= {path_of[folder, name]: claim for name, claim in claims.items()}
+    return counts
+
+
+def _list_tar(task: tuple[str, CountClaim | None]) -> Listing:
     path, claim = task
-    crc32s = indexed_crc32s(path, claim, cache)
     others: list[OtherEntry] = []
     runs: list[tuple[str, dict[str, Member]]] = []
     first: dict[str, dict[str, Member]] = {}  # the first sample of each key
@@ -436,12 +440,18 @@ def _list_tar(task: tuple[str, CountClaim | None], *, cache: CacheFolder) -> Lis
             if known is not fields:
                 repeated.add(key)
             runs.append((key, fields))
+    samples_held = sum(1 for _ in group_members(members, path))  # as readers count them
+    if claim is not None and claim.samples != samples_held:
+        raise IndexMismatchError(
+            f"{path} changed since it was indexed: it holds {samples_held:,} samples, "
+            f"{claim.samples:,} by {claim.source}; fetch it again, or, if it was written anew, run "
+            "`lightning-shards index` on it or delete that file"
+        )
     _refuse_lost_links(others, first, path)
     source = input_file_at(path)
 
     def extent(suffix: str, member: Member) -> InputExtent:
-        crc32 = crc32s.get(member.offset, UNKNOWN)
-        return InputExtent(suffix, source, member.offset, member.size, b"", crc32)
+        return InputExtent(suffix, source, member.offset, member.size, b"")
 
     try:
         samples = [

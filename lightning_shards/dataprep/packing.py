@@ -10,21 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
 from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.input_files import InputSample
-from lightning_shards.dataprep.tar_writer import check_sample, escape_key, tar_size
+from lightning_shards.dataprep.tar_writer import tar_size
 from lightning_shards.errors import ConfigError, SampleError
 
 PackOrder = Literal["source", "shuffled", "sorted"]
 """As listed, in a uniformly random order by the seed, or sorted by the bytes of the keys."""
-
-DuplicateKeys = Literal["refuse", "prefix", "number"]
-"""Keys of several samples are an error, get the name of their file before, or a number behind."""
 
 FRACTION_SPLITS: Final = ("train", "val")
 """The splits that `val_fraction` makes."""
@@ -128,37 +124,20 @@ def split_names(samples: Sequence[InputSample], packing: Packing) -> list[str]:
     return list(FRACTION_SPLITS) if packing.val_fraction else names
 
 
-def with_unique_keys(
-    samples: list[InputSample], duplicate_keys: DuplicateKeys = "refuse"
-) -> list[InputSample]:
-    """The samples, of which those that share a key with others may get other keys.
+def require_unique_keys(samples: Sequence[InputSample]) -> None:
+    """Check that no two samples have the same key.
 
     Raises:
-        SampleError: Two samples have the same key, or one that is made is too long.
+        SampleError: Two have; the message names both files.
     """
-    counts, numbers = Counter(sample.key for sample in samples), Counter[str]()
-    if len(counts) == len(samples):
-        return samples
-    unique: list[InputSample] = []
-    for sample in samples:
-        key = sample.key
-        numbers[key] += 1
-        if counts[key] > 1 and duplicate_keys == "prefix":
-            stem = PurePath(_file_of(sample)).name.partition(".")[0]
-            key = f"{escape_key(stem)}/{key.removeprefix('./')}"
-        elif counts[key] > 1 and duplicate_keys == "number":
-            key = f"{key}-{numbers[key]}"
-        check_sample(key, [member.field for member in sample.members])
-        unique.append(sample._replace(key=key))
-    key, count = Counter(sample.key for sample in unique).most_common(1)[0]
-    if count > 1:
-        first, second = [_file_of(sample) for sample in unique if sample.key == key][:2]
+    counts = Counter(sample.key for sample in samples)
+    if len(counts) < len(samples):
+        [(key, _)] = counts.most_common(1)
+        first, second = [_file_of(sample) for sample in samples if sample.key == key][:2]
         raise SampleError(
-            f"samples share their keys, such as {key!r} of {first} and {second}; put the names of "
-            "their files before them (--duplicate-keys prefix) or numbers behind them "
-            "(--duplicate-keys number), or make them unique (of a table, --key names a column)"
+            f"samples share their keys, such as {key!r} of {first} and {second}; rename the files, "
+            "or of a table name a column of unique keys by --key"
         )
-    return unique
 
 
 def _file_of(sample: InputSample) -> str:

@@ -5,10 +5,10 @@ classes is a third one.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from io import BytesIO
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.images import (
@@ -18,9 +18,6 @@ from lightning_shards.samples.images import (
     require_backend,
     turned_upright,
 )
-
-Resample = Literal["lanczos", "nearest", "keep"]
-"""How a field is resized: as a photograph, as a map of values, or not at all."""
 
 _FORMATS = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _MAX_QUALITY = 100
@@ -42,18 +39,16 @@ class Reencode:
     are not turned and keep the orientation, so that image and map fit each other as before. Members
     whose field is not one of JPEG, PNG or WebP are not touched.
 
-    By default a JPEG is a photograph. A PNG or WebP is a map if its field has a dot, as mask.png
-    has. One without a dot is a photograph, and refused if it could be a map, or would lose bits.
+    A JPEG is a photograph. A PNG or WebP is a map if its field has a dot, as mask.png has. One
+    without a dot is a photograph, and refused if it could be a map, or would lose bits.
 
     Attributes:
         resize: Most pixels of the shorter side; None keeps the size.
         quality: Quality of JPEG and WebP photographs, 1 to 100; None: 90 if an image is resized.
-        resample: How fields are resized, by name, other than by default.
     """
 
     resize: int | None = None
     quality: int | None = None
-    resample: Mapping[str, Resample] = field(default_factory=dict[str, Resample])
 
     def __post_init__(self) -> None:
         """Refuse numbers out of their range, and a missing library."""
@@ -61,25 +56,12 @@ class Reencode:
             raise ConfigError(f"resize must be at least 1 pixel, got {self.resize}")
         if self.quality is not None and not 1 <= self.quality <= _MAX_QUALITY:
             raise ConfigError(f"quality must be from 1 to {_MAX_QUALITY}, got {self.quality}")
-        for name, way in self.resample.items():
-            is_lossy = format_of(name) == "JPEG" and way == "nearest"
-            if format_of(name) is None or way not in get_args(Resample) or is_lossy:
-                raise ConfigError(
-                    f"resample must name fields of {', '.join(_FORMATS)} and one of "
-                    f"{', '.join(get_args(Resample))} for each (a JPEG keeps no values: not "
-                    f"nearest), got {name}={way}"
-                )
         require_backend("pillow")
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that decide the bytes, with the version of Pillow."""
-        return {
-            "resize": self.resize,
-            "quality": self.quality,
-            "resample": dict(self.resample),
-            "pillow": version("pillow"),
-        }
+        return {"resize": self.resize, "quality": self.quality, "pillow": version("pillow")}
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         """The sample with smaller images.
@@ -87,25 +69,16 @@ class Reencode:
         Raises:
             SampleError: An image cannot be read, or could be a photograph or a map.
         """
-        ways = {name: way for name in sample if (way := self.way_of(name))}
-        has_map = any(way != "lanczos" for way in ways.values())
-        plain = [name for name in ways if "." not in name]
+        images = [name for name in sample if format_of(name)]
+        has_map = any(map(is_map, images))
+        plain = [name for name in images if "." not in name]
         smaller = dict(sample)
-        for name, way in ways.items():
+        for name in images:
             member = f"{sample['__key__']}.{name}"
-            is_told = name in self.resample or format_of(name) == "JPEG"
-            if len(plain) > 1 and name in plain and not is_told:
-                raise _unclear(member, name, f"it stands beside other images, {', '.join(plain)}")
-            if way != "keep":
-                smaller[name] = self._smaller(sample[name], name, member, is_turned=not has_map)
+            if len(plain) > 1 and name in plain and format_of(name) != "JPEG":
+                raise _unclear(member, f"it stands beside other images, {', '.join(plain)}")
+            smaller[name] = self._smaller(sample[name], name, member, is_turned=not has_map)
         return smaller
-
-    def way_of(self, name: str) -> Resample | None:
-        """How the images of a field are resized; None if it is not one of images."""
-        if format_of(name) is None:
-            return None
-        is_map = "." in name and format_of(name) != "JPEG"
-        return self.resample.get(name, "nearest" if is_map else "lanczos")
 
     def _smaller(self, data: bytes, name: str, member: str, *, is_turned: bool) -> bytes:
         """The bytes of the file that is stored for one image; `member` is for messages."""
@@ -113,21 +86,23 @@ class Reencode:
             image = decode_pil(data)
         except (OSError, ValueError, SyntaxError) as error:  # a broken PNG gives SyntaxError
             raise SampleError(f"{member} is no image that can be read: {error}") from error
-        kind, is_map = format_of(name), self.way_of(name) == "nearest"
+        kind, has_values = format_of(name), is_map(name)
         factor = 1.0 if self.resize is None else min(1.0, self.resize / min(image.size))
-        if factor == 1 and (self.quality is None or kind == "PNG" or is_map):
+        if factor == 1 and (self.quality is None or kind == "PNG" or has_values):
             return data
-        fault = _fault_of(image, data, is_map=is_map, is_told=name in self.resample)
+        fault = _fault_of(image, data, has_values=has_values)
         if fault:
-            raise _unclear(member, name, fault)
+            raise _unclear(member, fault)
         options = {} if is_turned else _oriented(image)
         if is_turned:
             image = turned_upright(image, orientation_of(image))
-        if is_map:
-            return _encoded(_resized(image, factor, "nearest"), kind, options | _EXACT)
+        if has_values:
+            return _encoded(_resized(image, factor, "NEAREST"), kind, options | _EXACT)
         if kind != "PNG":
             options["quality"] = self.quality or _DEFAULT_QUALITY
-        return _encoded(_resized(_averageable(image, kind), factor, "lanczos"), kind, options)
+        if kind == "JPEG" and image.mode not in ("RGB", "L"):
+            image = image.convert("RGB")
+        return _encoded(_resized(image, factor, "LANCZOS"), kind, options)
 
 
 def format_of(name: str) -> str | None:
@@ -135,25 +110,28 @@ def format_of(name: str) -> str | None:
     return _FORMATS.get(name.rpartition(".")[2])
 
 
-def _fault_of(image: Any, data: bytes, *, is_map: bool, is_told: bool) -> str:
+def is_map(name: str) -> bool:
+    """Whether the images of a field are maps of values, by its name."""
+    return "." in name and format_of(name) in ("PNG", "WEBP")
+
+
+def _fault_of(image: Any, data: bytes, *, has_values: bool) -> str:
     """What would be lost of an image, or why it could be a map; empty if nothing."""
     # Further images of a JPEG (MPO) are previews or maps of gains.
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
         return f"it has {image.n_frames} frames, of which only the first would be stored"
-    is_photo = not is_map and not is_told
-    if is_photo and image.mode not in _PHOTO_MODES:
+    if not has_values and image.mode not in _PHOTO_MODES:
         return f"its pixels are of the mode {image.mode}"
     is_deep = image.format == "PNG" and data[_DEPTH_AT] == _DEEP
-    if is_deep and len(image.getbands()) > 1 and (is_map or is_photo):
+    if is_deep and len(image.getbands()) > 1:
         return f"its channels have {_DEEP} bits, of which 8 would be lost"
     return ""
 
 
-def _unclear(member: str, name: str, why: str) -> SampleError:
-    values = "" if format_of(name) == "JPEG" else f"{name}=nearest for a map of values, "
+def _unclear(member: str, why: str) -> SampleError:
     return SampleError(
-        f"{member} cannot be resized without a word: {why}; give --resample {name}=lanczos for a "
-        f"photograph, {values}or {name}=keep to leave it as it is"
+        f"{member} cannot be resized without a loss: {why}; give a map of values a field with a "
+        "dot, such as mask.png, or resize such files before they are packed"
     )
 
 
@@ -169,13 +147,13 @@ def _oriented(image: Any) -> dict[str, Any]:
     return {"exif": exif}
 
 
-def _resized(image: Any, factor: float, way: Literal["lanczos", "nearest"]) -> Any:
+def _resized(image: Any, factor: float, filter_name: str) -> Any:
     from PIL import Image
 
     if factor == 1:
         return image
     width, height = (max(1, round(side * factor)) for side in image.size)
-    return image.resize((width, height), Image.Resampling[way.upper()])
+    return image.resize((width, height), Image.Resampling[filter_name])
 
 
 def _encoded(image: Any, kind: str | None, options: Mapping[str, Any]) -> bytes:
@@ -184,11 +162,3 @@ def _encoded(image: Any, kind: str | None, options: Mapping[str, Any]) -> bytes:
     file = BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
-
-
-def _averageable(image: Any, kind: str | None) -> Any:
-    """The photograph in a mode that can be averaged and written: palettes cannot."""
-    if (kind == "JPEG" and image.mode not in ("RGB", "L")) or image.mode in ("P", "1"):
-        has_alpha = kind != "JPEG" and "transparency" in image.info
-        return image.convert("RGBA" if has_alpha else "RGB")
-    return image

@@ -23,11 +23,10 @@ from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard
 from lightning_shards.dataprep.input_files import InputFiles, InputSample
 from lightning_shards.dataprep.listing import Listing, require_no_other_classes, write_classes
 from lightning_shards.dataprep.packing import (
-    DuplicateKeys,
     Packing,
     assign,
+    require_unique_keys,
     split_names,
-    with_unique_keys,
 )
 from lightning_shards.dataprep.processes import map_parallel, run_in_processes
 from lightning_shards.dataprep.tar_writer import (
@@ -116,8 +115,6 @@ def rewrite(
     packing: Packing,
     output: Output,
     edit: Edit = Edit(),
-    *,
-    duplicate_keys: DuplicateKeys = "refuse",
 ) -> dict[str, DataSet]:
     """The data sets by split ("" if there are none), after writing what is not finished of them.
 
@@ -127,7 +124,8 @@ def rewrite(
         DamagedShardError: A file was changed after it was listed.
         WorkerError: A process died.
     """
-    samples = with_unique_keys(listing.samples, duplicate_keys)
+    samples = listing.samples
+    require_unique_keys(samples)
     prefixes = _prefixes(split_names(samples, packing), output.prefix)
     for split in prefixes:
         require_no_other_classes(output.folder / split, listing.classes)
@@ -166,7 +164,7 @@ def _digest(samples: Iterable[InputSample]) -> str:
     """The identity of these samples, their members and files: 16 hex digits."""
     digest = hashlib.sha256()
     for sample in samples:
-        members = [member[:5] for member in sample.members]  # without what an index says of them
+        members = list(map(tuple, sample.members))
         text = repr((sample.key, sample.split, members))
         digest.update(text.encode("utf-8", "backslashreplace"))
     return digest.hexdigest()[:16]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from lightning_shards.dataprep.listing import Listing, list_tars, require_apart
-from lightning_shards.dataprep.packing import FRACTION_SPLITS, DuplicateKeys, Packing, PackOrder
+from lightning_shards.dataprep.packing import FRACTION_SPLITS, Packing, PackOrder
 from lightning_shards.dataprep.rewriting import DataSet, Edit, Output, rewrite
 from lightning_shards.errors import count_of
 from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES
@@ -52,8 +52,6 @@ def output_parser(tool: str, description: str, epilog: str, *, order: str) -> Ar
     add("--seed", type=int, default=0, help="of the shuffle, of splits and shares")
     add("--val-fraction", type=float, default=0.0, metavar="X", help="share that goes to DIR/val")
     add("--keep", type=float, default=1.0, metavar="X", help="share of the samples that is kept")
-    rule = "of several samples. prefix: put the name of its file before it, number: a number behind"
-    add("--duplicate-keys", default="refuse", choices=get_args(DuplicateKeys), help=rule)
     add_run_options(parser, "of member tables; see `index`")
     return parser
 
@@ -83,7 +81,7 @@ def list_local_tars(options: Namespace, urls: Sequence[str]) -> Listing:
         folder for path in paths for folder in (Path(path).parent, Path(path).resolve().parent)
     }
     require_apart(output_folders(options), folders)
-    return list_tars(paths, cache=options.cache, processes=options.processes)
+    return list_tars(paths, processes=options.processes)
 
 
 def write_and_report(
@@ -97,7 +95,7 @@ def write_and_report(
         prefix=options.prefix,
         processes=options.processes,
     )
-    written = rewrite(listing, packing, output, edit, duplicate_keys=options.duplicate_keys)
+    written = rewrite(listing, packing, output, edit)
     fields = Counter(member.field for sample in listing.samples for member in sample.members)
     kept_shards = sum(data_set.kept_shards for data_set in written.values())
     if not options.json:

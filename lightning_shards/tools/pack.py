@@ -39,11 +39,11 @@ Files whose names differ in the suffix alone are one sample. Tars keep the class
 
 --resize averages photographs: JPEG, and PNG and WebP whose field has no dot. Those with one, such
 as mask.png, are maps of labels or depths: they get the same size by their nearest pixels, with the
-same mode and values, and the images beside them are not turned by EXIF. --resample says otherwise.
+same mode and values, and the images beside them are not turned by EXIF.
 """
 
 _FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
-_FOR_FOLDERS = ("no_classes", "suffix_from")
+_FOR_FOLDERS = ("no_classes",)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,12 +58,9 @@ def _parser() -> ArgumentParser:
     add("input", nargs="+", help=f"a folder; a table ({', '.join(TABLE_SUFFIXES)}); or tars")
     add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
     add("--quality", type=int, metavar="N", help="of JPEG and WebP that are written anew, 1 to 100")
-    how = "lanczos (a photograph), nearest (a map) or keep (its size); once for each field"
-    add("--resample", action="append", default=[], metavar="FIELD=HOW", help=how)
     add("--classes", type=Path, metavar="FILE", help="a classes.json with the numbers of classes")
     folders = parser.add_argument_group("folders").add_argument
     folders("--no-classes", action="store_true", help="folders are no classes")
-    folders("--suffix-from", choices=("last", "first"), help="dot of a name; default: last")
     tables = parser.add_argument_group("tables").add_argument
     pair: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN=FIELD"}
     tables("--files", **pair, help="a column that names files; COLUMN alone: their own suffix")
@@ -81,32 +78,32 @@ def _pack(options: Namespace) -> int:
     if reencode is None:
         write_and_report(options, listing, Edit())
         return 0
-    fields = sorted({member.field for sample in listing.samples for member in sample.members})
-    for name in reencode.resample:
-        if name not in fields:
-            raise ConfigError(
-                f"--resample names the field {name!r}, which no sample has; name one of "
-                f"{', '.join(fields)}"
-            )
-    notes: list[str] = []
-    for way, what in (("lanczos", "photographs"), ("nearest", "maps of values")):
-        names = [name for name in fields if reencode.way_of(name) == way]
-        if names and options.resize is not None:
-            notes.append(f"resized as {what}: {', '.join(names)}")
     edit = Edit(transform=reencode, settings=reencode.settings)
-    write_and_report(options, listing, edit, notes)
+    write_and_report(options, listing, edit, _how_resized(listing) if options.resize else ())
     return 0
+
+
+def _how_resized(listing: Listing) -> list[str]:
+    """What is said of the fields of images that are resized."""
+    from lightning_shards.dataprep.reencode import format_of, is_map
+
+    fields = {member.field for sample in listing.samples for member in sample.members}
+    images = sorted(filter(format_of, fields))
+    maps = list(filter(is_map, images))
+    photographs = [name for name in images if name not in maps]
+    return [
+        f"resized as {what}: {', '.join(names)}"
+        for what, names in (("photographs", photographs), ("maps of values", maps))
+        if names
+    ]
 
 
 def _reencode(options: Namespace) -> "Reencode | None":
     if options.resize is None and options.quality is None:
-        if options.resample:
-            raise ConfigError("--resample says how images are resized; give --resize with it")
         return None
     from lightning_shards.dataprep.reencode import Reencode
 
-    resample: dict[str, Any] = dict(text.partition("=")[::2] for text in options.resample)
-    return Reencode(resize=options.resize, quality=options.quality, resample=resample)
+    return Reencode(resize=options.resize, quality=options.quality)
 
 
 def _list(options: Namespace) -> Listing:
@@ -122,7 +119,6 @@ def _list(options: Namespace) -> Listing:
         has_classes = not options.no_classes
         return list_folder(
             first,
-            suffix_from=options.suffix_from or "last",
             has_classes=has_classes,
             given=given_classes(options.classes, has_classes=has_classes),
         )

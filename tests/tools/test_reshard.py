@@ -226,14 +226,31 @@ def test_members_that_are_apart_are_joined_and_others_counted(run, tmp_path):
     assert report["input"]["joined"] == 2
 
 
-def test_keys_that_repeat_over_shards_are_refused_or_renamed(run, refused, tmp_path):
+def test_keys_that_repeat_over_shards_are_refused(refused, tmp_path):
     for name in ("one", "two"):
         write_tar(tmp_path / f"{name}.tar", [("0.cls", name.encode()), (f"{name}.cls", b"")])
     inputs = (tmp_path / "one.tar", tmp_path / "two.tar")
     assert "samples share their keys, such as '0' of " in refused(*inputs)
-    run(*inputs, "--duplicate-keys", "prefix")
-    keys = [key for key, _ in samples(tars(tmp_path / "out"))]
-    assert keys == ["one/0", "one", "two/0", "two"]
+
+
+def test_a_tar_whose_last_samples_became_zeros_is_refused(run, refused, shards, tmp_path):
+    run(*shards, out="in")
+    [path] = tars(tmp_path / "in")
+    data = path.read_bytes()
+    half = data.index(b"0022.")
+    path.write_bytes(data[:half] + bytes(len(data) - half))
+    message = refused(path)
+    assert "holds 22 samples, 50 by " in message
+    assert "wids.json; fetch it again, or, if it was written anew, run `lightning-s" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tar_of_another_size_than_was_indexed_is_refused(run, refused, shards, tmp_path):
+    run(*shards, out="in")
+    [path] = tars(tmp_path / "in")
+    with path.open("ab") as file:
+        file.write(bytes(10240))
+    assert "changed since it was indexed" in refused(path)
 
 
 @pytest.mark.parametrize("name", ["/a.cls", "../a.cls", "a\x01.cls", "\udcff.cls"])

@@ -1,7 +1,6 @@
 """Inputs that are no regular files, cannot be read or change meanwhile are an error, by name."""
 
 import os
-from zlib import crc32
 
 import pytest
 
@@ -61,14 +60,6 @@ def samples(tmp_path):
         (tmp_path / name).write_bytes(b"xx")
     names = ("first", "second")
     return [InputSample(name, (whole_file("a", str(tmp_path / name)),)) for name in names]
-
-
-def test_checksums_that_are_made_later_make_no_other_input(samples, tmp_path):
-    output = Output(folder=tmp_path / "out", cache=CacheFolder(tmp_path / "cache"))
-    rewrite(Listing(samples), Packing(), output)
-    member = samples[0].members[0]._replace(crc32=crc32(b"xx"))
-    known = [samples[0]._replace(members=(member,)), samples[1]]
-    assert rewrite(Listing(known), Packing(), output)[""].kept_shards == 1
 
 
 def rewritten(path):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.input_files import InputSample, inline, whole_file
-from lightning_shards.dataprep.packing import Packing, assign, with_unique_keys
+from lightning_shards.dataprep.input_files import InputSample, inline
+from lightning_shards.dataprep.packing import Packing, assign, require_unique_keys
 from lightning_shards.errors import ConfigError, SampleError
 
 
@@ -158,44 +158,8 @@ def test_values_that_cannot_work_are_refused(values):
 # --- keys that repeat
 
 
-NUMBER, PREFIX = "(--duplicate-keys number)", "(--duplicate-keys prefix)"
-
-
-def test_repeated_keys_are_refused_with_an_example_and_remedies():
-    with pytest.raises(SampleError, match=r"samples share .* '0002' of a row and a row;") as caught:
-        with_unique_keys(samples_of([*KEYS[:5], "0002"]))
-    assert NUMBER in str(caught.value)
-    assert PREFIX in str(caught.value)
-
-
-def all_keys(samples):
-    return [sample.key for sample in samples]
-
-
-def test_a_prefix_makes_a_key_of_any_name(tmp_path):
-    names = ("d\udce9.x.tar", "__x__.tar", "a%.tar")
-    samples = [InputSample("alone", (inline("bin", b""),))]
-    for name in names:
-        (tmp_path / name).write_bytes(b"1")
-        samples.append(InputSample("./0", (whole_file("bin", str(tmp_path / name)),)))
-    keys = all_keys(with_unique_keys(samples, "prefix"))
-    assert keys == ["alone", "d%E9/0", "%5F_x__/0", "a%25/0"]
-    with pytest.raises(SampleError, match=r"cannot be a key: .* at most 2048 bytes"):
-        with_unique_keys(samples_of(["a" * 2047] * 2), "prefix")
-
-
-def test_a_prefix_that_does_not_help_is_refused(tmp_path):
-    samples = [
-        InputSample("0", (whole_file("bin", str(tmp_path / folder / "0.tar")),))
-        for folder in ("x", "y")
-        if (tmp_path / folder).mkdir() is None and (tmp_path / folder / "0.tar").touch() is None
-    ]
-    with pytest.raises(SampleError, match=r"such as '0/0' of .*x/0.tar and .*y/0.tar;"):
-        with_unique_keys(samples, "prefix")
-
-
-def test_a_number_tells_keys_of_one_file_apart():
-    samples = with_unique_keys(samples_of(["a", "b", "a", "c", "a"]), "number")
-    assert all_keys(samples) == ["a-1", "b", "a-2", "c", "a-3"]
-    with pytest.raises(SampleError, match=r"such as 'a-1' of a row and a row;"):
-        with_unique_keys(samples_of(["a", "a", "a-1"]), "number")
+def test_repeated_keys_are_refused_with_an_example_and_the_remedy():
+    message = r"samples share .* '0002' of a row and a row; rename the files, .* by --key"
+    with pytest.raises(SampleError, match=message):
+        require_unique_keys(samples_of([*KEYS[:5], "0002"]))
+    require_unique_keys(SAMPLES)

@@ -88,14 +88,6 @@ def test_folders_need_not_be_classes(run, photos, samples_of):
     assert fields == ("jpeg",)
 
 
-def test_the_first_dot_may_part_key_and_suffix(run, tmp_path, samples_of):
-    for name in ("x.jpg", "x.seg.png", "x.TXT"):
-        (tmp_path / "in").mkdir(exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(name.encode())
-    report = run(tmp_path / "in", "--no-classes", "--suffix-from", "first")
-    assert samples_of(report) == {"x": {"jpg": b"x.jpg", "seg.png": b"x.seg.png", "txt": b"x.TXT"}}
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [

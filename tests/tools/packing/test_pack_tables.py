@@ -157,16 +157,6 @@ def test_any_names_become_keys(run, tmp_path, samples_of):
     assert found == dict(zip(["%2E%2E/1", "%2F2"], fields, strict=True))
 
 
-def test_several_captions_of_an_image_are_samples_by_number(run, refused, tmp_path, samples_of):
-    path = tmp_path / "rows.csv"
-    path.write_text("path,caption\n1.jpg,a cat\n1.jpg,a pet\n")
-    (tmp_path / "1.jpg").write_bytes(b"")
-    columns = (path, "--files", "path", "--values", "caption=txt")
-    assert "numbers behind them (--duplicate-keys number), or make them" in refused(*columns)
-    found = samples_of(run(*columns, "--duplicate-keys", "number"))
-    assert found == {"1-1": {"jpg": b"", "txt": b"a cat"}, "1-2": {"jpg": b"", "txt": b"a pet"}}
-
-
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch, tmp_path):
     (tmp_path / "rows.parquet").touch()
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
