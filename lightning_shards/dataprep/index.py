@@ -142,7 +142,7 @@ def _index(
     _require_own(placed, options)
     look = _Look(options, placed, storage)
     try:
-        seen = survey(urls, look, look.table_of, processes=options.processes)
+        seen = survey(urls, look, processes=options.processes)
     except StorageError as error:
         raise StorageError(
             f"{error}; what was read is kept: give the same command again to go on"
@@ -268,11 +268,6 @@ class _Look:
         if with_tables:
             shard.place.put(published_url(shard.name), published(table))
         return seen
-
-    def table_of(self, url: str) -> MemberTable:
-        """The table of a shard that was looked at."""
-        store = TableStore(self.options.cache)
-        return store.kept_table(url) or store.table_of(url)
 
 
 _AT_ONCE: Final = 1 << 20

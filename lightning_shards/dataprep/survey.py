@@ -6,15 +6,11 @@ table shows (`describe_table`) and what all shards show together is the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lightning_shards.dataprep.processes import map_parallel
@@ -24,7 +20,6 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardError,
     ShardNotFoundError,
-    count_of,
 )
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.tar.tar_bytes import open_tar
@@ -46,21 +41,17 @@ Rule = Literal[
     "undecodable member",
     "split sample",
     "duplicate key",
-    "repeated key",
     "missing field",
     "dotted key",
     "passed over",
     "empty shard",
-    "long end",
     "unwritten end",
     "stale count",
     "unusable table",
     "unusable index",
 ]
 
-NOTES: frozenset[Rule] = frozenset(
-    {"repeated key", "missing field", "dotted key", "passed over", "empty shard", "long end"}
-)
+NOTES: frozenset[Rule] = frozenset({"missing field", "dotted key", "passed over", "empty shard"})
 """Rules of findings that may be intended: they are reported, and are not failures."""
 
 WITHOUT_SAMPLES: frozenset[Rule] = frozenset({"damaged shard", "unread shard", "missing shard"})
@@ -131,9 +122,6 @@ def _damaged_byte(error: ShardError) -> int | None:
     return int(digits) if found and head and digits.isdigit() else None
 
 
-MAX_COMPARED: Final = 1 << 27
-"""Most keys that are compared between shards, at 8 bytes each; beyond that none are compared."""
-
 _LONGEST_END: Final = 10_240 + 2 * BLOCK
 """Zeros at the end of an archive: two blocks, and what fills the last record of tar."""
 
@@ -174,7 +162,6 @@ class ShardSurvey:
         md5: Its MD5, where it is known.
         fields: Sizes of its members by suffix.
         example_keys: The keys of its first and last sample.
-        hashes: A 64-bit hash of each key, uint64.
         findings: Faults and other facts.
         has_checksums: Whether its bytes could be held against checksums of an earlier index.
     """
@@ -185,7 +172,6 @@ class ShardSurvey:
     md5: str | None = None
     fields: dict[str, FieldSizes] = field(default_factory=dict[str, FieldSizes])
     example_keys: tuple[str, ...] = ()
-    hashes: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     findings: list[Finding] = field(default_factory=list[Finding])
     has_checksums: bool = False
 
@@ -226,7 +212,6 @@ class Survey:
 def survey(
     urls: Sequence[str],
     look: Callable[[str], ShardSurvey],
-    table_of: Callable[[str], MemberTable],
     *,
     processes: int = 1,
 ) -> Survey:
@@ -235,7 +220,6 @@ def survey(
     Args:
         urls: The shards, each once.
         look: Looks at one shard; it travels to the processes.
-        table_of: Gives the member table of a shard again, to name a repeated key.
         processes: Number of processes.
 
     Raises:
@@ -244,8 +228,7 @@ def survey(
     seen = map_parallel(partial(_seen, look=look), urls, processes)
     shards = list(tqdm(seen, total=len(urls), unit=" shards", disable=None))
     findings = [finding for shard in shards for finding in shard.findings]
-    findings += find_missing_fields(shards, _fields_of_all(shards))
-    return Survey(shards, findings + find_repeats_between(urls, shards, table_of))
+    return Survey(shards, findings + find_missing_fields(shards, _fields_of_all(shards)))
 
 
 def _seen(url: str, look: Callable[[str], ShardSurvey]) -> ShardSurvey:
@@ -271,7 +254,7 @@ def _fields_of_all(shards: Sequence[ShardSurvey]) -> dict[str, FieldSizes]:
 def describe_table(url: str, table: MemberTable) -> ShardSurvey:
     """What the member table of a shard shows."""
     name = reported_name(url)
-    seen = ShardSurvey(name, table.num_samples, table.file_size, hashes=_key_hashes(table))
+    seen = ShardSurvey(name, table.num_samples, table.file_size)
     # sizes: of all members, grouped by suffix; stops: the end of each group. One sort serves all
     # suffixes, because there may be as many suffixes as members.
     sizes = table.sizes[np.argsort(table.suffix_ids, kind="stable")]
@@ -286,30 +269,22 @@ def describe_table(url: str, table: MemberTable) -> ShardSurvey:
         seen.example_keys = tuple(dict.fromkeys((table.key(0), table.key(table.num_samples - 1))))
     else:
         seen.findings.append(Finding("empty shard", f"{name} holds no sample", name))
-    seen.findings += _find_repeats(table, name, seen.hashes)
+    seen.findings += _find_repeats(table, name)
     return seen
 
 
-def _key_hashes(table: MemberTable) -> NDArray[np.uint64]:
-    """A 64-bit hash of each key, the same in every process."""
-    keys, starts = table.keys.tobytes(), table.key_starts.tolist()
-    digests = b"".join(
-        blake2b(keys[start:stop], digest_size=8).digest() for start, stop in pairwise(starts)
-    )
-    return np.frombuffer(digests, np.uint64)
-
-
-def _find_repeats(table: MemberTable, shard: str, hashes: NDArray[np.uint64]) -> list[Finding]:
+def _find_repeats(table: MemberTable, shard: str) -> list[Finding]:
     """Findings about keys that a shard has more than once: split samples, and duplicates.
 
     Members of one sample that are not adjacent make several samples with different fields.
     """
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    earliest = first[inverse]
-    repeats = np.flatnonzero(earliest != np.arange(len(hashes))).tolist()
+    first: dict[str, int] = {}  # the first sample of each key
     fields: dict[int, set[str]] = {}
     by_rule: dict[Rule, list[int]] = {"split sample": [], "duplicate key": []}
-    for sample, before in zip(repeats, earliest[repeats].tolist(), strict=True):
+    for sample in range(table.num_samples):
+        before = first.setdefault(table.key(sample), sample)
+        if before == sample:
+            continue
         known = fields.setdefault(before, set(table.suffixes_of(before)))
         now = set(table.suffixes_of(sample))
         by_rule["split sample" if known.isdisjoint(now) else "duplicate key"].append(sample)
@@ -376,20 +351,19 @@ _PASSED_OVER: Final = {
 
 
 def _find_long_end(end: int, size_bytes: int, path: str) -> list[Finding]:
-    """A finding about more zeros after the end of the archive than tar writes.
+    """A finding about far more zeros after the end of the archive than tar writes.
 
     A file that was preallocated and never filled, or half fetched, ends so, and reads as whole.
     """
     zeros = size_bytes - end
-    if zeros <= _LONGEST_END:
+    if zeros <= _LONGEST_END or (zeros <= _MANY_ZEROS and 3 * zeros < size_bytes):
         return []
-    is_large = zeros > _MANY_ZEROS or 3 * zeros >= size_bytes
     message = (
         f"{zeros:,} of its {size_bytes:,} bytes are zeros behind the end of the archive, at byte "
         f"{end}; look whether the file is whole, and fetch it again if not: if it is, `reshard` "
         "writes it without them"
     )
-    return [Finding("unwritten end" if is_large else "long end", message, path, byte=end)]
+    return [Finding("unwritten end", message, path, byte=end)]
 
 
 def find_missing_fields(
@@ -420,33 +394,3 @@ def _lacks(shard: ShardSurvey, suffix: str) -> bool:
     """Whether a sample of a shard lacks this field."""
     sizes = shard.fields.get(suffix)
     return shard.samples > (0 if sizes is None else sizes.samples)
-
-
-def find_repeats_between(
-    urls: Sequence[str], shards: Sequence[ShardSurvey], table_of: Callable[[str], MemberTable]
-) -> list[Finding]:
-    """A finding about keys that are in several shards."""
-    num_keys = sum(len(shard.hashes) for shard in shards)
-    if num_keys > MAX_COMPARED:
-        message = (
-            f"keys that are in several shards were not looked for: there are {num_keys:,} keys, "
-            f"and {MAX_COMPARED:,} are compared at most; name fewer shards at a time"
-        )
-        return [Finding("repeated key", message, count=0)]
-    of_shards = [np.unique(shard.hashes) for shard in shards]
-    hashes, times = np.unique(np.concatenate(of_shards), return_counts=True)
-    repeated = hashes[times > 1]
-    if not len(repeated):
-        return []
-    earlier, later = [
-        number for number, of_shard in enumerate(of_shards) if repeated[0] in of_shard
-    ][:2]
-    sample, key = int(np.argmax(shards[later].hashes == repeated[0])), None
-    with suppress(ShardError, IndexError):  # it was read, and may be gone or another one by now
-        key = table_of(urls[later]).key(sample)
-    message = (
-        f"{count_of(len(repeated), 'key')} {'is' if len(repeated) == 1 else 'are'} in several "
-        f"shards, such as {'one' if key is None else repr(key)} of {shards[earlier].path}; readers "
-        "of tars do not mind, some tools do: give the keys of each shard a prefix for them"
-    )
-    return [Finding("repeated key", message, shards[later].path, key, count=len(repeated))]

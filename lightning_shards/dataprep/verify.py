@@ -70,7 +70,7 @@ def verify_shards(
         processes: Number of processes.
     """
     beside, findings = _listed_beside(paths)
-    seen = survey(paths, _Check(cache, decoder_of, beside), scan_members, processes=processes)
+    seen = survey(paths, _Check(cache, decoder_of, beside), processes=processes)
     seen.findings += findings
     return seen
 

@@ -71,7 +71,7 @@ def _info(options: Namespace) -> int:
     urls = shards_of(options)
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
         tables = TabledShards(options.cache, storages)
-        seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
+        seen = survey(urls, tables.look, processes=options.processes)
         _require_field(options.classes, seen)
         classes: Counter[str] = Counter()
         if options.classes:

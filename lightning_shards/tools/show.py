@@ -149,7 +149,7 @@ def _show(options: Namespace) -> int:
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
         tables = TabledShards(options.cache, storages)
         if options.html is not None:
-            seen = survey(urls, tables.look, tables.table_of, processes=options.processes)
+            seen = survey(urls, tables.look, processes=options.processes)
             shards = zip(urls, seen.shards, strict=True)
             urls = [url for url, shard in shards if shard.samples]
         samples = _pick(urls, tables, options)

@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep import survey as surveying
 from lightning_shards.dataprep.survey import FieldSizes, describe_table, survey
 from lightning_shards.shards.members import scan_members
 
@@ -22,7 +20,7 @@ def look(path):
     return describe_table(path, scan_members(path))
 
 
-surveyed = partial(survey, look=look, table_of=scan_members)
+surveyed = partial(survey, look=look)
 
 
 @settings(max_examples=100)
@@ -83,29 +81,3 @@ def test_a_field_that_samples_lack_is_placed_in_the_first_shard_that_does(write_
         for finding in surveyed(urls).findings
     }
     assert places == {"x": (urls[2], 1), "y": (urls[1], 2), "z": (urls[0], 2)}
-
-
-def test_above_the_limit_it_is_said_that_no_keys_were_compared(write_all, monkeypatch):
-    urls = write_all([["a.x"], ["b.x", "a.x"]])
-    monkeypatch.setattr(surveying, "MAX_COMPARED", 3)
-    [found] = surveyed(urls).findings
-    assert (found.shard, found.sample, found.count) == (urls[1], "a", 1)
-    monkeypatch.setattr(surveying, "MAX_COMPARED", 2)
-    [found] = surveyed(urls).findings
-    assert (found.rule, found.is_failure, found.count) == ("repeated key", False, 0)
-    assert "were not looked for: there are 3 keys, and 2 are compared" in found.message
-
-
-def test_a_key_of_many_shards_is_one(write_all):
-    [found] = surveyed(write_all([["a.x", f"{number}.x"] for number in range(4)])).findings
-    assert (found.count, found.message.split(",")[0]) == (1, "1 key is in several shards")
-
-
-def test_a_shard_that_is_gone_before_its_key_is_looked_up_loses_no_finding(write_all):
-    def table_of(path):
-        Path(path).unlink()
-        return scan_members(path)
-
-    urls = write_all([["a.x"], ["b.x", "a.x"]])
-    [found] = survey(urls, look, table_of).findings
-    assert (found.rule, found.shard, found.sample) == ("repeated key", urls[1], None)
