@@ -1,9 +1,9 @@
 """The repair of damaged tars: their samples that are whole are copied to a new shard.
 
-Behind a damaged header the next sound one is searched. A sample beside the damage is kept only if
-it has every field that any sample of the shard has. The first member behind the damage is never
-kept: its name may have stood in a header that was lost, and the name in its own header is then a
-stand-in, such as the first 100 bytes. All that is left out is listed, and so is what an earlier
+Behind a damaged header the next sound one is searched. The sample before the damage is left out,
+because it may lack a member, and so are those of the first two members behind it: the name of the
+first may have stood in a header that was lost, so that its own header has a stand-in, and the
+second may belong to the same sample. All that is left out is listed, and so is what an earlier
 index names and the new shard lacks. The original is never touched.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.verify import DecoderOf, decoding_problem, known_tables
+from lightning_shards.dataprep.verify import known_tables
 from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.shards.files import make_folder, new_file, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
@@ -38,7 +38,7 @@ from lightning_shards.shards.tar.walk import (
 
 REPORT: Final = "repair.json"
 
-REPAIRABLE = frozenset({"damaged shard", "changed member", "undecodable member"})
+REPAIRABLE = frozenset({"damaged shard", "changed member"})
 """Rules of findings whose shards can be repaired."""
 
 _SEARCHED: Final = 1 << 20
@@ -91,11 +91,10 @@ def repair_shards(
     folder: Path,
     *,
     cache: CacheFolder,
-    decoder_of: DecoderOf | None = None,
     processes: int = 1,
 ) -> dict[str, Repair]:
     """The repairs of these shards by their paths, which a report in the folder lists, too."""
-    repair = partial(repair_shard, folder=folder, cache=cache, decoder_of=decoder_of)
+    repair = partial(repair_shard, folder=folder, cache=cache)
     repairs = dict(zip(paths, map_parallel(repair, paths, processes), strict=True))
     if repairs:
         make_folder(folder)
@@ -104,9 +103,7 @@ def repair_shards(
     return repairs
 
 
-def repair_shard(
-    path: str, *, folder: Path, cache: CacheFolder, decoder_of: DecoderOf | None = None
-) -> Repair:
+def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:
     """Copy the whole samples of one shard to a shard of the same name in a folder.
 
     Raises:
@@ -116,10 +113,8 @@ def repair_shard(
     try:
         with open_tar(path) as data:
             runs, unread = _runs_of(data, path)
-            _find_incomplete(runs)
+            _find_repeated(runs)
             _find_changed(data, runs, known)
-            if decoder_of is not None:
-                _find_undecodable(data, runs, decoder_of)
             whole = [run for run in runs if not run.fault]
             lost = _lost(runs, known)
             if not whole:
@@ -139,46 +134,40 @@ def repair_shard(
 
 @dataclass(slots=True)
 class _Run:
-    """Members of one key that stand side by side.
-
-    Attributes:
-        key: The key.
-        fields: The members by suffix.
-        fault: Why it cannot be saved; empty if it can.
-        is_beside: Whether members of it may be missing, because it stands beside the damage.
-    """
+    """Members of one key that stand side by side; `fault` says why they cannot be saved."""
 
     key: str
     fields: dict[str, Member] = field(default_factory=dict[str, Member])
     fault: str = ""
-    is_beside: bool = False
+
+
+_BESIDE: Final = "stands beside the damage, and may lack a member or its name"
 
 
 def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], tuple[str, ...]]:
     """The runs in file order, and what is said of the places that cannot be read."""
     runs: list[_Run] = []
     unread: list[str] = []
-    is_behind = False
-    num_trusted = 0  # runs before the damage, which go on no more
+    key, num_doubtful = "", 0  # the key of the last run, and members that stand behind the damage
     for read in _walk_around_damage(data, path):
         if isinstance(read, str):
             unread.append(read)
-            is_behind, num_trusted = True, len(runs)
+            key, num_doubtful = "", 2
             if runs:
-                runs[-1].is_beside = True
+                runs[-1].fault = _BESIDE
             continue
         parts = split_name(read.name)
+        is_doubtful, num_doubtful = num_doubtful > 0, max(0, num_doubtful - 1)
         if parts is None:
             continue
-        key, suffix = parts
-        if len(runs) == num_trusted or runs[-1].key != key:
-            runs.append(_Run(key, is_beside=len(runs) - num_trusted <= 1 and bool(unread)))
-        if is_behind:
-            runs[-1].fault = f"its member at byte {read.offset:,} stands behind the damage"
-            is_behind = False
-        elif suffix in RESERVED_SUFFIXES or suffix in runs[-1].fields:
-            runs[-1].fault = f"has a second or reserved {suffix}, at byte {read.offset:,}"
-        runs[-1].fields[suffix] = read
+        if not key or parts[0] != key:
+            runs.append(_Run(parts[0]))
+        (key, suffix), run = parts, runs[-1]
+        if is_doubtful:
+            run.fault = _BESIDE
+        elif suffix in RESERVED_SUFFIXES or suffix in run.fields:
+            run.fault = f"has a second or reserved {suffix}, at byte {read.offset:,}"
+        run.fields[suffix] = read
     return runs, tuple(unread)
 
 
@@ -212,13 +201,10 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     return None
 
 
-def _find_incomplete(runs: Sequence[_Run]) -> None:
-    """Note the fault of each run that may lack a field beside the damage, or whose key repeats."""
-    every = set[str]().union(*(run.fields for run in runs if not run.is_beside))
+def _find_repeated(runs: Sequence[_Run]) -> None:
+    """Note the fault of each run whose key repeats, and of those that are marked as bad."""
     firsts: dict[str, _Run] = {}
     for run in runs:
-        if run.is_beside and (not every or run.fields.keys() != every):
-            run.fault = run.fault or "stands beside the damage, and may lack a field"
         if is_left_out(run.fields):
             run.fault = run.fault or "is left out by its member __bad__"
         first = firsts.setdefault(run.key, run)
@@ -243,14 +229,6 @@ def _find_changed(data: TarBytes, runs: Sequence[_Run], known: Sequence[MemberTa
         if len(wrong) <= _MOST_CHANGED * len(members):
             for run, suffix in wrong:
                 run.fault = run.fault or f"member {suffix} is not what it was when indexed"
-
-
-def _find_undecodable(data: TarBytes, runs: Sequence[_Run], decoder_of: DecoderOf) -> None:
-    for run in runs:
-        for suffix, member in run.fields.items():
-            decode, stop = decoder_of(suffix), member.offset + member.size
-            if decode and not run.fault:
-                run.fault = decoding_problem(decode, suffix, data[member.offset : stop])
 
 
 def _lost(runs: Sequence[_Run], known: Sequence[MemberTable]) -> dict[str, str]:

@@ -228,18 +228,13 @@ def _undecodable(path: str, table: MemberTable, decoder_of: DecoderOf) -> list[F
             decode = decoders[suffix]
             if decode is None:
                 continue
-            problem = decoding_problem(decode, table.suffixes[suffix], data[offset : offset + size])
-            if problem:
+            try:
+                decode(data[offset : offset + size])
+            except Exception as error:  # noqa: BLE001 a decoder may raise anything at damaged bytes
+                message = (
+                    f"member {table.suffixes[suffix]} cannot be decoded: {type(error).__name__}: "
+                    f"{error}; fetch the shard again, or leave the sample out by `reshard --filter`"
+                )
                 key = table.key(sample)
-                message = f"{problem}; fetch the shard again, or leave the sample out by --repair"
                 findings.append(Finding("undecodable member", message, path, key, offset))
     return findings
-
-
-def decoding_problem(decode: Decode, suffix: str, data: bytes) -> str:
-    """What a decoder says about the bytes of a member; empty if it can decode them."""
-    try:
-        decode(data)
-    except Exception as error:  # noqa: BLE001 a decoder may raise anything at damaged bytes
-        return f"member {suffix} cannot be decoded: {type(error).__name__}: {error}"
-    return ""

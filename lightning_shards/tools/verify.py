@@ -81,7 +81,6 @@ def _verify(options: Namespace) -> int:
             [path for path in paths if path in bad],
             options.repair,
             cache=options.cache,
-            decoder_of=decoder_of,
             processes=options.processes,
         )
     if options.json:
