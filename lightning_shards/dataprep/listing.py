@@ -14,7 +14,7 @@ from typing import Any, Final, TextIO, cast
 
 from tqdm import tqdm
 
-from lightning_shards.dataprep.input_files import (
+from lightning_shards.dataprep.packing import (
     InputExtent,
     InputSample,
     inline,

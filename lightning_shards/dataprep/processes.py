@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import active_children, get_context
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.system.guard import end_with, kill
@@ -15,52 +15,37 @@ from lightning_shards.system.guard import end_with, kill
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-MOST_AT_ONCE: Final = 64
 _CHUNKS_PER_PROCESS = 8
 """Enough chunks that processes end at about the same time; few enough to send at no cost."""
 
 
 def map_parallel(
-    function: Callable[[_Task], _Result], items: Sequence[_Task], processes: int
+    function: Callable[[_Task], _Result],
+    items: Sequence[_Task],
+    processes: int,
+    *,
+    most_at_once: int = 64,
 ) -> Generator[_Result]:
     """`function(item)` for each item, in the order of the items, whatever the number of processes.
 
-    With one process or one item, all work is done in this process. Otherwise a process gets several
-    items together, which pays off where one takes less than a few ms. Errors as in
-    `run_in_processes`.
-    """
-    _require_processes(processes)
-    processes = min(processes, len(items))
-    if processes <= 1:
-        yield from map(function, items)
-        return
-    size = max(1, min(MOST_AT_ONCE, len(items) // (processes * _CHUNKS_PER_PROCESS)))
-    with _pool(processes) as pool:
-        yield from pool.map(function, items, chunksize=size)
-
-
-def run_in_processes(
-    function: Callable[[_Task], _Result], tasks: Sequence[_Task], processes: int
-) -> Generator[tuple[_Task, _Result]]:
-    """Each task with its result, in order of completion; close it to end the processes.
-
-    With one process the function runs in this process. Otherwise function, tasks and results are
-    pickled.
+    With one process or one item, all work is done in this process. Otherwise function, items and
+    results are pickled, and a process gets up to `most_at_once` items together, which pays off
+    where one takes less than a few ms. Close it to end the processes.
 
     Raises:
         ConfigError: `processes` is below 1.
         WorkerError: A process died, or could not start.
-        Exception: An error that the function raises; the other tasks are given up.
+        Exception: An error that the function raises; the other items are given up.
     """
-    _require_processes(processes)
-    if processes == 1:
-        for task in tasks:
-            yield task, function(task)
+    if processes < 1:
+        raise ConfigError(f"processes must be at least 1, got {processes}")
+    processes = min(processes, len(items))
+    if processes <= 1:
+        yield from map(function, items)
         return
+    size = max(1, min(most_at_once, len(items) // (processes * _CHUNKS_PER_PROCESS)))
     with _pool(processes) as pool:
-        futures = {pool.submit(function, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        yield from pool.map(function, items, chunksize=size)
 
 
 @contextmanager
@@ -81,8 +66,3 @@ def _pool(processes: int) -> Generator[ProcessPoolExecutor]:
             "a process died, often for want of memory; run the command again to go on, with fewer "
             "processes. In a script, the call belongs under `if __name__ == '__main__':`"
         ) from error
-
-
-def _require_processes(processes: int) -> None:
-    if processes < 1:
-        raise ConfigError(f"processes must be at least 1, got {processes}")

@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
-from lightning_shards.dataprep.input_files import InputFiles, InputSample
 from lightning_shards.dataprep.listing import Listing, require_no_other_classes, write_classes
 from lightning_shards.dataprep.packing import (
+    InputFiles,
+    InputSample,
     Packing,
     assign,
     require_unique_keys,
     split_names,
 )
-from lightning_shards.dataprep.processes import map_parallel, run_in_processes
+from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.tar_writer import (
     WrittenShard,
     as_bytes,
@@ -183,9 +184,10 @@ def _write_missing(
         if (split, name) not in done
     ]
     write = partial(_write, transform=edit.transform, cache=output.cache)
-    results = run_in_processes(write, missing, output.processes)
+    results = map_parallel(write, missing, output.processes, most_at_once=1)
     with closing(results):
-        for job, shard in tqdm(results, "wrote", len(missing), unit=" shards", disable=None):
+        bar = tqdm(results, "wrote", len(missing), unit=" shards", disable=None)
+        for job, shard in zip(missing, bar, strict=True):
             finished.note(job.split, shard)
             done[job.split, shard.name] = shard
     return done, kept

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lightning_shards.dataprep.repair import (
+from lightning_shards.dataprep.survey import Survey
+from lightning_shards.dataprep.verify import (
     REPAIRABLE,
     REPORT,
+    Decode,
     Repair,
     repair_shards,
     require_place,
+    verify_shards,
 )
-from lightning_shards.dataprep.survey import Survey
-from lightning_shards.dataprep.verify import Decode, verify_shards
 from lightning_shards.errors import count_of
 from lightning_shards.shards.remote.proxies import require_local
 from lightning_shards.tools.console import (

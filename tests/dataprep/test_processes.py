@@ -9,16 +9,16 @@ import psutil
 import pytest
 from waiting import is_running, wait_for
 
-from lightning_shards.dataprep.processes import map_parallel, run_in_processes
+from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 
 SLEEPING = """
 import os, sys, time
 sys.path.insert(0, {folder!r})
-from lightning_shards.dataprep.processes import run_in_processes
+from lightning_shards.dataprep.processes import map_parallel
 import tasks
 if __name__ == "__main__":
-    for _ in run_in_processes(tasks.sleep, range(3), 3):
+    for _ in map_parallel(tasks.sleep, range(3), 3):
         pass
 """
 
@@ -42,34 +42,23 @@ def die(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def process_id(number):
-    return os.getpid()
-
-
 @pytest.mark.parametrize("processes", [1, 3])
 def test_every_task_is_done_once(processes):
-    done = list(run_in_processes(abs, range(-20, 0), processes))
-    assert sorted(done) == [(number, -number) for number in range(-20, 0)]
+    done = list(map_parallel(abs, range(-20, 0), processes))
+    assert done == list(range(20, 0, -1))
 
 
 @pytest.mark.parametrize("processes", [0, -1])
-@pytest.mark.parametrize("run", [map_parallel, run_in_processes])
-def test_too_few_processes_are_refused(run, processes):
+def test_too_few_processes_are_refused(processes):
     with pytest.raises(ConfigError, match=f"processes must be at least 1, got {processes}"):
-        list(run(abs, [1, 2], processes))
-
-
-def test_there_are_no_more_processes_than_tasks():
-    ids = {result for _, result in run_in_processes(process_id, [1], 8)}
-    assert len(ids) == 1
-    assert list(run_in_processes(process_id, [], 8)) == []
+        list(map_parallel(abs, [1, 2], processes))
 
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_error_ends_the_run_and_its_processes(processes):
     before = children()
     with pytest.raises(SampleError, match="three"):
-        list(run_in_processes(fail_at_three, range(10), processes))
+        list(map_parallel(fail_at_three, range(10), processes))
     assert children() <= before
 
 
@@ -81,12 +70,7 @@ def children():
 
 def test_a_process_that_dies_is_an_error_with_a_remedy():
     with pytest.raises(WorkerError, match="a process died, often for want of memory"):
-        list(run_in_processes(die, range(4), 2))
-
-
-def test_there_is_one_process_at_least():
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
-        list(run_in_processes(abs, [1], 0))
+        list(map_parallel(die, range(4), 2))
 
 
 def press_ctrl_c(program):

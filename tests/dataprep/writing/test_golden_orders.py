@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep.input_files import InputSample, inline
-from lightning_shards.dataprep.packing import Packing, assign
+from lightning_shards.dataprep.packing import InputSample, Packing, assign, inline
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.tools import pack, reshard
 

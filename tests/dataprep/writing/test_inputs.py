@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from lightning_shards.dataprep.input_files import InputFiles, InputSample, whole_file
 from lightning_shards.dataprep.listing import Listing, list_folder, read_rows
-from lightning_shards.dataprep.packing import Packing
+from lightning_shards.dataprep.packing import InputFiles, InputSample, Packing, whole_file
 from lightning_shards.dataprep.rewriting import Edit, Output, rewrite
 from lightning_shards.errors import DamagedShardError, FileAccessError, ShardNotFoundError
 from lightning_shards.shards.private_files import CacheFolder

@@ -5,8 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.input_files import InputSample, inline
-from lightning_shards.dataprep.packing import Packing, assign, require_unique_keys
+from lightning_shards.dataprep.packing import (
+    InputSample,
+    Packing,
+    assign,
+    inline,
+    require_unique_keys,
+)
 from lightning_shards.errors import ConfigError, SampleError
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.dataprep.index import dali_index
-from lightning_shards.dataprep.repair import repair_shard
 from lightning_shards.dataprep.survey import find_odd_headers
+from lightning_shards.dataprep.verify import repair_shard
 from lightning_shards.errors import (
     DamagedShardError,
     FileAccessError,
