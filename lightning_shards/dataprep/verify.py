@@ -188,18 +188,14 @@ def known_tables(path: str, cache: CacheFolder) -> tuple[list[MemberTable], list
         return tables, [Finding("unusable table", message, path)]
 
 
-def have_same_extents(table: MemberTable, other: MemberTable) -> bool:
-    """Whether the members of two tables lie at the same bytes, whatever their names are."""
-    same_offsets = np.array_equal(table.offsets, other.offsets)
-    return same_offsets and np.array_equal(table.sizes, other.sizes)
-
-
 def _changed_members(path: str, table: MemberTable, known: MemberTable) -> list[Finding]:
     """Findings about members whose bytes differ from those that were indexed."""
     if known.crc32 is None or known.has_same_members(table):
         return []
     assert table.crc32 is not None  # the scan was with crc32s
-    is_same = have_same_extents(known, table)
+    is_same = np.array_equal(known.offsets, table.offsets) and np.array_equal(
+        known.sizes, table.sizes
+    )
     changed = np.flatnonzero(known.crc32 != table.crc32).tolist() if is_same else []
     if not changed:
         message = (
