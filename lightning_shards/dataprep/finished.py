@@ -53,7 +53,10 @@ class FinishedShards:
         self._settings = json.loads(json.dumps({"splits": self._prefixes, **settings}))
         self._shards: dict[str, dict[str, Any]] = {}  # by path below the folder
         with ExitStack() as stack:
-            lock_output(stack.enter_context(open_folder(make_folder(folder))), folder)
+            if not take_lock(stack.enter_context(open_folder(make_folder(folder)))):
+                raise ConfigError(
+                    f"another run is writing to {folder}; wait until it ends, or name another one"
+                )
             self._continue()
             self._lock = stack.pop_all()
 
@@ -122,18 +125,6 @@ class FinishedShards:
     def _save(self) -> None:
         content = {"settings": self._settings, "shards": self._shards}
         replace_file(self._path, json.dumps(content, indent=1) + "\n")
-
-
-def lock_output(file: int, folder: Path) -> None:
-    """Lock an open folder, so that one run at a time writes to it.
-
-    Raises:
-        ConfigError: Another run holds the lock.
-    """
-    if not take_lock(file):
-        raise ConfigError(
-            f"another run is writing to {folder}; wait until it ends, or name another folder"
-        )
 
 
 def shard_name(prefix: str, number: int) -> str:
