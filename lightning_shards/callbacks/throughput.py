@@ -13,7 +13,6 @@ from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.loader import ShardLoader
 from lightning_shards.measure.rates import (
     HostClock,
-    StarvationClock,
     TimeTotals,
     find_steady_slow_rank,
     in_lockstep,
@@ -62,9 +61,9 @@ class DataThroughputMonitor(pl.Callback):
     Ranks are in lockstep by the gradients that they exchange: all ranks wait for a late rank inside
     their backward pass, never inside their loaders. So the rank with the largest wait is the one
     whose loader holds up all others, and the job's wait is that rank's wait. A rank is named if it
-    costs the others more than 5 % of the time. If no loader stands out, the forward passes, whose
-    time is also a rank's own, are compared in the same way. Delays that change from rank to rank
-    cannot be seen and count as the trainer's time. All this costs one collective, at the end.
+    costs the others more than 5 % of the time. A slow model on one rank and delays that change from
+    rank to rank cannot be seen and count as the trainer's time. All this costs one collective, at
+    the end.
 
     Args:
         plot: A .png, .pdf or .svg file for a plot of step time and waiting time over the run; needs
@@ -85,8 +84,7 @@ class DataThroughputMonitor(pl.Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self._clock: StarvationClock = HostClock()
-        self._compares_forwards = False
+        self._clock = HostClock()
         self._began: TimeTotals | None = None
         self._epoch_began = self._logged = TimeTotals()
         self._of_earlier_loaders = TimeTotals()
@@ -113,10 +111,7 @@ class DataThroughputMonitor(pl.Callback):
         self._mixture = None
         if loader is not None:
             self._mixture = MixtureProgress.of(loader.source)
-            device = trainer.strategy.root_device
-            self._clock = make_clock(device)
-            is_timed = device.type in ("cpu", "cuda")
-            self._compares_forwards = is_timed and loader.place.world_size > 1
+            self._clock = make_clock(trainer.strategy.root_device)
             self._waited_s = loader.times.wait_s
 
     def _go_on_with(self, loader: ShardLoader, before: ShardLoader) -> None:
@@ -149,15 +144,6 @@ class DataThroughputMonitor(pl.Callback):
         times = self._loader.times
         self._transfer_s += time.perf_counter() - times.handed_at
         self._clock.batch_came(times.wait_s - self._waited_s)
-        if self._compares_forwards:
-            self._clock.forward_begins()
-
-    def on_before_backward(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: torch.Tensor
-    ) -> None:
-        """End the timing of the forward pass: the backward pass waits for other ranks."""
-        if self._compares_forwards:
-            self._clock.forward_ended()
 
     def on_train_batch_end(
         self,
@@ -286,7 +272,6 @@ class DataThroughputMonitor(pl.Callback):
         of_trainer = TimeTotals(
             wall_s=now_s - self._left_out_s,
             starved_s=self._clock.starved_s,
-            forward_s=self._clock.forward_s,
             transfer_s=self._transfer_s,
         )
         return of_trainer.plus(self._of_earlier_loaders).plus(_counted(loader.times))

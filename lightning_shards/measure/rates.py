@@ -6,11 +6,10 @@ and **the rank whose trainer waited longest for its loader is the one that holds
 """
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import add, attrgetter, sub
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -52,8 +51,6 @@ class TimeTotals:
         starved_s: Seconds of waiting that count as lost for the device: all of `wait_s`, except on
             CUDA, where the device may have had work queued.
         produce_s: Seconds that workers spent on these samples, summed over workers.
-        forward_s: Seconds between a batch's arrival and its backward pass; 0 if there is only one
-            rank, and so nothing to compare.
         transfer_s: Seconds from when the loader hands out batches until they arrive at the step,
             moved to the device and through `device_transforms`.
         open_s: Seconds of `produce_s` for opening shards and finding members.
@@ -74,7 +71,6 @@ class TimeTotals:
     wait_s: float = 0.0
     starved_s: float = 0.0
     produce_s: float = 0.0
-    forward_s: float = 0.0
     transfer_s: float = 0.0
     open_s: float = 0.0
     read_s: float = 0.0
@@ -228,58 +224,43 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that costs all others more than `IMBALANCE` of the time.
+    """A rank whose loader costs all others more than `IMBALANCE` of the time.
 
     Attributes:
         rank: Number of the rank.
-        part: Its loader, or the forward pass of its model.
-        fraction: Share of the time that this part took on this rank, 0 to 1.
+        fraction: Share of the time that it waited for its loader, 0 to 1.
         median: Median of this share over all ranks.
     """
 
     rank: int
-    part: Literal["loader", "forward pass"]
     fraction: float
     median: float
 
-    @property
-    def excess(self) -> float:
-        """Share of the time that it costs all others."""
-        return self.fraction - self.median
-
 
 def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
-    """The rank that holds up all others, if one stands out.
-
-    Loaders are compared before forward passes: if buffers are broadcast before a forward pass, a
-    late rank 0 makes the forward passes of the others longer.
+    """The rank whose loader holds up all others, if one stands out.
 
     >>> find_slow_rank([TimeTotals(wall_s=10, starved_s=wait_s) for wait_s in (0, 4, 0, 1)])
-    SlowRank(rank=1, part='loader', fraction=0.4, median=0.0)
+    SlowRank(rank=1, fraction=0.4, median=0.0)
     """
     wall_s = max([1e-9, *(rank.wall_s for rank in ranks)])
     waits = [rank.starved_s / wall_s for rank in ranks]
-    forwards = [rank.forward_s / wall_s for rank in ranks]
-    return _find("loader", waits) or _find("forward pass", forwards)
+    largest, median = max(waits), statistics.median_low(waits)
+    if largest - median <= IMBALANCE:
+        return None
+    return SlowRank(waits.index(largest), largest, median)
 
 
 def find_steady_slow_rank(spans: Sequence[Sequence[TimeTotals]]) -> SlowRank | None:
-    """The rank that holds up all others in each of these time spans, by the same part.
+    """The rank whose loader holds up all others in each of these time spans.
 
     Noise makes one rank or another the slowest of a span. The figures are those of the first span,
     which needs `ENOUGH_STEPS`.
     """
     found = [find_slow_rank(ranks) for ranks in spans]
     first = found[0]
-    named = {slow and (slow.rank, slow.part) for slow in found}
+    named = {slow and slow.rank for slow in found}
     return first if len(named) == 1 and spans[0][0].batches >= ENOUGH_STEPS else None
-
-
-def _find(part: Literal["loader", "forward pass"], fractions: list[float]) -> SlowRank | None:
-    largest, median = max(fractions), statistics.median_low(fractions)
-    if largest - median <= IMBALANCE:
-        return None
-    return SlowRank(fractions.index(largest), part, largest, median)
 
 
 # --- what is lost while a device waits for data ---------------------------------------------------
@@ -295,76 +276,38 @@ def _find(part: Literal["loader", "forward pass"], fractions: list[float]) -> Sl
 class HostClock:
     """The clock for a CPU, which does the work itself: all waiting is lost, and figures are exact.
 
-    For devices other than CUDA the figures are an upper bound. The methods are called in the order
-    of a step.
+    For devices other than CUDA the figures are an upper bound.
 
     Attributes:
         starved_s: Seconds of waiting that count as lost.
-        forward_s: Seconds that forward passes took.
     """
 
     def __init__(self) -> None:
         self.starved_s = 0.0
-        self.forward_s = 0.0
-        self._forward_began: float | None = None
 
     def batch_came(self, waited_s: float) -> None:
         """Count the wait."""
         self.starved_s += waited_s
 
-    def forward_begins(self) -> None:
-        """Store the time."""
-        self._forward_began = time.perf_counter()
-
-    def forward_ended(self) -> None:
-        """Count the time since the forward pass began."""
-        if self._forward_began is not None:
-            self.forward_s += time.perf_counter() - self._forward_began
-            self._forward_began = None
-
     def step_ended(self) -> None:
         """Do nothing, because nothing is queued."""
 
 
-class DeviceClock:
+class DeviceClock(HostClock):
     """The clock for a CUDA device: a wait is lost only if the device had ended its work.
 
-    A forward pass is timed only when the pass timed before it has ended, and its time counts for
-    all passes in between. So three events are enough, however far the trainer's thread runs ahead.
-
     Args:
-        make_event: Makes an event like `torch.cuda.Event`, with timing enabled.
+        event: A `torch.cuda.Event`, or what behaves like one.
     """
 
-    def __init__(self, make_event: Callable[[], Any]) -> None:
-        self.starved_s = 0.0
-        self.forward_s = 0.0
-        self._step_end, self._forward_start, self._forward_end = (make_event() for _ in range(3))
-        self._has_step_ended = self._is_timing = self._is_timed = False
-        self._forwards = 0
+    def __init__(self, event: Any) -> None:
+        super().__init__()
+        self._step_end, self._has_step_ended = event, False
 
     def batch_came(self, waited_s: float) -> None:
         """Count the wait if the device has ended its step."""
         if self._has_step_ended and self._step_end.query():
             self.starved_s += waited_s
-
-    def forward_begins(self) -> None:
-        """Count the pass that was timed before if it has ended, and time this one."""
-        if self._is_timed:
-            if not self._forward_end.query():
-                self._forwards += 1
-                return
-            seconds = self._forward_start.elapsed_time(self._forward_end) / 1000
-            self.forward_s += seconds * self._forwards
-        self._forwards = 1
-        self._is_timing, self._is_timed = True, False
-        self._forward_start.record()
-
-    def forward_ended(self) -> None:
-        """End the timing of this pass."""
-        if self._is_timing:
-            self._forward_end.record()
-            self._is_timing, self._is_timed = False, True
 
     def step_ended(self) -> None:
         """Put the event behind the step."""
@@ -372,11 +315,6 @@ class DeviceClock:
         self._has_step_ended = True
 
 
-StarvationClock: TypeAlias = HostClock | DeviceClock
-
-
-def make_clock(device: torch.device) -> StarvationClock:
+def make_clock(device: torch.device) -> HostClock:
     """The clock for a rank's device."""
-    if device.type == "cuda":
-        return DeviceClock(lambda: cast("Any", torch.cuda.Event)(enable_timing=True))
-    return HostClock()
+    return DeviceClock(torch.cuda.Event()) if device.type == "cuda" else HostClock()

@@ -82,7 +82,10 @@ def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext)
     if len(next(iter(spans.values()))) < context.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
-        lines.append(f"slowest rank: {describe_slow_rank(slow)}")
+        lines.append(
+            f"slowest rank: rank {slow.rank} holds all others by its loader: it waited for data "
+            f"{slow.fraction:.1%} of the time, the median rank {slow.median:.1%}"
+        )
     return "\n".join([*lines, f"to change: {advise_change(throughput, slow, context)}"])
 
 
@@ -110,30 +113,15 @@ def _describe_stages(totals: TimeTotals) -> list[str]:
     return [f"the loader's time: {', '.join(named)}"] if named else []
 
 
-def describe_slow_rank(slow: SlowRank) -> str:
-    """A sentence that names the rank, the reason and the median that it is compared with."""
-    if slow.part == "loader":
-        took = f"it waited for data {slow.fraction:.1%} of the time, the median rank"
-        return f"rank {slow.rank} holds all others by its loader: {took} {slow.median:.1%}"
-    took = f"it takes {slow.fraction:.1%} of the time, the median rank's"
-    return f"rank {slow.rank} holds all others by its forward pass: {took} {slow.median:.1%}"
-
-
 def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunContext) -> str:
     """The one change that helps most, or that none is needed."""
-    if slow and slow.part == "loader" and slow.excess > slow.median:
+    if slow and slow.fraction > 2 * slow.median:
         return (
             f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
             "and what else runs there"
         )
-    lost = throughput.starved_fraction
-    held_by = slow if slow and slow.part == "forward pass" else None
-    if held_by and lost > max(WORTH_A_CHANGE, held_by.excess):
-        held_by = None  # waiting costs more
-    if throughput.side == "loader-bound" or (lost > WORTH_A_CHANGE and not held_by):
+    if throughput.side == "loader-bound" or throughput.starved_fraction > WORTH_A_CHANGE:
         return _advise_loader(throughput, context)
-    if held_by:
-        return f"find out what slows the model on rank {held_by.rank}, its device or its machine"
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
     return "nothing in the loader: more workers change nothing, only a faster model does"

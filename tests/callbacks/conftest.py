@@ -9,7 +9,6 @@ import torch
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
-from lightning_shards.measure import rates
 from lightning_shards.workers.inline import InlinePool
 
 
@@ -99,7 +98,6 @@ class FakeFit:
         busy_s: float,
         samples: int = 8,
         start_s: float = 0.0,
-        forward_s: float = 0.0,
         transfer_s: float = 0.0,
         **stages_s: float,
     ) -> None:
@@ -116,9 +114,7 @@ class FakeFit:
         times.samples += samples
         times.batches += 1
         self.monitor.on_train_batch_start(self.trainer, None, None, 0)
-        self.clock.now_s += forward_s
-        self.monitor.on_before_backward(self.trainer, None, None)
-        self.clock.now_s += busy_s - forward_s
+        self.clock.now_s += busy_s
         self.monitor.on_train_batch_end(self.trainer, None, None, None, 0)
         self.trainer.fit_loop.epoch_loop._batches_that_stepped += 1
 
@@ -136,7 +132,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The time in the monitor."""
     clock = Clock()
     monkeypatch.setattr(throughput, "time", clock)
-    monkeypatch.setattr(rates, "time", clock)
     return clock
 
 

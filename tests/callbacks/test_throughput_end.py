@@ -152,34 +152,32 @@ def test_the_figures_do_not_depend_on_the_defaults_of_torch(fake_fit: Any) -> No
     assert fake_fit.run("samples_per_s") == pytest.approx(200_000 / 6)
 
 
-def other_rank(
-    own: torch.Tensor, number: int, wait_s: float = 0.0, forward_s: float = 0.0
-) -> torch.Tensor:
-    """As far as rank 0, but with another wait and forward pass."""
+def other_rank(own: torch.Tensor, number: int, wait_s: float) -> torch.Tensor:
+    """As far as rank 0, but with another wait."""
     other = torch.zeros_like(own)
     other[:, number] = own[:, 0]
-    other[:, number, 3:5], other[:, number, 6] = wait_s, forward_s
+    other[:, number, 3:5] = wait_s
     return other
 
 
-def fit_of_three(fit: Any, own_forward_s: float = 1, **second: float) -> Any:
-    """Rank 0 waits 1 s and is in its forward pass for 1 s, of 10 s in 20 steps."""
+def fit_of_three(fit: Any, wait_s: float) -> Any:
+    """Ranks 0 and 1 wait 1 s of 10 s in 20 steps, and rank 2 waits so many."""
     fit.begin()
     fit.step(wait_s=0, busy_s=1)
     for _ in range(20):
-        fit.step(wait_s=1 / 20, busy_s=9 / 20, forward_s=own_forward_s / 20)
+        fit.step(wait_s=1 / 20, busy_s=9 / 20)
     probe = copy.copy(fit.monitor)
     probe.on_train_end(fit.trainer, None)
     own = fit.gathered.pop()
     fit.logged.clear()
     fit.reported.clear()
-    fit.others = [other_rank(own, 1, 1, 1), other_rank(own, 2, **second)]
+    fit.others = [other_rank(own, 1, 1), other_rank(own, 2, wait_s)]
     fit.end()
     return fit
 
 
 def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=5, forward_s=1)
+    fit = fit_of_three(make_fit(3), wait_s=5)
     assert "slowest rank: rank 2 holds all others by its loader: it waited" in fit.reported[0]
     assert "50.0% of the time, the median rank 10.0%" in fit.reported[0]
     assert fit.run("slowest_rank") == 2
@@ -187,28 +185,16 @@ def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) ->
     assert fit.run("trainer_samples_per_s") == pytest.approx(3 * 20 * 8 / 5)
 
 
-def test_the_rank_that_holds_all_others_by_its_forward_pass_is_named(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=1, forward_s=4)
-    assert "slowest rank: rank 2 holds all others by its forward pass" in fit.reported[0]
-    assert "40.0% of the time, the median rank's 10.0%" in fit.reported[0]
-
-
-def test_rank_0_tells_its_own_forward_pass_as_the_others_do(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), own_forward_s=6, wait_s=1, forward_s=1)
-    assert "slowest rank: rank 0 holds all others by its forward pass" in fit.reported[0]
-    assert "60.0% of the time, the median rank's 10.0%" in fit.reported[0]
-
-
 def test_ranks_that_are_alike_have_no_slowest_one(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=1, forward_s=1)
+    fit = fit_of_three(make_fit(3), wait_s=1)
     assert "slowest rank:" not in fit.reported[0]
     assert "data/run/slowest_rank" not in fit.logged[-1][1]
     assert fit.row("slowest rank, if over 5%") == ["none"]
 
 
 def test_ranks_exchange_their_figures_once(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=1, forward_s=1)
-    assert [gathered.shape for gathered in fit.gathered] == [(3, 3, 18)]
+    fit = fit_of_three(make_fit(3), wait_s=1)
+    assert [gathered.shape for gathered in fit.gathered] == [(3, 3, 17)]
 
 
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:

@@ -1,7 +1,6 @@
-"""python throughput_rank.py FOLDER: one of three ranks.
+"""python throughput_rank.py FOLDER: one of three ranks, whose rank 1 has slow samples.
 
-A fit for each slow part: in `loader` the samples of rank 1 are slow, in `model` the forward pass of
-rank 2. What was said goes to stdout, what was logged to FOLDER/PART.
+What was said goes to stdout, what was logged to FOLDER/logged.
 """
 
 import os
@@ -29,7 +28,7 @@ def rank() -> int:
 class SlowOn:
     """Decides nothing about a label but when it is there."""
 
-    def __init__(self, slow_rank: int | None) -> None:
+    def __init__(self, slow_rank: int) -> None:
         self.seconds = SLOW_S / 2 if slow_rank == rank() else 0.0
 
     def __call__(self, label: int) -> int:
@@ -38,13 +37,11 @@ class SlowOn:
 
 
 class Net(pl.LightningModule):
-    def __init__(self, slow_rank: int | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 10))
-        self.seconds = SLOW_S if slow_rank == rank() else 0.0
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        time.sleep(self.seconds)
         return nn.functional.cross_entropy(self.layer(batch["image"].flatten(1)), batch["label"])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -55,12 +52,12 @@ def as_float(image: torch.Tensor) -> torch.Tensor:
     return image.float()
 
 
-def fit(folder: Path, part: str) -> None:
+def fit(folder: Path) -> None:
     data = ShardDataModule(
         train=SplitConfig(f"{folder}/shards/*.tar"),
         fields={"image": "png", "label": "cls"},
         decode={"image": "gray"},
-        transforms={"label": SlowOn(1 if part == "loader" else None), "image": as_float},
+        transforms={"label": SlowOn(1), "image": as_float},
         batch_size=2,
         num_workers=0,
         loader=LoaderConfig(cache_dir=f"{folder}/cache-{rank()}"),
@@ -71,16 +68,15 @@ def fit(folder: Path, part: str) -> None:
         devices=RANKS,
         max_epochs=3,
         log_every_n_steps=2,
-        logger=CSVLogger(folder, name=part, version=""),
+        logger=CSVLogger(folder, name="logged", version=""),
         callbacks=[DataThroughputMonitor()],
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
-    ).fit(Net(2 if part == "model" else None), data)
+    ).fit(Net(), data)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for part in ("loader", "model"):
-        fit(Path(sys.argv[1]), part)
+    fit(Path(sys.argv[1]))

@@ -25,9 +25,9 @@ def context(num_workers: int = 2, **options: Any) -> RunContext:
     )
 
 
-def rank(wait_s: float, produce_s: float, forward_s: float = 0) -> TimeTotals:
+def rank(wait_s: float, produce_s: float) -> TimeTotals:
     """1000 samples in 100 steps and 10 s."""
-    return TimeTotals(100, 1000, 10, wait_s, wait_s, produce_s, forward_s)
+    return TimeTotals(100, 1000, 10, wait_s, wait_s, produce_s)
 
 
 def advice(ranks: list[TimeTotals], situation: RunContext) -> str:
@@ -109,28 +109,6 @@ def test_sides_near_each_other_are_balanced() -> None:
     )
 
 
-def test_a_slow_forward_pass_is_told_from_a_slow_loader() -> None:
-    ranks = [rank(0, 5, 2), rank(0, 5, 2), rank(0, 5, 7)]
-    lines = write_report({"whole run": ranks}, context(world_size=3)).splitlines()
-    assert lines[-2] == (
-        "slowest rank: rank 2 holds all others by its forward pass: it takes 70.0% of the time, "
-        "the median rank's 20.0%"
-    )
-    assert lines[-1] == (
-        "to change: find out what slows the model on rank 2, its device or its machine"
-    )
-
-
-def test_the_larger_loss_is_what_to_change() -> None:
-    """A rank's model that costs 50 % of the time, and a wait of 20 % or of 60 %."""
-    for wait_s, said in (
-        (2, "find out what slows the model on rank 2"),
-        (6, "raise prefetch_factor"),
-    ):
-        ranks = [rank(wait_s, 2, 1), rank(wait_s, 2, 1), rank(wait_s, 2, 6)]
-        assert advice(ranks, context(world_size=3)).startswith(said)
-
-
 def test_one_rank_of_several_says_that_it_speaks_for_itself() -> None:
     report = write_report({"whole run": [rank(0, 5)]}, context(world_size=3))
     assert "these are the figures of rank 0 alone: the fit was interrupted" in report
@@ -164,63 +142,80 @@ def test_nothing_trained_is_all_there_is_to_say() -> None:
 # --- the one change -------------------------------------------------------------------------------
 
 
-def test_a_slow_loader_wants_as_many_workers_as_the_trainer_takes() -> None:
-    assert advice([rank(4, 20)], context(2)) == "set num_workers to 4 (now 2)"  # 2 x 10 / 6
+OWN = "(now 0: the trainer's own thread makes the batches"
+TWOS = context(4, threads_per_worker=2)  # two processes of two threads each
 
 
-def test_workers_are_bounded_by_the_cores_of_a_rank() -> None:
-    assert advice([rank(8, 20)], context(2, cores=4)) == (
-        "set num_workers to 4, all cores of a rank (now 2; 10 would do)"
-    )
-
-
-def test_where_all_cores_have_workers_samples_must_be_cheaper() -> None:
-    for cores in (2, 1):
-        assert advice([rank(8, 20)], context(2, cores=cores)).startswith(
-            "make samples cheaper to load: 10 workers a rank would do"
-        )
-
-
-def test_threads_of_processes_are_workers_and_num_workers_is_told_as_it_is_set() -> None:
-    """Two processes of two threads each."""
-    twos = context(4, threads_per_worker=2)
-    assert advice([rank(4, 40)], twos) == "set num_workers to 4 (now 2)"
-    assert advice([rank(8, 40)], replace(twos, cores=7)) == (
-        "set num_workers to 3, all cores of a rank (now 2; 10 would do)"
-    )
-    assert advice([rank(8, 40)], replace(twos, cores=5)).endswith(
-        "10 workers a rank would do, and 2 already fill its 5 cores"
-    )
-
-
-def test_batches_of_the_trainers_own_thread_are_given_to_workers() -> None:
-    """Also by a loader that is faster than the trainer: they take turns."""
-    said = "(now 0: the trainer's own thread makes the batches"
-    assert advice([rank(8, 8)], context(0)) == f"set num_workers to 4 {said})"
-    assert advice([rank(3, 3)], context(0)) == f"set num_workers to 1 {said})"
-    assert advice([rank(8, 8)], context(0, cores=3)) == (
-        f"set num_workers to 3, all cores of a rank {said}; 4 would do)"
-    )
-
-
-def test_workers_that_are_fast_enough_but_waited_for_need_larger_buffers() -> None:
-    assert advice([rank(2, 5)], context(2)).startswith("raise prefetch_factor: ")
-
-
-def test_a_slow_model_needs_no_change_of_the_loader() -> None:
-    for workers in (0, 2):
-        assert advice([rank(0.5, 5)], context(workers)) == (
-            "nothing in the loader: more workers change nothing, only a faster model does"
-        )
-
-
-def test_two_sides_in_balance_need_no_change() -> None:
-    assert advice([rank(0, 20)], context(2)).startswith("nothing: neither waits for the other")
+@pytest.mark.parametrize(
+    ("of_rank", "situation", "said"),
+    [
+        (rank(4, 20), context(2), "set num_workers to 4 (now 2)"),  # 2 x 10 / 6
+        (
+            rank(8, 20),
+            context(2, cores=4),
+            "set num_workers to 4, all cores of a rank (now 2; 10 would do)",
+        ),
+        (
+            rank(8, 20),
+            context(2, cores=1),
+            (
+                "make samples cheaper to load: 10 workers a rank would do, and 2 already fill its "
+                "1 core"
+            ),
+        ),
+        (rank(4, 40), TWOS, "set num_workers to 4 (now 2)"),
+        (
+            rank(8, 40),
+            replace(TWOS, cores=7),
+            "set num_workers to 3, all cores of a rank (now 2; 10 would do)",
+        ),
+        (
+            rank(8, 40),
+            replace(TWOS, cores=5),
+            (
+                "make samples cheaper to load: 10 workers a rank would do, and 2 already fill its "
+                "5 cores"
+            ),
+        ),
+        (rank(8, 8), context(0), f"set num_workers to 4 {OWN})"),
+        (rank(3, 3), context(0), f"set num_workers to 1 {OWN})"),  # they take turns
+        (
+            rank(8, 8),
+            context(0, cores=3),
+            f"set num_workers to 3, all cores of a rank {OWN}; 4 would do)",
+        ),
+        (
+            rank(2, 5),
+            context(2),
+            (
+                "raise prefetch_factor: the workers are fast enough, but their batches come "
+                "unevenly or are too small to be handed over one by one"
+            ),
+        ),
+        *[
+            (
+                rank(0.5, 5),
+                context(workers),
+                "nothing in the loader: more workers change nothing, only a faster model does",
+            )
+            for workers in (0, 2)
+        ],
+        (
+            rank(0, 20),
+            context(2),
+            "nothing: neither waits for the other; a faster model will need more workers",
+        ),
+    ],
+)
+def test_the_change_to_make_follows_from_the_figures(
+    of_rank: TimeTotals, situation: RunContext, said: str
+) -> None:
+    assert advice([of_rank], situation) == said
 
 
 def test_a_loader_that_is_slow_everywhere_wants_workers_though_one_rank_is_slowest() -> None:
     ranks = [rank(4, 20), rank(6, 20), rank(4, 20)]
-    assert find_slow_rank(ranks) == SlowRank(1, "loader", 0.6, 0.4)
+    assert find_slow_rank(ranks) == SlowRank(1, 0.6, 0.4)
     assert advice(ranks, context(2, world_size=3)) == "set num_workers to 5 (now 2)"
 
 
