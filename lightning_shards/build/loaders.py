@@ -53,7 +53,7 @@ def make_pool(
     if num_workers == 0 or config.pool == "inline":
         if sample is None and optional_names(source.describe().fields):
             try_first_sample(source, place)  # says which optional field is in no sample
-        return InlinePool(config.worker_timeout_s, can_grow=config.pool != "inline")
+        return InlinePool(config.worker_timeout_s)
     sample = sample or try_first_sample(source, place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)

@@ -49,13 +49,11 @@ class Workers:
     Attributes:
         ranks: Ranks on the node.
         per_rank: Worker processes of each rank; 0 for none.
-        prefetch_factor: Messages that each worker keeps ready.
         shuffle_buffer: Undecoded samples that each worker holds.
     """
 
     ranks: int
     per_rank: int
-    prefetch_factor: int
     shuffle_buffer: int = 0
 
 
@@ -65,9 +63,9 @@ class Footprint:
 
     >>> plan = EpochPlan(1000, batch_size=10, world_size=4, remainder="drop")
     >>> data = DataShape(10, 1000, 50_000, is_streamed=True)
-    >>> needs = footprint(plan, data, Workers(2, 3, 2), "shuffled", message_bytes=100)
-    >>> needs.nodes, needs.samples_per_node, needs.bytes_read, needs.shm_bytes
-    (2, 500.0, 25000, 2400)
+    >>> needs = footprint(plan, data, Workers(2, 3), "shuffled")
+    >>> needs.nodes, needs.samples_per_node, needs.bytes_read
+    (2, 500.0, 25000)
 
     Attributes:
         nodes: Number of nodes.
@@ -77,7 +75,6 @@ class Footprint:
         bytes_read: bytes of shards that a node reads in an epoch.
         shards_touched: Different shards that a node reads in an epoch.
         cache_bytes: Size of these shards.
-        shm_bytes: Memory for batches in /dev/shm, for all workers of the node.
         buffer_bytes: Undecoded samples in the shuffle buffers of all workers of the node.
     """
 
@@ -88,7 +85,6 @@ class Footprint:
     bytes_read: int | None
     shards_touched: float
     cache_bytes: int | None
-    shm_bytes: int | None
     buffer_bytes: int | None
 
 
@@ -109,9 +105,7 @@ def footprint(
     workers: Workers,
     sampling: str,
     *,
-    message_bytes: int | None = None,
     run: int = 64,
-    part: float = 1.0,
 ) -> Footprint:
     """What an epoch asks of one node.
 
@@ -120,11 +114,9 @@ def footprint(
         data: The data set.
         workers: The workers of one node.
         sampling: The order's own word; `resampled` is with replacement.
-        message_bytes: bytes of the batches that a worker sends in one message.
         run: Consecutive samples that the indexed reader keeps together.
-        part: The part of the epoch's samples that are of this data set, a component of a mixture.
     """
-    served, ranks = (plan.served + plan.padded) * part, min(workers.ranks, plan.world_size)
+    served, ranks = plan.served + plan.padded, min(workers.ranks, plan.world_size)
     per_node = served * ranks / plan.world_size
     touched = _shards_touched(served, per_node / max(served, 1), data, workers, sampling, run)
     num_workers = ranks * max(workers.per_rank, 1)
@@ -136,9 +128,6 @@ def footprint(
         bytes_read=_times(data.sample_bytes, per_node),
         shards_touched=touched,
         cache_bytes=_times(data.size_bytes, touched / max(data.shards, 1)),
-        shm_bytes=_times(
-            message_bytes, ranks * workers.per_rank * buffers_per_worker(workers.prefetch_factor)
-        ),
         buffer_bytes=_times(
             data.sample_bytes, num_workers * min(workers.shuffle_buffer, data.samples)
         ),

@@ -110,10 +110,3 @@ class LoaderTimes:
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     handed_at: float = 0.0
     fetched: FetchTotals = NO_FETCHES
-
-    def measured_stages(self) -> dict[str, float]:
-        """A copy of `stages`, without `fetch` where no shard is remote."""
-        is_fetched = self.fetched != NO_FETCHES
-        return {
-            stage: spent for stage, spent in self.stages.items() if is_fetched or stage in _CLOCKED
-        }

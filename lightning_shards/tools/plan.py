@@ -13,7 +13,8 @@ from lightning_shards.tools.console import config_parser, report, require_large_
 if TYPE_CHECKING:
     from lightning_shards.readers.source import Source, SourceDescription
 
-_EPILOG: Final = """Bytes and shards are those of one node. The bytes of the cache would hold all
+_EPILOG: Final = """\
+Bytes and shards are those of one node. The bytes of the cache would hold all
 shards that it reads; of a mixture all samples count as equally large. Of a mixture there is a table
 of its components, with the samples and passes of epoch 0 and of the whole run, and a line for each
 stage of its schedule."""
@@ -51,7 +52,7 @@ def _plan(options: Namespace) -> int:
     loader = configured.loader_config
     per_rank = 0 if loader.pool == "inline" else configured.num_workers
     ranks = options.ranks_per_node or trainer.devices or 8
-    workers = Workers(ranks, per_rank, loader.prefetch_factor, description.shuffle_buffer)
+    workers = Workers(ranks, per_rank, description.shuffle_buffer)
     rows = [_epoch(source, data, workers, size) for size in sizes]
     notes = [_remark(row, 0 if description.mixture else epochs.samples) for row in rows]
     document: dict[str, Any] = {
@@ -86,7 +87,7 @@ def _epoch(source: "Source", data: DataShape, workers: Workers, world_size: int)
         "dropped": 0 if description.sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
         "batch_sizes": sorted(set(sizes)),
-        **{name: value for name, value in asdict(needs).items() if name != "shm_bytes"},
+        **asdict(needs),
     }
 
 

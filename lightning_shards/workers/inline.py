@@ -86,15 +86,13 @@ class InlinePool:
 
     Attributes:
         worker_timeout_s: Seconds for a batch, after which a warning shows the stack; 0: never.
-        can_grow: Whether there are no workers only because `num_workers` is 0.
     """
 
     worker_timeout_s: float = WORKER_TIMEOUT_S
-    can_grow: bool = True
 
     def describe(self) -> PoolDescription:
         """A description without workers: the caller itself makes the batches."""
-        return PoolDescription("inline", can_grow=self.can_grow)
+        return PoolDescription("inline")
 
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Begin at the cursor; nothing is read before the first batch is asked for."""

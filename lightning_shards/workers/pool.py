@@ -22,14 +22,12 @@ class PoolDescription:
         num_workers: Workers that make batches at the same time; 0: the trainer's own thread makes
             them.
         prefetch_factor: Messages that each worker keeps ready.
-        can_grow: Whether a larger setting `num_workers` gives more workers.
         threads: Workers in each process, where several are.
     """
 
     kind: str
     num_workers: int = 0
     prefetch_factor: int = 0
-    can_grow: bool = True
     threads: int = 1
 
     @property

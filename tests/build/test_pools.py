@@ -31,7 +31,7 @@ def made(source, num_workers=2, **config):
 
 def test_no_workers_are_the_trainers_own_thread(source):
     assert made(source, 0, pool="threads") == InlinePool()
-    assert made(source, 2, pool="inline") == InlinePool(can_grow=False)
+    assert made(source, 2, pool="inline") == InlinePool()
 
 
 def test_threads_are_started_as_configured(source):

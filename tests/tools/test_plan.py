@@ -120,7 +120,7 @@ def needs(sampling="shuffled", streamed=True, world_size=8, ranks=4, workers=2, 
     return footprint(
         plan_epoch(1000, 10, world_size, "drop"),
         DataShape(100, 1000, size, streamed),
-        Workers(ranks, workers, 2, shuffle_buffer=50),
+        Workers(ranks, workers, shuffle_buffer=50),
         sampling,
         **more,
     )
@@ -135,7 +135,7 @@ def test_nodes_share_what_is_read():
 
 def test_unknown_sizes_stay_unknown():
     found = needs(size=None)
-    assert (found.bytes_read, found.cache_bytes, found.shm_bytes) == (None, None, None)
+    assert (found.bytes_read, found.cache_bytes) == (None, None)
 
 
 @pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])

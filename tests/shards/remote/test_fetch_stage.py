@@ -77,7 +77,6 @@ def test_streams_are_counted_as_well(published_shards, server, tmp_path):
     assert fetched.read_bytes == fetched.fetched_bytes == sum(sizes)
     assert 0 < times.stages["fetch"] == pytest.approx(fetched.wait_s)
     assert times.stages["fetch"] <= times.produce_s
-    assert "fetch" in times.measured_stages()
 
 
 def test_what_is_in_the_cache_is_read_and_not_fetched(published_shards, tmp_path):
