@@ -12,20 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.process import num_cpus
 
-if TYPE_CHECKING:
-    from lightning_shards.dataprep.survey import Finding
-
 FAILED: Final = 1
 REFUSED: Final = 2
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
-_MAX_LISTED = 20
+_MAX_LISTED = 20  # of the values of a list, the named rows of a table, the findings of a rule
 _MOST_COLUMNS = 10  # of a table; a wider one has a line for each of them
 _WHOLE = 1000  # from which on numbers have no decimals
 _MAX_SHOWN = 40  # letters of an option that is refused
@@ -78,36 +75,25 @@ def whole_numbers(option: str, text: str, least: int) -> list[int]:
     return [int(word) for word in words]
 
 
-def config_parser(name: str, description: str, epilog: str, **of_config: Any) -> ArgumentParser:
-    """A parser with the options of every tool that reads a configuration.
-
-    `of_config` says how argparse takes the option `--config`.
-    """
-    parser = ArgumentParser(
+def tool_parser(name: str, description: str, epilog: str) -> ArgumentParser:
+    """A parser that shows the lines of `epilog` as they are."""
+    return ArgumentParser(
         prog=f"lightning-shards {name}",
         description=description,
         epilog=epilog,
         formatter_class=RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add("--config", type=Path, help="a YAML with a section `data`", **of_config)
-    add("--json", action="store_true", help="print one JSON document")
-    return parser
 
 
-def shard_parser(name: str, description: str, epilog: str = "") -> ArgumentParser:
-    """A parser with the options of every tool that reads shards."""
-    parser = ArgumentParser(
-        prog=f"lightning-shards {name}",
-        description=description,
-        epilog=epilog,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::"
-    )
-    add_run_options(parser, "where member tables are kept; default: ~/.cache/lightning_shards")
+def config_parser(name: str, description: str, epilog: str, **of_config: Any) -> ArgumentParser:
+    """A parser with the options of every tool that reads a configuration.
+
+    `of_config` says how argparse takes the option `--config`.
+    """
+    parser = tool_parser(name, description, epilog)
+    parser.add_argument("--config", type=Path, help="a YAML with a section `data`", **of_config)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser
 
 
@@ -126,61 +112,69 @@ def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
     add("--json", action="store_true", help="print one JSON document")
 
 
-def status_of(failures: "Sequence[Finding]") -> int:
-    """The exit status that these faults give: `REFUSED` if all are shards that were not read."""
-    if all(finding.rule == "unread shard" for finding in failures):
-        return REFUSED if failures else 0
-    return FAILED
-
-
-def print_findings(findings: "Sequence[Finding]") -> None:
-    """Print findings with their locations, faults first."""
-    listed: Counter[str] = Counter()
-    for finding in sorted(findings, key=lambda finding: not finding.is_failure):
-        listed[finding.rule] += 1
-        if listed[finding.rule] > _MAX_LISTED:
-            continue
-        kind = "wrong" if finding.is_failure else "note"
-        location = (
-            f"{finding.shard}: " if finding.shard and finding.shard not in finding.message else ""
-        )
-        byte = (
-            ""
-            if finding.byte is None or "at byte" in finding.message
-            else f" (byte {finding.byte})"
-        )
-        print(f"{kind}: {finding.rule}: {location}{printable(finding.message)}{byte}")
-    for rule, count in listed.items():
-        if count > _MAX_LISTED:
-            print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")
-
-
 def report(document: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print a document as JSON, or a line for each value and a table for each list of rows."""
+    """Print a document as JSON, or as text: single values in a line each, and rows in tables."""
     if as_json:
         print(json.dumps(document))
         return
     for name, value in document.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            rows = cast("list[dict[str, Any]]", value)
-            cells = [[_show(*each) for each in row.items()] for row in rows]
-            lines = [list(rows[0]), *cells]
-            if len(lines[0]) > _MOST_COLUMNS:
-                lines = list(map(list, zip(*lines, strict=True)))
-            print(f"\n{table(lines)}")
+        if name == "findings":
+            _print_findings(value)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            _print_table(cast("list[dict[str, Any]]", value))
+        elif isinstance(value, dict) and all(
+            isinstance(row, dict) for row in cast("Any", value).values()
+        ):
+            _print_named(cast("dict[str, dict[str, Any]]", value))
         elif value is not None:
             print(f"{name}: {_show(name, value)}")
+
+
+def _print_named(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a table of the first rows, with their names in the first column."""
+    if rows:
+        _print_table([{"name": name, **row} for name, row in list(rows.items())[:_MAX_LISTED]])
+    if len(rows) > _MAX_LISTED:
+        print(f"and {len(rows) - _MAX_LISTED:,} more, see --json")
+
+
+def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    lines = [list(rows[0]), *([_show(*each) for each in row.items()] for row in rows)]
+    if len(lines[0]) > _MOST_COLUMNS:
+        lines = list(map(list, zip(*lines, strict=True)))
+    print(f"\n{table(lines)}")
+
+
+def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    """Print findings with their locations, faults first."""
+    listed: Counter[str] = Counter()
+    for finding in sorted(findings, key=lambda finding: not finding["is_failure"]):
+        rule, message, shard, byte = (finding[of] for of in ("rule", "message", "shard", "byte"))
+        listed[rule] += 1
+        if listed[rule] > _MAX_LISTED:
+            continue
+        kind = "wrong" if finding["is_failure"] else "note"
+        where = f"{shard}: " if shard and shard not in message else ""
+        place = "" if byte is None or "at byte" in message else f" (byte {byte})"
+        print(f"{kind}: {rule}: {where}{printable(message)}{place}")
+    for rule, count in listed.items():
+        if count > _MAX_LISTED:
+            print(f"      {rule}: {count - _MAX_LISTED:,} more, see --json")
 
 
 def _show(name: str, value: Any) -> str:
     """A value of a document as text; its name says the unit."""
     if value is None:
         return "unknown"
+    if isinstance(value, dict):
+        value = [f"{key} {_show(name, each)}" for key, each in cast("Any", value).items()]
     if isinstance(value, list | tuple):
-        return ", ".join(map(str, cast("list[Any]", value))) or "none"
+        texts = [printable(str(each)) for each in cast("Any", value)[:_MAX_LISTED]]
+        more = len(cast("Any", value)) - len(texts)
+        return ", ".join(texts + [f"and {more:,} more"] * (more > 0)) or "none"
     if isinstance(value, str | bool):
         return printable(str(value))
-    if name.endswith("bytes"):
+    if "bytes" in name:
         return human(value)
     return f"{value:.4g}" if isinstance(value, float) and value < _WHOLE else f"{value:,.0f}"
 

@@ -1,11 +1,11 @@
 """`lightning-shards schema`: prints the JSON schema by which editors check the section `data`."""
 
 import json
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_shards.tools.console import run_tool
+from lightning_shards.tools.console import run_tool, tool_parser
 
 _EPILOG = """\
 Editors with a YAML language server take it by a comment in the first lines of a configuration:
@@ -17,14 +17,11 @@ Editors with a YAML language server take it by a comment in the first lines of a
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the JSON schema of a configuration."""
-    parser = ArgumentParser(
-        prog="lightning-shards schema",
-        description="Print a JSON schema of a configuration: its section `data`, with the "
-        "sentence and the choices of each setting. Other sections are left open.",
-        epilog=_EPILOG,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+    what = (
+        "Print a JSON schema of a configuration: its section `data`, with the sentence and the "
+        "choices of each setting. Other sections are left open."
     )
+    parser = tool_parser("schema", what, _EPILOG)
     run_tool("schema", _schema, parser.parse_args(arguments))
 
 

@@ -1,13 +1,14 @@
-"""Options of the tools that read local and remote shards, and the names of their classes."""
+"""Options of the tools that read local and remote shards, and what their findings mean."""
 
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
+from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
@@ -19,14 +20,19 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import FAILED, REFUSED, add_run_options, tool_parser
 
 _CONNECTIONS: Final = 64
 """Requests that all processes together have under way at most."""
 
 
-def add_shard_options(parser: ArgumentParser) -> None:
-    """Add the options that decide which URLs may be opened, and how stores are reached."""
-    parser.add_argument(
+def shard_parser(name: str, description: str, epilog: str) -> ArgumentParser:
+    """A parser with the options of every tool that reads shards."""
+    parser = tool_parser(name, description, epilog)
+    add = parser.add_argument
+    add("urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::")
+    add_run_options(parser, "where member tables are kept; default: ~/.cache/lightning_shards")
+    add(
         "--storage-options",
         type=_storage_options,
         default={},
@@ -34,13 +40,21 @@ def add_shard_options(parser: ArgumentParser) -> None:
         help="of remote shards: how their stores are reached, as in the configuration, such as "
         '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\'',
     )
-    parser.add_argument(
+    add(
         "--allow-unsafe",
         action="append",
         default=[],
         choices=("pipe",),
         help="pipe: run the shell commands of pipe: URLs, which are refused otherwise",
     )
+    return parser
+
+
+def status_of(failures: Sequence[Finding]) -> int:
+    """The exit status that these faults give: `REFUSED` if all are shards that were not read."""
+    if all(finding.rule == "unread shard" for finding in failures):
+        return REFUSED if failures else 0
+    return FAILED
 
 
 def shards_of(options: Namespace) -> list[str]:
@@ -60,33 +74,20 @@ def settings_of(options: Namespace) -> TransportSettings:
     )
 
 
-def classes_of(
-    urls: Sequence[str], field: str | None, storage_options: Mapping[str, Any] | None = None
-) -> ClassNames | None:
+def classes_of(urls: Sequence[str], field: str, options: Namespace) -> ClassNames | None:
     """The classes of a field of these shards, if they are known; a note says if they are unclear.
 
-    Only the field `cls` has any, because `classes.json` belongs to it. `storage_options` say how
-    the stores of remote shards are reached.
+    Only the field `cls` has any, because `classes.json` belongs to it.
     """
     if field != CLASS_SUFFIX:
         return None
+    look_up = replace(settings_of(options), policy=LOOK_UP)
     try:
-        return classes_in_folders_of(urls, TransportSettings(storage_options or {}))
+        with closing(Storages(remote_storages(look_up))) as storages:
+            return known_classes(urls, remote_class_files(urls, storages))
     except (ConfigError, StorageError) as error:
         print(f"note: names of classes are not shown: {error}", file=sys.stderr)
         return None
-
-
-def classes_in_folders_of(urls: Sequence[str], settings: TransportSettings) -> ClassNames | None:
-    """The classes in the folders of these shards, local or remote; None if there are none.
-
-    Raises:
-        ConfigError: Two folders have different ones.
-        ShardError: A store does not answer.
-    """
-    look_up = remote_storages(replace(settings, policy=LOOK_UP))
-    with closing(Storages(look_up)) as storages:
-        return known_classes(urls, remote_class_files(urls, storages))
 
 
 def _storage_options(text: str) -> dict[str, dict[str, Any]]:

@@ -3,12 +3,10 @@
 import re
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_shards.errors import ConfigError, IndexMismatchError
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import is_local, redact
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.urls import redact
 from lightning_shards.tools.console import config_parser, report, run_tool
 
 if TYPE_CHECKING:
@@ -24,14 +22,10 @@ Take the config.yaml that the run saved in its log folder: it has the command li
 A sample of weight 0, which only fills up a last step, is listed like the others. Of a mix each
 sample comes with the name of its component.
 
-  lightning-shards trace --config config.yaml --epoch 3 --steps 1234:1236 --samples spike/
+  lightning-shards trace --config config.yaml --epoch 3 --steps 1234:1236
+
+A sample is looked at by `tar -xf SHARD KEY.SUFFIX`.
 """
-
-_UNSAFE_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9._-]|\.{2,}")
-"""Text that is unsafe in file names: separators, `..`, and letters beyond ASCII."""
-
-_MAX_NAME: Final = 100
-"""Most characters of a key or suffix in a file's name; file systems allow 255 bytes in all."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,8 +37,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--epoch", required=True, type=int, help="number of the epoch")
     add("--steps", required=True, metavar="A:B", help="from step A up to, not B")
     add("--world-size", metavar="N", help="ranks; default: the trainer's devices x num_nodes")
-    add("--samples", type=Path, metavar="DIR", help="also write each sample's members to "
-        "DIR/step-rank-row-key.suffix (of remote shards with tables, too)")  # fmt: skip
     run_tool("trace", _trace, parser.parse_args(arguments))
 
 
@@ -59,8 +51,6 @@ def _trace(options: Namespace) -> int:
     [world_size, *_], _ = world_sizes("trace", options.config, options.world_size)
     source = data.source(options.split)
     description = source.describe()
-    if options.samples is not None:
-        _require_offsets(description)
     source.epochs.plan(world_size).require_steps(options.split, is_nominal=description.is_nominal)
     pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
     workers = pool.describe().num_producers
@@ -74,10 +64,12 @@ def _trace(options: Namespace) -> int:
         for rank, batch in enumerate(batches)
         for number, served in enumerate(batch)
     ]
-    if options.samples is not None:
-        _write_samples(options.samples, rows, description, data.loader_config.cache_dir)
+    assert description.index is not None  # the source of a configuration reads shards
+    urls = description.index.urls
     asked = {"epoch": options.epoch, "world_size": world_size, "split": options.split}
-    report({**asked, "rows": rows}, as_json=options.json)
+    numbers = sorted({row["shard"] for row in rows})
+    shards = [{"shard": number, "url": redact(urls[number])} for number in numbers]
+    report({**asked, "shards": shards, "rows": rows}, as_json=options.json)
     return 0
 
 
@@ -96,47 +88,3 @@ def _parse_steps(text: str) -> range:
             f"--steps must be A:B with 0 <= A < B < 10**18, as in 1234:1236, got {text[:40]!r}"
         )
     return range(int(match[1]), int(match[2]))
-
-
-def _require_offsets(description: "SourceDescription") -> None:
-    """Refuse shards whose samples cannot be taken by their offsets."""
-    index = description.index
-    if index is None or (description.is_streamed and not all(map(is_local, index.urls))):
-        raise ConfigError(
-            "--samples takes samples by their offsets, and some shards are remote and streamed; "
-            "put member tables beside them, or copy them here"
-        )
-
-
-def _write_samples(
-    folder: Path,
-    rows: Sequence[dict[str, Any]],
-    description: "SourceDescription",
-    cache_dir: str | None,
-) -> None:
-    """Write the members of all rows with the bytes from the tars; no file is overwritten."""
-    from lightning_shards.readers.open_shards import OpenShards
-
-    index = description.index
-    assert index is not None  # it was looked at before
-    folder.mkdir(parents=True, exist_ok=True)
-    with OpenShards(index, CacheFolder(cache_dir), storages=description.storages) as shards:
-        for row in rows:
-            members = shards.members(row["shard"], row["sample"])
-            if members["__key__"] != row["key"]:
-                raise IndexMismatchError(
-                    f"sample {row['sample']} of {redact(members['__url__'])} is "
-                    f"{members['__key__']!r} in its table of members and {row['key']!r} in the "
-                    "stream; look at the shard"
-                )
-            for suffix in members:
-                name = f"{row['key'][:_MAX_NAME]}.{suffix[:_MAX_NAME]}"
-                where = f"{row['step']}-{row['rank']}-{row['row']}"
-                path = folder / f"{where}-{_UNSAFE_IN_NAMES.sub('_', name)}"
-                try:
-                    with path.open("xb") as file:
-                        file.write(members[suffix])
-                except FileExistsError as error:
-                    raise ConfigError(
-                        f"{path} exists; name another folder for --samples"
-                    ) from error

@@ -1,15 +1,13 @@
 """`lightning-shards verify`: checks that local shards are unchanged, and repairs damaged ones."""
 
-import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from lightning_shards.dataprep.survey import Survey
 from lightning_shards.dataprep.verify import (
     REPAIRABLE,
-    REPORT,
     Decode,
     Repair,
     repair_shards,
@@ -18,23 +16,17 @@ from lightning_shards.dataprep.verify import (
 )
 from lightning_shards.errors import count_of
 from lightning_shards.shards.remote.proxies import require_local
-from lightning_shards.tools.console import (
-    print_findings,
-    printable,
-    run_tool,
-    shard_parser,
-    status_of,
-)
-from lightning_shards.tools.shard_options import add_shard_options, shards_of
+from lightning_shards.tools.console import report, run_tool
+from lightning_shards.tools.shard_options import shard_parser, shards_of, status_of
 
-_EPILOG = """Every header and every byte of local shards is read; training holds each member that it
+_EPILOG = """\
+Every header and every byte of local shards is read; training holds each member that it
 reads against its crc32, remote ones too. Changed bytes are found where `index --checksums` was run
 before; the last line says for how many shards. The wids JSONs and the sizes.json beside the shards
 are compared, too. --repair writes a copy of each bad shard, with the samples that are whole, to an
 empty folder, with a repair.json, which lists what was lost, and the places of which it is not known
 what stood there; the originals stay as they are. Exit status: 0 all is well, 1 something is wrong,
 2 not done, or some shards could not be read."""
-_MAX_LOST = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="what to decode, to see that it can be; default: images",
     )
     parser.add_argument("--repair", type=Path, metavar="DIR", help="write repaired copies there")
-    add_shard_options(parser)
     run_tool("verify", _verify, parser.parse_args(arguments))
 
 
@@ -84,33 +75,16 @@ def _verify(options: Namespace) -> int:
             cache=options.cache,
             processes=options.processes,
         )
-    if options.json:
-        document = {
-            "shards": len(paths),
-            "samples": seen.samples,
-            "checksummed": sum(shard.has_checksums for shard in seen.shards),
-            "findings": [finding.as_json() for finding in seen.findings],
-            "repairs": {path: asdict(repair) for path, repair in repairs.items()},
-        }
-        print(json.dumps(document))
-    else:
-        _print(seen, repairs)
+    document = {
+        "shards": len(paths),
+        "samples": seen.samples,
+        "checksummed": sum(shard.has_checksums for shard in seen.shards),
+        "findings": [finding.as_json() for finding in seen.findings],
+        "repairs": {path: asdict(repair) for path, repair in repairs.items()},
+        "verdict": _verdict(seen),
+    }
+    report(document, as_json=options.json)
     return status_of(seen.failures)
-
-
-def _print(seen: Survey, repairs: Mapping[str, Repair]) -> None:
-    print_findings(seen.findings)
-    for path, repair in repairs.items():
-        where = f"wrote {repair.path}" if repair.path else "nothing could be saved"
-        least = "at least " * bool(repair.unread)
-        lost = f"{least}{len(repair.lost):,} lost, see {REPORT}"
-        print(f"{path}: {where}, {repair.saved:,} samples saved, {lost}")
-        for line in repair.unread[:_MAX_LOST]:
-            print(f"  {line}")
-        for key, reason in list(repair.lost.items())[:_MAX_LOST]:
-            print(f"  lost {printable(key)}: {reason}")
-    shards, samples = count_of(len(seen.shards), "shard"), count_of(seen.samples, "sample")
-    print(f"{shards}, {samples}: {_verdict(seen)}")
 
 
 def _verdict(seen: Survey) -> str:

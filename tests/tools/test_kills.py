@@ -10,7 +10,7 @@ import pytest
 from tests.tools.conftest import contents, start, write_members, write_samples
 
 LIMIT_S = 120
-IN_CI, IN_MATRIX = 5, 200  # kills of each of the two tools
+KILLS = 5  # of each of the two tools
 
 
 def index(folder, processes):
@@ -55,8 +55,11 @@ def visible(folder):
     }
 
 
-def check_kills(tool, tmp_path, kills, seed):
-    draws = random.Random(seed)
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("tool", [index, verify])
+def test_a_killed_tool_leaves_whole_files_and_can_be_run_again(tool, tmp_path):
+    draws = random.Random(0)
     whole, victim = tmp_path / "whole", tmp_path / "victim"
     prepare(tool, whole)
     shutil.copytree(whole, tmp_path / "fresh")
@@ -64,7 +67,7 @@ def check_kills(tool, tmp_path, kills, seed):
     run_whole(tool, whole, 1)
     duration = perf_counter() - begun
     expected, hit = visible(whole), 0
-    for _ in range(kills):
+    for _ in range(KILLS):
         shutil.rmtree(victim, ignore_errors=True)
         shutil.copytree(tmp_path / "fresh", victim)
         processes = draws.choice([1, 1, 2])
@@ -83,17 +86,3 @@ def check_kills(tool, tmp_path, kills, seed):
         assert visible(victim) == expected
         assert not [name for name in contents(victim / "data") if is_temporary(name)]
     assert hit, "no run was killed before its end: the delays are too long"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("tool", [index, verify])
-def test_a_killed_tool_leaves_whole_files_and_can_be_run_again(tool, tmp_path):
-    check_kills(tool, tmp_path, IN_CI, seed=0)
-
-
-@pytest.mark.matrix
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("tool", [index, verify])
-def test_two_hundred_kills_leave_whole_files(tool, tmp_path):
-    check_kills(tool, tmp_path, IN_MATRIX, seed=1)

@@ -16,8 +16,6 @@ from lightning_shards.tools import index, pack, plan, reshard, shard_options
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import (
     contents,
-    kill_when,
-    start,
     write_members,
     write_samples,
 )
@@ -139,18 +137,6 @@ def test_index_refuses_what_it_could_not_write_before_anything_is_fetched(
     assert message in capsys.readouterr().err
     assert served.asked == []
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.timeout(120)
-def test_a_tool_that_is_killed_leaves_no_data_and_no_index(served, root, tmp_path, temporary):
-    served.asked.clear()
-    url = f"{root}/train-000000.tar?stall=9000"
-    process = start("index", url, "--output", "out", "--processes", "1", cwd=tmp_path)
-    kill_when(process, lambda: served.asked)
-    assert not (tmp_path / "out").exists()
-    assert contents(temporary) == {}
-    shutil.rmtree(temporary)
-    temporary.mkdir()
 
 
 @pytest.mark.parametrize("command", [pack, reshard])

@@ -181,9 +181,10 @@ def test_what_is_lost_is_printed(shard, tmp_path, capsys):
     flip(shard, members_of(shard)[7].offset)
     with pytest.raises(SystemExit, match="1"):
         verify.main([str(shard), "--repair", str(tmp_path / "out"), "--processes", "1"])
-    said = capsys.readouterr().out
-    assert "3 samples saved, at least 2 lost, see repair.json\n  nothing can be read of by" in said
-    assert "  lost 00006: stands beside the damage" in said
+    table = capsys.readouterr().out.split("\n\n")[1].splitlines()
+    assert table[0].split() == ["name", "path", "saved", "lost", "unread"]
+    assert table[1].split()[:4] == [str(shard), str(tmp_path / "out" / shard.name), "3", "00006"]
+    assert "nothing can be read of bytes" in table[1]
 
 
 # --- any damage

@@ -64,19 +64,14 @@ def test_a_sheet_that_no_program_opens_is_refused():
         sheet_of([png(4, 4, COLOURS[0])], size=50_000)
 
 
-def test_a_sheet_takes_the_place_of_no_file_but_a_png(draw, tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--output", "--html"])
+def test_what_is_drawn_takes_the_place_of_no_shard(tmp_path, capsys, option):
     shards = [write_samples(tmp_path / f"{n}", [2]) / "train-000000.tar" for n in range(2)]
     before = shards[0].read_bytes()
     with pytest.raises(SystemExit, match="2"):
-        show.main(["--output", *map(str, shards)])  # as a shell expands `--output */*.tar`
-    assert "is there already, and is no PNG" in capsys.readouterr().err
+        show.main([option, *map(str, shards)])  # as a shell expands `--output */*.tar`
+    assert f"{option} must be a file that ends in ." in capsys.readouterr().err
     assert shards[0].read_bytes() == before
-    sheet = tmp_path / "sheet.png"
-    sheet.touch()
-    assert draw("--output", sheet, *shards)[0] == 0
-    first = sheet.read_bytes()
-    assert draw("--output", sheet, shards[0])[0] == 0
-    assert sheet.read_bytes() != first
 
 
 @pytest.fixture
@@ -94,14 +89,12 @@ def draw_sheet(run_json, tmp_path):
 
 
 def test_the_sheet_holds_samples_evenly_spaced_with_their_labels(draw_sheet, folder, tmp_path):
-    status, document = draw_sheet(
-        folder / "*.tar", "--samples", 6, "--columns", 4, "--label", "cls"
-    )
+    status, document = draw_sheet(folder / "*.tar", "--samples", 12, "--label", "cls")
     assert status == 0
-    assert document["labels"] == [f"{key:05d} {key % 3}" for key in range(0, 12, 2)]
+    assert document["labels"] == [f"{key:05d} {key % 3}" for key in range(12)]
     with Image.open(tmp_path / "sheet.png") as sheet:
         # 2 rows; images of 16 x 16 are enlarged to 160 x 160
-        assert (sheet.format, sheet.size) == ("PNG", (4 * 172 + 12, 2 * (160 + 2 * 16 + 12) + 12))
+        assert (sheet.format, sheet.size) == ("PNG", (8 * 172 + 12, 2 * (160 + 2 * 16 + 12) + 12))
         first = sheet.crop((12, 12, 172, 172))
     data = samples_of(folder / "train-000000.tar")["00000"]["jpg"]
     with Image.open(io.BytesIO(data)) as image:
@@ -131,7 +124,7 @@ def test_an_image_that_cannot_be_decoded_is_red_and_no_error(draw_sheet, tmp_pat
         assert sheet.getpixel((20, 20)) == (255, 176, 176)
 
 
-@pytest.mark.parametrize("arguments", [["--image", "png"], ["--samples", "0"], ["--size", "-1"]])
+@pytest.mark.parametrize("arguments", [["--image", "png"], ["--samples", "0"], ["--seed", "-1"]])
 def test_what_cannot_be_drawn_is_refused(draw_sheet, folder, tmp_path, arguments):
     assert draw_sheet(folder / "*.tar", *arguments)[0] == 2
     assert not (tmp_path / "sheet.png").exists()
@@ -196,7 +189,6 @@ def test_a_page_escapes_what_comes_from_the_shards(draw, hostile, tmp_path):
     text = (tmp_path / "out.html").read_text()
     page = Page(text)
     assert document["html"] == str(tmp_path / "out.html")
-    assert document["output"] is None
     assert status == 0
     assert not page.tags & {"script", "b", "link", "iframe"}
     assert all(re.match(r"data:image/png;base64,", each) for each in page.addresses)
@@ -207,7 +199,7 @@ def test_a_page_escapes_what_comes_from_the_shards(draw, hostile, tmp_path):
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", text)
 
 
-def test_a_page_has_samples_fields_sizes_classes_shards_and_findings(draw, tmp_path):
+def test_a_page_has_samples_fields_and_findings(draw, tmp_path):
     folder = write_samples(tmp_path / "data", [4, 6, 2])
     broken = folder / "train-000001.tar"
     broken.write_bytes(broken.read_bytes()[:700])
@@ -215,16 +207,13 @@ def test_a_page_has_samples_fields_sizes_classes_shards_and_findings(draw, tmp_p
     page = Page((tmp_path / "out.html").read_text())
     assert (status, document["labels"]) == (1, ["00000", "00002", "00010"])
     for shown in (
-        "3 of 6, evenly spaced",
+        "3 of 6 samples in 3 shards",
         "wrong: damaged shard",
-        "54 bytes",
-        "3 values of the field cls",
-        "33.3%",
-        "train-000002.tar",
+        "txt: 6 samples, 324 bytes",
         "a cat a cat",
     ):
-        assert shown in page.text  # fmt: skip
-    assert page.tags >= {"img", "table"}
+        assert shown in " ".join(page.text.split())
+    assert "img" in page.tags
 
 
 def test_samples_without_images_are_shown_as_text(draw, tmp_path):
@@ -234,11 +223,3 @@ def test_samples_without_images_are_shown_as_text(draw, tmp_path):
     text = Page((tmp_path / "out.html").read_text()).text
     assert all(shown in text for shown in ("猫", "2.0 KiB"))
     assert draw(path, "--output", tmp_path / "out.png")[0] == 2
-
-
-def test_a_page_takes_no_other_files_place(draw, hostile, tmp_path, capsys):
-    (tmp_path / "out.html").write_text("mine")
-    with pytest.raises(SystemExit, match="2"):
-        show.main([str(hostile), "--html", str(tmp_path / "out.html")])
-    assert "out.html is there already; name another file for --html" in capsys.readouterr().err
-    assert (tmp_path / "out.html").read_text() == "mine"

@@ -276,21 +276,21 @@ def test_an_index_that_cannot_be_used_is_told(run, folder, name, text):
 def verdict(folder, tmp_path, capsys):
     with suppress(SystemExit):
         verify.main([f"{folder}/*.tar", "--processes=1", f"--cache-dir={tmp_path / 'cache'}"])
-    return capsys.readouterr().out.splitlines()[-1]
+    return capsys.readouterr().out.splitlines()[-1].removeprefix("verdict: ")
 
 
 def test_all_is_well_is_said_only_where_all_shards_had_checksums(
     run_here, folder, tmp_path, capsys
 ):
     said = verdict(folder, tmp_path, capsys)
-    assert said.startswith("2 shards, 9 samples: no problem was found, but 0 of 2 shards had che")
+    assert said.startswith("no problem was found, but 0 of 2 shards had che")
     assert "index --checksums" in said
     write_wids(folder / "wids.json", [(NAMES[0], facts_of(folder / NAMES[0]))])
     assert "but 1 of 2 shards had checksums" in verdict(folder, tmp_path, capsys)
     assert run_here(index.main)(folder / "*.tar", "--checksums")[0] == 0
     (folder / "wids.json").unlink()
     said = verdict(folder, tmp_path, capsys)
-    assert said == "2 shards, 9 samples: all is well, by the checksums of all shards"
+    assert said == "all is well, by the checksums of all shards"
     flip(folder / NAMES[0], members_of(folder / NAMES[0])[4].offset_data)
     said = verdict(folder, tmp_path, capsys)
-    assert said == "2 shards, 9 samples: 1 problem; 2 of 2 shards had checksums to be held against"
+    assert said == "1 problem; 2 of 2 shards had checksums to be held against"

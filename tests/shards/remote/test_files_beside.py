@@ -2,6 +2,7 @@
 
 import json
 import logging
+from argparse import Namespace
 from pathlib import Path
 from shutil import rmtree
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build.sources import find_shards
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.tools.shard_options import classes_of
 from tests.shards.remote.conftest import SIGNED
 from tests.shards.remote.published import batches, module
@@ -120,11 +122,12 @@ def test_who_needs_no_names_asks_for_none(published_shards, server, tmp_path):
     assert asked_for(server, "classes.json") == []
 
 
-def test_tools_show_them(server, capsys, caplog):
+def test_tools_show_them(server, tmp_path, capsys, caplog):
     server.objects["data/classes.json"] = b'["cat"]'
     caplog.set_level(logging.WARNING)
-    names = classes_of([f"{server.url}/data/0.tar{SIGNED}"], "cls")
+    options = Namespace(storage_options={}, processes=1, cache=CacheFolder(tmp_path))
+    names = classes_of([f"{server.url}/data/0.tar{SIGNED}"], "cls", options)
     assert names is not None
     assert names.name_of("0") == "cat"
-    assert classes_of([f"{server.url}/other/0.tar"], "cls") is None
+    assert classes_of([f"{server.url}/other/0.tar"], "cls", options) is None
     assert capsys.readouterr().err == ""
