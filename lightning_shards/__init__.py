@@ -7,7 +7,7 @@ costs no torch and no Lightning, and less than a millisecond: this module import
 TYPE_CHECKING = False  # type checkers take this name for true; to import `typing` takes longer
 if TYPE_CHECKING:
     from lightning_shards.callbacks.digest import EpochDigest
-    from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
+    from lightning_shards.callbacks.predictions import ShardPredictionWriter
     from lightning_shards.callbacks.resume import ExactResume
     from lightning_shards.callbacks.set_epoch import SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -99,7 +99,7 @@ _HOMES = {
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",
     "ShardNotFoundError": "errors",
-    "ShardPredictionWriter": "callbacks.prediction_writer",
+    "ShardPredictionWriter": "callbacks.predictions",
     "ShardReads": "shards.storage.protocol",
     "ShardStat": "shards.storage.protocol",
     "ShardWriter": "dataprep.writer",

@@ -19,8 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lightning_shards.callbacks.digest import EpochDigest
-from lightning_shards.callbacks.prediction_writer import ShardPredictionWriter
-from lightning_shards.callbacks.predictions import PredictionFormat
+from lightning_shards.callbacks.predictions import PredictionFormat, ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
