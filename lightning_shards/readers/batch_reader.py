@@ -78,12 +78,9 @@ def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
         if data is None:
             return field.missing_value()
         try:
-            value = function(data)
-            if field.default is not None:  # the sample alone gives the error of its own
-                field.default.require_alike(field.name, value)
+            return function(data)
         except Exception as error:
             raise SampleError(f"field {field.name!r} cannot be decoded: {error}") from error
-        return value
 
     return decode
 
@@ -96,9 +93,8 @@ def decode_column(
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.
     """
-    default = field.default
-    is_alone = default is not None and (members.has_gaps or default.is_compared)
-    if not isinstance(members, LargeMembers) and not is_alone:
+    has_gaps = field.default is not None and members.has_gaps
+    if not isinstance(members, LargeMembers) and not has_gaps:
         column = column_at_once(field, members)
         if column is not None:
             return column

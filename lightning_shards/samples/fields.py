@@ -45,7 +45,6 @@ from lightning_shards.samples.sample_transforms import SampleTransform, first_ta
 from lightning_shards.samples.transforms import (
     Transform,
     crops_of,
-    decoded_type,
     takes_arrays,
     takes_bytes,
     takes_rng,
@@ -107,8 +106,10 @@ class Field:
         """
         if self.default is None:
             return self
-        about = (self.name, self.decoders, decoded or decoded_type(transforms.get(self.name)))
-        fitted = self.default.fitted(*about, is_transformed=self.name in transforms)
+        is_transformed = self.name in transforms
+        fitted = self.default.fitted(
+            self.name, self.decoders, decoded, is_transformed=is_transformed
+        )
         return replace(self, default=fitted)
 
     @cached_property
@@ -162,7 +163,6 @@ class Field:
         Raises:
             MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
-            ConfigError: It is a number of another type than the default.
         """
         suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
         where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
@@ -177,7 +177,7 @@ class Field:
         decoding, data = self.decoding_of(suffix), members[suffix]
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
-            value = self.function(decoding)(data)
+            return self.function(decoding)(data)
         except ConfigError:  # of no sample
             raise
         except SampleError as error:  # it names the remedy itself
@@ -189,9 +189,6 @@ class Field:
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error
-        if self.default is not None:
-            self.default.require_alike(self.name, value, f"{where}: ")
-        return value
 
 
 def make_fields(

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.file_kinds import about_no_image
 
 _MARKER_AND_LENGTH = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
@@ -184,6 +183,7 @@ _LIBRARIES = {
     "turbo": _PILLOW | {"simplejpeg": "simplejpeg", "cv2": "opencv-python-headless"},
 }
 _JPEG = b"\xff\xd8\xff"
+_SHOWN = 24  # bytes in an error
 _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 """What libjpeg complains of after the last row, if the header tells of fewer rows than follow."""
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
@@ -251,7 +251,7 @@ def decode_pil(data: bytes) -> Any:
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
-        SampleError: It is no image; the message says what it is, and what helps.
+        SampleError: It is no image of a known format.
         OSError: Pillow cannot read it.
     """
     image = _open(data)
@@ -331,7 +331,10 @@ def _open(data: bytes) -> Any:
     try:
         image = Image.open(BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError as error:
-        raise SampleError(f"this is {about_no_image(data)}") from error
+        raise SampleError(
+            f"this is no image of a known format, it begins with {data[:_SHOWN]}; fetch the image "
+            "again, leave its sample out, or name another decoder in `decode`"
+        ) from error
     _require_few_pixels(image.width, image.height)
     return image
 

@@ -5,14 +5,14 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, MissingFieldError, count_of
 from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoders import CLASS, PIXEL_DECODERS, RAW, DecoderChoice
+from lightning_shards.samples.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
@@ -27,8 +27,6 @@ _CLOSE: Final = 1e-3
 ArrayType: TypeAlias = tuple[str, int | None]
 """The type of numbers, and their dimensions (None: any number)."""
 
-_NUMBERS = (bool, int, float)
-
 _log = logging.getLogger(__name__)
 
 
@@ -39,12 +37,10 @@ class Default:
     Attributes:
         value: As a decoder would give it; each sample gets a copy.
         is_tensor: Whether decoded values are tensors, or arrays where their field asks for them.
-        is_compared: Whether a decoded number must have the type of this one.
     """
 
     value: Any = None
     is_tensor: bool = False
-    is_compared: bool = False
 
     def copied(self, *, is_array: bool) -> Any:
         """A copy of the value, which belongs to one sample.
@@ -76,12 +72,9 @@ class Default:
         kinds = {decoded or _type_of(decoder) for decoder in decoders}
         kind = kinds.pop() if len(kinds) == 1 else None
         are_pixels = PIXEL_DECODERS.issuperset(decoders)
-        gives_tensors = are_pixels or (decoded is not None and RAW in decoders)  # of a transform
-        if kind is None or (are_pixels and is_transformed and decoded is None):
-            are_arrays = gives_tensors or (NPY in decoders and not is_transformed)
-            value = _as_array(self.value) if are_arrays else self.value
-            is_compared = type(value) in _NUMBERS and not is_transformed
-            return Default(value, gives_tensors, is_compared)
+        if kind is None or (are_pixels and is_transformed):
+            are_arrays = are_pixels or (NPY in decoders and not is_transformed)
+            return Default(_as_array(self.value) if are_arrays else self.value, are_pixels)
         value = _converted(self.value, *kind)
         if value is None:
             dtype, ndim = kind
@@ -91,23 +84,7 @@ class Default:
                 f"{dtype}{dimensions}; give one of this type, or leave it out, so that samples "
                 "without a value get None"
             )
-        return Default(value.item() if kind[1] == 0 else value, gives_tensors)
-
-    def require_alike(self, field: str, value: object, where: str = "") -> None:
-        """Refuse a decoded number whose type is not that of the default, if this is a number, too.
-
-        `where` begins the message.
-
-        Raises:
-            ConfigError: Columns would have one type or the other, as their samples come.
-        """
-        kind, own = type(value), type(cast("object", self.value))
-        if self.is_compared and kind in _NUMBERS and kind is not own:
-            raise ConfigError(
-                f"{where}{value!r} is {kind.__name__}, and the default of {field!r}, "
-                f"{self.value!r}, is {own.__name__}; write both alike (0.0, not 0, for floats), or "
-                "decode JSON that mixes them as 'json_float64'"
-            )
+        return Default(value.item() if kind[1] == 0 else value, are_pixels)
 
     def __eq__(self, other: object) -> bool:
         """Whether the values are equal; arrays have no single answer to `==`."""

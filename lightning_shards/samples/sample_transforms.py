@@ -5,7 +5,7 @@ the names in `takes_fields` are the only fields that it is given, and with ``tak
 it is given decoded pixels as numpy arrays.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -33,23 +33,11 @@ def first_taking(transforms: Iterable[SampleTransform], field: str) -> SampleTra
 
 
 def _taken_fields(transform: SampleTransform) -> frozenset[str] | None:
-    """The names of the only fields that it is given; None for all of them.
-
-    Raises:
-        ConfigError: They are no texts.
-    """
-    given: object = getattr(transform, "takes_fields", None)
+    """The names of the only fields that it is given; None for all of them."""
+    given: Any = getattr(transform, "takes_fields", None)
     if given is None:
         return None
-    listed = [given] if isinstance(given, str) else given
-    names = cast("Iterable[object]", listed) if isinstance(listed, Iterable) else (None,)
-    taken = frozenset(name for name in names if isinstance(name, str))
-    if not isinstance(listed, Collection) or len(taken) < len(set(cast("Any", listed))):
-        raise ConfigError(
-            f"takes_fields of {_name_of(transform)} must be the names of fields, as in ('image', "
-            f"'mask'), got {given!r}; leave it out where all fields are wanted"
-        )
-    return taken
+    return frozenset((given,) if isinstance(given, str) else given)
 
 
 def _name_of(transform: SampleTransform) -> str:

@@ -8,13 +8,12 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
-from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
 from lightning_shards.samples.collate import PixelLayout, Sample
 from lightning_shards.samples.crops import (
     DecodeCenterCrop,
@@ -39,12 +38,6 @@ Transform: TypeAlias = Callable[..., Any]
 
 _DECODER_POSITIONS = 1 << 50
 """Where the positions begin that seed decoders of the user's own, far above those of samples."""
-
-_DECODED: Final[dict[type, tuple[str, int]]] = {
-    **dict.fromkeys((DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize), ("uint8", 3)),
-    DecodeAudioClip: ("float32", 2),
-    DecodeVideoClip: ("uint8", 4),
-}
 
 Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
 
@@ -290,14 +283,6 @@ def _is_unkeyed(transform: Transform) -> bool:
 def takes_bytes(transform: Transform | None) -> bool:
     """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
     return getattr(transform, "takes_bytes", False) is True
-
-
-def decoded_type(transform: Transform | None) -> tuple[str, int] | None:
-    """The type and the dimensions of the tensors that a transform of this package decodes.
-
-    None of any other transform, also of a class of the user's that extends one.
-    """
-    return _DECODED.get(type(transform))
 
 
 def takes_arrays(transform: Transform) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.samples import images
 from lightning_shards.samples.decoders import Decoding, decoding_of
-from lightning_shards.samples.fields import Field, make_fields, with_arrays
+from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import takes_rng
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
@@ -166,14 +166,3 @@ class CallableWithRng:
 )
 def test_a_transform_that_names_rng_gets_one(transform, expected):
     assert takes_rng(transform) is expected
-
-
-@pytest.mark.parametrize("taken", [3, [1], ["image", None], True])
-def test_the_fields_that_a_sample_transform_takes_are_named_by_texts(taken):
-    def transform(sample):
-        return sample
-
-    transform.takes_fields = taken
-    fields = make_fields({"image": "png"}, {}, frozenset())
-    with pytest.raises(ConfigError, match=r"takes_fields of transform must be the name.*, got .*;"):
-        with_arrays(fields, {}, [transform])

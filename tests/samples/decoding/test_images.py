@@ -1,7 +1,7 @@
 """Images of any mode become uint8 pixels of one layout."""
 
-import gzip
 import io
+import re
 import struct
 
 import numpy as np
@@ -177,40 +177,19 @@ def test_bytes_that_are_no_whole_image_are_an_error(data):
 
 
 NO_IMAGES = {
-    "nothing": (b"", "no image but no bytes; fetch the image again"),
-    "zeros": (bytes(5000), "no image but zeros alone, as of a file that was not written to"),
-    "text": (
-        b"no image",
-        "no image of a known format, it begins with b'no image'; fetch the image again, leave",
-    ),
-    "bytes": (b"\xfe\x01" * 50, r"it begins with b'\\xfe\\x01"),
-    "html": (b"\n <!DOCTYPE HTML><html>", "no image but HTML: it is the answer of a server that"),
-    "json": (b'{"error": 404}', "no image but JSON: .* or decode it as 'json'"),
-    "svg": (b"\xef\xbb\xbf<svg width='3'>", "no image but XML or SVG: .*or draw it as PNG"),
-    "gzip": (gzip.compress(ENCODED["rgb"]), "no image but gzip: let the .* end in .gz"),
-    "npy": (b"\x93NUMPY\x01", "no image but npy: decode the field as 'npy'"),
-    "avif": (b"\0\0\0\x1cftypavif\0\0", "no image but AVIF: write it as JPEG, PNG or WebP, or"),
-    "heic": (b"\0\0\0\x1cftypheic\0\0", "no image but HEIC: write it as"),
-    "video": (b"\0\0\0\x1cftypisom\0\0", "no image but MP4: write it as"),
-    "sound": (b"RIFF\0\0\0\0WAVE", "no image but WAV: write it as"),
-    "pdf": (b"%PDF-1.7", "no image but PDF: write it as"),
-    "jpeg": (
-        b"\xff\xd8\xff" + bytes(9),
-        "this is a JPEG that is damaged from its beginning on; fetch the image",
-    ),
-    "tiff": (
-        tiff_of(bytes(200), bits=16, sample_format=3),
-        "a TIFF that is damaged, or of a kind that Pillow does not read; .* a function of your own",
-    ),
-    "webp": (b"RIFF\0\0\0\0WEBP", "this is a WebP that is damaged"),
+    "nothing": b"",
+    "text": b"no image",
+    "html": b"\n <!DOCTYPE HTML><html>",
+    "a cut jpeg": b"\xff\xd8\xff" + bytes(9),
 }
 
 
 @pytest.mark.parametrize("backend", ["pillow", "turbo"])
-@pytest.mark.parametrize(("data", "message"), NO_IMAGES.values(), ids=NO_IMAGES)
-def test_bytes_that_are_no_image_are_told_by_what_they_are(data, message, backend):
+@pytest.mark.parametrize("data", NO_IMAGES.values(), ids=NO_IMAGES)
+def test_bytes_that_are_no_image_are_shown_in_the_error(data, backend):
     members = {"__key__": "k", "__url__": "u.tar", "png": data}
     (field,) = make_fields({"image": "png"}, {}, frozenset())
+    message = rf"no image of a known format, it begins with {re.escape(repr(data))};"
     with pytest.raises(
         SampleError, match=rf"'k' of u.tar: member 'png' of field 'image': .*{message}"
     ):
@@ -220,5 +199,5 @@ def test_bytes_that_are_no_image_are_told_by_what_they_are(data, message, backen
 
 
 def test_formats_that_run_programs_are_not_opened():
-    with pytest.raises(SampleError, match="no image but PostScript"):
+    with pytest.raises(SampleError, match="begins with b'%!PS"):
         images.decode_rgb(encode(gradient("RGB"), "EPS"))

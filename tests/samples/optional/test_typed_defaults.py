@@ -50,16 +50,9 @@ def test_a_transform_gets_a_default_as_it_gets_pixels(make_module, reader, trans
 
 BLANKS = {
     "array": np.zeros((3, 2, 2), np.uint8),
-    "whole numbers": np.zeros((3, 2, 2), np.int64),
-    "floats": torch.zeros(3, 2, 2),
-    "list": [[[0, 0], [0, 0]]] * 3,
+    "tensor": torch.zeros(3, 2, 2, dtype=torch.uint8),
 }
 RESIZED = {"transforms": {"mask": DecodeResize(size=2)}, "decode": {"image": "gray"}}
-
-
-def as_lists(samples):
-    assert {type(sample["mask"]) for sample in samples} == {torch.Tensor}
-    return {name: [sample[name] for sample in samples] for name in ("mask", "__id__")}
 
 
 @pytest.mark.parametrize("kind", BLANKS)
@@ -70,13 +63,6 @@ def test_a_crop_and_a_default_make_tensors(make_module, reader, kind, batch_size
     assert set(kinds) == {torch.Tensor}
     assert {mask.dtype for mask in masks.values()} == {torch.uint8}
     assert masks[4].sum() == 0 < masks[3].sum()
-    list(make_module(reader, collate_fn=as_lists, **settings).loader("train"))
-
-
-@pytest.mark.parametrize("default", [[[[0, 256]]], [[0.5]], 0, "none"])
-def test_a_default_that_is_no_image_of_a_crop_is_refused(make_module, default):
-    with pytest.raises(ConfigError, match="'mask', whose values are uint8 of 3 dimensions"):
-        make_module("indexed", defaults={"mask": default}, **RESIZED)
 
 
 def test_a_default_of_a_decoding_transform_of_the_user_is_left_alone(make_module, reader):
@@ -147,28 +133,3 @@ def test_a_default_that_would_lose_something_is_refused(make_valued, decoder, de
     message = f"defaults gives .* for 'value', whose values are {values}.*leave it out"
     with pytest.raises(ConfigError, match=message):
         make_valued("indexed", [b""] * 3, decoder, default)
-
-
-@pytest.mark.parametrize(("default", "text"), [(0, b"2.5"), (0.0, b"2"), (0, b"true")])
-@pytest.mark.parametrize("batch_size", [2, 3])
-@pytest.mark.parametrize("reader", ["stream", "indexed"])
-def test_numbers_of_json_must_have_the_type_of_the_default(
-    make_valued, reader, default, text, batch_size
-):
-    module = make_valued(reader, [text] * 3, "json", default, batch_size=batch_size)
-    with pytest.raises(ConfigError, match=r"sample '0\d' of .*the default of 'value', 0.*alike"):
-        list(module.loader("train"))
-
-
-def test_other_values_of_json_and_transforms_may_have_any_type(make_valued, reader):
-    module = make_valued(reader, [b"2.5", b"2", b"true"], "json", 0, transforms={"value": number})
-    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: 2.5, 4: 2, 5: 1}
-    module = make_valued(reader, [b"{}", b"2", b"null"], "json", 0, batch_size=6)
-    assert rows(module, "value")[0] == {0: 0, 1: 0, 2: 0, 3: {}, 4: 2, 5: None}
-
-
-def number(value):
-    return float(value)
-
-
-number.deterministic = True
