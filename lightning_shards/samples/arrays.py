@@ -154,8 +154,6 @@ def _layout(header: bytes) -> _ArrayLayout | None:
 
 def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
     array = np.array(json.loads(data))  # lists of several lengths raise
-    if dtype != "int64" and array.dtype.kind in "uO":  # some may fit no int64
-        array = np.array(json.loads(data, parse_int=_whole_as_float))
     is_number = array.dtype.kind in "if" and np.can_cast(array.dtype, dtype, "same_kind")
     if not is_number and array.size:
         raise ValueError(f"it holds {array.dtype}, of which there is no array of {dtype}")
@@ -170,10 +168,6 @@ def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
     except FloatingPointError as error:
         largest = array.flat[np.argmax(np.where(np.isfinite(array), np.abs(array), 0))]
         raise ValueError(f"it holds numbers that fit no {dtype}, as {largest}") from error
-
-
-def _whole_as_float(text: str) -> float:
-    return float(int(text))  # raises where `float(text)` is infinite
 
 
 JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {

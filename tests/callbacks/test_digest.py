@@ -342,15 +342,6 @@ def test_ranks_that_are_not_those_of_the_world_prove_nothing(
     assert said() == {}
 
 
-def test_a_loader_of_another_world_than_the_trainers_proves_nothing(
-    make_data, make_trainer, monkeypatch
-):
-    monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
-    monkeypatch.setattr(digest_module, "place_of", lambda _: Place(1, 2))
-    with pytest.raises(DigestError, match=r"epoch 0: .* 2 ranks"):
-        make_trainer(limit_val_batches=0).fit(Model(), make_data())
-
-
 def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeypatch, said):
     monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
     make_trainer().fit(Model(), make_data())

@@ -40,15 +40,6 @@ def test_the_last_epoch_has_a_column_of_its_own_only_where_it_is_not_the_whole_r
     assert "last epoch" not in fake_fit.reported[0]
 
 
-def test_an_epoch_that_began_and_has_no_step_has_no_column(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    fake_fit.step(wait_s=3, busy_s=1)
-    fake_fit.begin_epoch()
-    fake_fit.end()
-    assert "last epoch" not in fake_fit.reported[0]
-
-
 @pytest.mark.parametrize("has_loggers", [True, False])
 @pytest.mark.parametrize("steps", [2, 3, 4, 5])
 def test_a_plot_has_all_windows_and_what_came_after_the_last_log(
@@ -190,11 +181,6 @@ def test_ranks_that_are_alike_have_no_slowest_one(make_fit: Any) -> None:
     assert "slowest rank:" not in fit.reported[0]
     assert "data/run/slowest_rank" not in fit.logged[-1][1]
     assert fit.row("slowest rank, if over 5%") == ["none"]
-
-
-def test_ranks_exchange_their_figures_once(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=1)
-    assert [gathered.shape for gathered in fit.gathered] == [(3, 3, 17)]
 
 
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:

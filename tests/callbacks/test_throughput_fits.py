@@ -1,12 +1,9 @@
 """Who waits for whom, in real fits: what is logged where, and what is said at the end."""
 
-import csv
 import logging
 import math
 import signal
-import struct
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboardX.proto.event_pb2 import Event
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -185,46 +180,6 @@ def test_a_loader_of_other_batches_in_the_same_fit_is_measured_too(make_data: Ma
     assert min(rates) > 0
     assert max(logger.values("data/transfer_fraction")) <= 1
     assert max(logger.values("data/wait_fraction")) <= 1
-
-
-def read_events(folder: Path) -> dict[str, dict[int, float]]:
-    """The values in TensorBoard's files, by name and step."""
-    values: dict[str, dict[int, float]] = defaultdict(dict)
-    for path in folder.rglob("events.out.tfevents.*"):
-        content, place = path.read_bytes(), 0
-        while place < len(content):
-            (size,) = struct.unpack_from("<Q", content, place)
-            event = Event.FromString(content[place + 12 : place + 12 + size])
-            place += 12 + size + 4  # a record: size, its checksum, the event, its checksum
-            for value in event.summary.value:
-                values[value.tag][event.step] = value.simple_value
-    return values
-
-
-def read_csv(path: Path) -> dict[str, dict[int, float]]:
-    values: dict[str, dict[int, float]] = defaultdict(dict)
-    with path.open() as file:
-        for line in csv.DictReader(file):
-            for name, value in line.items():
-                if value and name != "step":
-                    values[name][int(line["step"])] = float(value)
-    return values
-
-
-def test_tensorboard_and_csv_files_hold_what_every_logger_was_given(
-    make_data: MakeData, tmp_path: Path
-) -> None:
-    fake = KeptMetrics()
-    loggers = [TensorBoardLogger(tmp_path / "board"), CSVLogger(tmp_path / "table"), fake]
-    fit(Net(), make_data(), logger=loggers)
-    board = read_events(tmp_path / "board")
-    [path] = (tmp_path / "table").rglob("metrics.csv")
-    table = read_csv(path)
-    for name in METRICS | RUN_METRICS:
-        given = dict(zip(fake.steps(name), fake.values(name), strict=True))
-        assert list(given) == ([3, 7, 11, 15, 19] if name in METRICS else [20])
-        assert board[name] == pytest.approx(given)
-        assert table[name] == pytest.approx(given)
 
 
 def test_without_a_logger_there_is_still_a_report(make_data: MakeData, reports: Reports) -> None:

@@ -70,11 +70,6 @@ def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size
         column(*[np.ones(size, dtype)] * 2)
 
 
-def test_arrays_among_tensors_that_torch_lacks_are_an_error():
-    with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
-        column(np.zeros(2, np.longdouble), torch.zeros(2))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_nested_tensors_are_an_error_that_names_the_sample():
     nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])

@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from threading import Event, Thread, current_thread
 
 import numpy as np
 import pytest
@@ -23,10 +22,8 @@ from lightning_shards import (
 )
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples import loaded_torch
 from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.generators import preserved_globals
-from lightning_shards.samples.loaded_torch import is_tensor, load_torch, on_load, with_tensors
+from lightning_shards.samples.loaded_torch import is_tensor, on_load, with_tensors
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SIDES = 12, 10
@@ -94,37 +91,6 @@ def test_who_waits_for_torch_is_called_at_once_where_it_is_there():
     calls = []
     on_load(lambda: calls.append(1))
     assert calls == [1]
-
-
-def test_two_threads_that_load_torch_together_call_who_waits_once(monkeypatch):
-    calls, errors, other_looked = [], [], Event()
-
-    def load():
-        try:
-            load_torch()
-        except IndexError as error:
-            errors.append(error)
-
-    other = Thread(target=load)
-
-    class Callbacks(list):
-        """Lets the other thread find a callback before this one takes it."""
-
-        def __bool__(self):
-            if current_thread() is other:
-                other_looked.set()
-            return len(self) > 0
-
-        def pop(self, number):
-            if current_thread() is not other:
-                other.start()
-                assert other_looked.wait(60)
-            return super().pop(number)
-
-    monkeypatch.setattr(loaded_torch, "_callbacks", Callbacks([lambda: calls.append(1)]))
-    load()
-    other.join(60)
-    assert (calls, errors) == ([1], [])
 
 
 @READERS
@@ -253,10 +219,3 @@ def test_crops_write_into_the_memory_of_the_batch(load, tmp_path, spoilt):
     assert start is not None
     assert (start == 0) is (spoilt is None)  # the first rows were given up
     assert np.array_equal(made["image"], expected["image"])
-
-
-def test_generators_of_torch_are_given_back():
-    before = torch.get_rng_state()
-    with preserved_globals():
-        torch.rand(3)
-    assert torch.equal(torch.get_rng_state(), before)

@@ -1,9 +1,6 @@
 """Names that the package uses for itself mean nothing when shards, fields or stages write them."""
 
-import functools
 import tarfile
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 
 import pytest
@@ -37,23 +34,6 @@ def test_a_member_of_a_reserved_name_is_damage(tmp_path, suffix):
     for read in (count_samples, scan_members, lambda url: list(read_shard(url, None))):
         with pytest.raises(DamagedShardError, match=f"{suffix.lower()} is reserved"):
             read(url)
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_member_of_a_reserved_name_is_damage_in_a_remote_shard(tmp_path, suffix):
-    pack(tmp_path / "0.tar", suffix)
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_address[1]}/0.tar"
-            with pytest.raises(DamagedShardError, match=f"{suffix.lower()} is reserved"):
-                list(read_shard(url, None))
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize("suffix", ["__weight__.jpg", "__meta__", "__substitute"])

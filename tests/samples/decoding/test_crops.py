@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -48,19 +47,6 @@ def test_a_random_part_lies_inside_and_keeps_to_its_limits(width, height, seed):
     if 100 < width < 2 * height and 100 < height < 2 * width:
         assert 0.07 < box.width * box.height / (width * height) < 1.02
         assert 0.7 < box.width / box.height < 1.4
-
-
-def test_random_parts_have_uniform_areas_and_log_uniform_ratios():
-    crop = DecodeRandomResizedCrop(size=8, scale=(0.1, 0.4))
-    boxes = np.array([crop._box(1000, 1000, generator(seed)) for seed in range(4000)], dtype=float)
-    areas = boxes[:, 2] * boxes[:, 3] / 1e6
-    ratios = np.log(boxes[:, 2] / boxes[:, 3]) / np.log(4 / 3)
-    for values, low, high in ((areas, 0.1, 0.4), (ratios, -1, 1)):
-        share, _ = np.histogram(values, bins=6, range=(low, high))
-        assert (np.abs(share / 4000 - 1 / 6) < 0.03).all(), share
-    space = np.stack([1000 - boxes[:, 2], 1000 - boxes[:, 3]])
-    starts = boxes[:, :2].T / space
-    assert (np.abs(starts.mean(axis=1) - 0.5) < 0.03).all()
 
 
 @given(sides, sides, st.integers(0, 2**32), st.floats(0.01, 1), st.floats(0.1, 1))
@@ -205,12 +191,6 @@ def test_a_pixel_is_an_image(backend):
     assert shown.flatten(1).unique(dim=1).flatten().tolist() == [200, 10, 30]
 
 
-@pytest.mark.parametrize("cut", [0, 3, 30, 700, -200])
-def test_a_cut_file_is_an_error(photo, backend, cut):
-    with pytest.raises((OSError, ValueError)):
-        DecodeResize(size=40, backend=backend)(encode(photo)[:cut])
-
-
 def test_what_pillow_forgives_turbo_forgives(photo):
     """Bytes that do not belong to the picture, before its end."""
     data = encode(photo)
@@ -309,23 +289,6 @@ def test_pixels_are_written_into_the_row_of_a_batch(photo, backend, flip, is_gra
         assert given.base is not None
         assert np.array_equal(batch[1], expected)
         assert not batch[0].any()
-
-
-@pytest.mark.parametrize("crop", [DecodeRandomResizedCrop, DecodeResize])
-def test_channels_last_is_a_matter_of_memory(photo, backend, crop):
-    data = encode(photo)
-    first, last = (
-        crop(size=16, backend=backend, channels_last=is_last).pixels(data, generator())
-        for is_last in (False, True)
-    )
-    assert np.array_equal(first, last)
-    assert first.shape == last.shape == (3, 16, 16)
-    assert (first.strides, last.strides) == ((256, 16, 1), (1, 48, 3))
-
-
-def test_a_tensor_keeps_the_memory_of_its_pixels(photo):
-    shown = DecodeResize(size=16, channels_last=True)(encode(photo))
-    assert shown.unsqueeze(0).is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_random_part_needs_a_generator(photo):
