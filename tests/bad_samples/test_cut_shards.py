@@ -1,16 +1,12 @@
 """Streams of shards that break off, hold more than they should, or are gone."""
 
-import threading
 from collections import Counter
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from json import dumps
 from pathlib import Path
 
 import pytest
-from spoilt_shards import Data, all_bad, all_rows, epoch_of, require_lockstep, rows_of
+from spoilt_shards import all_bad, all_rows, epoch_of, require_lockstep, rows_of
 
 from lightning_shards.errors import DamagedShardError, SampleError, ShardNotFoundError
 from lightning_shards.shards.members import scan_members
@@ -28,39 +24,13 @@ def cut_data(make_data):
     return data
 
 
-@contextmanager
-def served_over_http(folder):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *args):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.fixture(params=["local", pytest.param("remote", marks=pytest.mark.network)])
-def cut_anywhere(request, cut_data):
-    """The same shards as files and over http."""
-    if request.param == "local":
-        yield cut_data
-        return
-    folder = Path(cut_data.urls[0]).parent
-    with served_over_http(folder) as root:
-        urls = [f"{root}/{Path(url).name}" for url in cut_data.urls]
-        yield Data(urls, cut_data.cache, {})
-
-
 LOST = [(2, 3), (2, 4), (2, 5)]
 
 
 @pytest.mark.parametrize("num_workers", [1, 3])
 @pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_what_a_cut_shard_has_lost_is_replaced_and_counted(cut_anywhere, sampling, num_workers):
-    module = cut_anywhere.module(reader="stream", sampling=sampling, max_bad=3)
+def test_what_a_cut_shard_has_lost_is_replaced_and_counted(cut_data, sampling, num_workers):
+    module = cut_data.module(reader="stream", sampling=sampling, max_bad=3)
     ranks, plan = epoch_of(module, 2, num_workers)
     require_lockstep(ranks, plan)
     found = sorted(each[:3] for each in all_bad(ranks))
@@ -78,8 +48,8 @@ def test_what_a_cut_shard_has_lost_counts_against_the_budget(cut_data):
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_resampling_gives_up_the_rest_of_a_cut_shard(cut_anywhere, counted):
-    module = cut_anywhere.module(
+def test_resampling_gives_up_the_rest_of_a_cut_shard(cut_data, counted):
+    module = cut_data.module(
         reader="stream", sampling="resampled", dataset_size=160, max_bad=30, shuffle_buffer=0
     )
     if not counted:
@@ -111,11 +81,11 @@ def test_a_shard_with_more_samples_than_counted_is_always_an_error(make_data, sa
 
 
 @pytest.mark.parametrize("sampling", ["sequential", "resampled"])
-def test_a_shard_that_is_gone_is_always_an_error(cut_anywhere, sampling):
-    module = cut_anywhere.module(reader="stream", sampling=sampling, max_bad=99, dataset_size=24)
+def test_a_shard_that_is_gone_is_always_an_error(cut_data, sampling):
+    module = cut_data.module(reader="stream", sampling=sampling, max_bad=99, dataset_size=24)
     loader = module.loader("train")
     batches = iter(loader)
-    for url in cut_anywhere.urls:
-        (Path(cut_anywhere.cache).parent / "shards" / url.rpartition("/")[2]).unlink()
+    for url in cut_data.urls:
+        (Path(cut_data.cache).parent / "shards" / url.rpartition("/")[2]).unlink()
     with pytest.raises((ShardNotFoundError, DamagedShardError), match=r"not exist|404 Not Found"):
         list(batches)

@@ -11,7 +11,6 @@ from spoilt_shards import (
     NUM_SAMPLES,
     REMAINDERS,
     SAMPLINGS,
-    all_rows,
     as_bytes,
     counted,
     epoch_of,
@@ -152,24 +151,6 @@ def test_a_stop_at_any_step_resumes_byte_for_byte(indexed_data, sampling):
         resumed.load_state_dict(first.state_dict())
         rest = list(islice(map(as_bytes, two_epochs(resumed)), 2 * steps - stop))
         assert rest == whole[stop:], stop
-
-
-def test_steps_are_equal_as_sets_under_any_world_size(indexed_data):
-    steps_of = []
-    for world_size in (1, 2, 3):
-        ranks, _ = epoch_of(
-            indexed_data.module(batch_size=6 // world_size, remainder="pad"), world_size
-        )
-        steps_of.append([sorted(all_rows([step])) for step in zip(*ranks, strict=True)])
-    assert steps_of[0] == steps_of[1] == steps_of[2]
-
-
-def test_a_bad_sample_is_an_error_where_none_is_replaced(indexed_data):
-    module = indexed_data.module(on_bad_sample="raise", max_bad=0, sampling="sequential")
-    with pytest.raises(
-        SampleError, match=r"'0000' of .*shard-0\.tar.*this is no image of a known format"
-    ):
-        list(module.loader("train"))
 
 
 @pytest.mark.parametrize(

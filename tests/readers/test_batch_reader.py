@@ -91,42 +91,6 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
                 assert blob == members["big" if "big" in members else "bin"]
 
 
-def test_batches_are_read_ahead_up_to_a_number_of_bytes(urls, tmp_path):
-    buffer = ReadBuffer(17_000, lambda: 17_000)  # the first four blobs, with texts
-    ids = [(0, sample) for sample in range(7)]
-    with open_shards(urls, tmp_path) as shards:
-        reader = look_up(shards, ids, [1, 2, 4, 5, 6, 7], buffer=buffer)
-        read_ahead = []
-        for start, stop in ((0, 1), (1, 2), (2, 4), (4, 5), (5, 6), (6, 7)):
-            reader.members(start, stop)
-            read_ahead.append(reader._ahead.samples)
-    assert read_ahead == [range(4)] * 3 + [range(4, 6)] * 2 + [range(6, 7)]
-
-
-def test_no_more_batches_are_read_ahead_than_may_be(urls, tmp_path):
-    left = iter([2, 1, 99])
-    buffer = ReadBuffer(17_000, most_batches=lambda: next(left))
-    ids = [(0, sample) for sample in range(7)]
-    with open_shards(urls, tmp_path) as shards:
-        reader = look_up(shards, ids, [1, 3, 4, 5, 6, 7], buffer=buffer)
-        read_ahead = []
-        for start, stop in ((0, 1), (3, 4), (4, 5)):
-            reader.members(start, stop)
-            read_ahead.append(reader._ahead.samples)
-    assert read_ahead == [range(3), range(3, 4), range(4, 7)]
-
-
-def test_more_and_more_is_read_ahead_so_that_the_first_batch_comes_soon(urls, tmp_path):
-    buffer = ReadBuffer(10_000)
-    ids = [(2, sample) for sample in range(40)]  # of 3 kB, headers included
-    with open_shards(urls, tmp_path) as shards:
-        reader = look_up(shards, ids, range(1, 41), fields=FIELDS[1:], buffer=buffer)
-        reader.members(0, 1)
-        assert reader._ahead.samples == range(5)
-        reader.members(5, 6)
-        assert reader._ahead.samples == range(5, 22)
-
-
 def test_what_is_read_ahead_grows_fourfold_up_to_a_limit():
     buffer, limits = ReadBuffer(100, lambda: 5000), []
     for size in (90, 30, 360, 1440, 9000):
@@ -167,57 +131,6 @@ def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp
         assert reads == []  # each is read just before it is decoded
         assert list(map(len, blobs)) == [9000, 8192, 30_000]
         assert reads == [9000, 8192, 30_000]
-
-
-def test_a_damaged_member_spoils_its_batch_alone(urls, tmp_path):
-    path = tmp_path / "damaged.tar"
-    content = bytearray(Path(urls[0]).read_bytes())
-    path.write_bytes(content)
-    with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
-        offset, size, _ = shards.reader(0).table.find(3, "big") or shards.reader(0).table.find(
-            3, "bin"
-        )
-        stat = path.stat()
-        content[offset + size - 1] ^= 1
-        path.write_bytes(content)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        made = look_up(shards, [(0, s) for s in range(6)], [2, 4, 6])
-        assert made.batch(0)
-        with pytest.raises(SampleError):
-            made.batch(1)
-        assert made.batch(2).batch["__key__"] == ["0-4", "0-5"]
-
-
-def test_a_shard_that_is_written_anew_is_not_read_at_old_offsets(urls, tmp_path):
-    """It is closed, as few may be open, and opened again with as many samples at other places."""
-    paths = [tmp_path / "a.tar", tmp_path / "b.tar"]
-    for path in paths:
-        path.write_bytes(Path(urls[1]).read_bytes())
-    with open_shards(list(map(str, paths)), tmp_path, limit=1) as shards:
-        made = look_up(shards, [(0, 0), (1, 0)], [1, 2])
-        pack(paths[0], [20_000], seed=7)
-        with pytest.raises(SampleError):
-            made.batch(0)
-        assert made.batch(1)
-
-
-def test_small_members_among_large_gaps_are_read_in_pieces(tmp_path, monkeypatch):
-    path = tmp_path / "gaps.tar"
-    with tarfile.open(path, "w") as tar:
-        for number in range(900):
-            for suffix, size in (("txt", 3), ("skip", 2000)):
-                info = tarfile.TarInfo(f"{number}.{suffix}")
-                info.size = size
-                tar.addfile(info, io.BytesIO(bytes(size)))
-    reads = count_reads(monkeypatch)
-    with open_shards([str(path)], tmp_path) as shards:
-        ids = [(0, sample) for sample in range(900)]
-        made = look_up(shards, ids, [900], fields=FIELDS[:1])
-        reads.clear()  # those of the headers
-        (texts,) = made.members(0, 900).values()
-    assert texts.to_list() == [bytes(3)] * 900
-    assert len(reads) == 4  # of 3.2 MB
-    assert max(reads) <= 2**20 + 4096
 
 
 def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls, tmp_path):

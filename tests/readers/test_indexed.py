@@ -14,7 +14,6 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.loaded_torch import with_tensors
-from lightning_shards.shards.private_files import CacheFolder
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2
@@ -79,14 +78,6 @@ def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
         made = [next(shares[step % num_workers]).batch for step in range(len(expected))]
         merged = list(map(with_tensors, made))
         assert same(expected, merged), num_workers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("context", "num_workers"), [("fork", 1), ("forkserver", 2), ("spawn", 2)])
-def test_batches_are_equal_byte_for_byte_from_processes(urls, tmp_path, context, num_workers):
-    expected = batches(make(urls, tmp_path))
-    made = batches(make(urls, tmp_path, num_workers=num_workers, context=context))
-    assert same(expected, made)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -192,15 +183,6 @@ def test_a_missing_field_names_what_the_sample_has(urls, tmp_path):
     module.fields = {"image": "jpg", "label": "cls"}
     with pytest.raises(MissingFieldError, match=r"wanted one of \['jpg'\], found \['cls', 'png'\]"):
         batches(module)
-
-
-def test_few_shards_are_open_at_a_time(urls, tmp_path):
-    index = make(urls, tmp_path)._index("train")
-    with OpenShards(index, CacheFolder(tmp_path / "cache"), limit=2) as shards:
-        readers = [shards.reader(shard) for shard in (0, 2, 3)]
-        assert shards.reader(3) is readers[2]
-        assert [reader.is_closed for reader in readers] == [True, False, False]
-    assert all(reader.is_closed for reader in readers)
 
 
 def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):

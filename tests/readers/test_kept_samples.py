@@ -1,7 +1,7 @@
 """Splits of which samples are left out: what is served, resumed and refused."""
 
 from collections import Counter
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -145,23 +145,6 @@ def test_the_replay_gives_the_keys_that_are_served(make, reader, sampling):
     assert [[row.key for row in batch] for batch in rows] == keys
 
 
-def test_an_epoch_resumed_by_other_workers_goes_on_with_the_next_kept_sample(make):
-    whole = [
-        number for number, _ in rows_of(make(batch_size=1, sampling="shuffled").loader("train"))
-    ]
-    assert sorted(whole) == LEFT
-    for stop in range(1, 10):
-        first = make(sampling="shuffled").loader("train")
-        begun = rows_of(islice(iter(first), stop))
-        state = first.state_dict()
-        first.close()
-        again = make(sampling="shuffled", num_workers=stop % 2).loader("train")
-        again.load_state_dict(state)
-        rest = rows_of(again)
-        again.close()
-        assert [number for number, _ in begun + rest] == whole[: len(LEFT) - 1]
-
-
 OTHERS = {
     "no filter": {"exclude": None},
     "another filter": {"exclude": HALF},
@@ -231,20 +214,3 @@ BAD_SETTINGS = {
 def test_settings_that_are_no_filter_are_refused_when_they_are_made(make, split, message):
     with pytest.raises(ConfigError, match=message):
         make(**split)
-
-
-def test_settings_travel_through_plain_values(folder):
-    module = ShardDataModule.from_config(
-        {
-            "train": {
-                "urls": str(folder / "shard-*.tar"),
-                "keep": dict(HALF),
-                "exclude": [str(folder / "out.txt")],
-            },
-            "fields": {"label": "cls"},
-            "loader": {"cache_dir": str(folder / "cache")},
-        }
-    )
-    config = module.splits["train"]
-    assert (config.keep, config.exclude) == (HALF, [str(folder / "out.txt")])
-    assert module.source("train").epochs.samples < len(LEFT)

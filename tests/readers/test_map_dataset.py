@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_shards import ShardDataset, ShardError
@@ -122,15 +122,6 @@ def test_a_data_loader_gives_the_same_with_any_number_of_workers(
         assert [row for batch in batches for row in batch[name]] == [
             each[name] for each in expected
         ]
-
-
-def test_a_batch_sampler_works(make_dataset):
-    dataset = make_dataset()
-    sampler = BatchSampler(RandomSampler(dataset), 4, drop_last=False)
-    served = [
-        key for batch in DataLoader(dataset, batch_sampler=sampler) for key in batch["__key__"]
-    ]
-    assert sorted(served) == [f"{number:06d}" for number in range(NUM)]
 
 
 def test_set_epoch_reaches_sampler_and_data_set(make_dataset):

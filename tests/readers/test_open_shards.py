@@ -109,18 +109,6 @@ def test_no_file_descriptor_at_all_is_one_clear_error(shards, number, caplog):
     assert not caplog.records
 
 
-def test_the_tables_of_open_shards_are_counted(shards, tmp_path):
-    folder = tmp_path / "cache"
-    (size,) = {file.stat().st_size for file in folder.rglob("*.members")}
-    with files_left(24), shards() as opened:
-        for shard in range(SHARDS):
-            opened.reader(shard)
-        kept = len(opened._readers)
-        assert opened.mapped_bytes == kept * size > 0
-        assert kept < SHARDS
-    assert opened.mapped_bytes == 0
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
 @pytest.mark.parametrize("kept_bytes", [0, 2**24], ids=["few", "many"])
 def test_tables_stay_mapped_while_they_are_few(shards, tmp_path, monkeypatch, kept_bytes):

@@ -1,6 +1,5 @@
 """What a stream reads, and in which order: each epoch anew, each rank and worker its own part."""
 
-from collections import Counter
 from itertools import chain, islice, product
 
 import numpy as np
@@ -50,12 +49,6 @@ def test_another_seed_is_another_order(sampling, pack_shards, make_source):
         ids(make_source(urls, sampling=sampling, shuffle_buffer=4, seed=seed), 6) for seed in (0, 1)
     ]
     assert orders[0] != orders[1]
-
-
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
-def test_an_epoch_asked_again_is_the_same(sampling, pack_shards, make_source):
-    source = make_source(pack_shards([4, 3, 5]), sampling=sampling, shuffle_buffer=4)
-    assert ids(source, 6, epoch=3) == ids(source, 6, epoch=3)
 
 
 def test_sequential_is_file_order_in_every_epoch(pack_shards, make_source):
@@ -173,39 +166,3 @@ def test_empty_shards_do_not_end_a_stream(counts, pack_shards, make_source):
 
 
 # --- fairness -------------------------------------------------------------------------------------
-
-UNEQUAL = (3, 40, 7, 0, 13, 25)
-
-
-def times_served(source, num_batches, num_epochs, places):
-    return Counter(
-        sample
-        for epoch in range(num_epochs)
-        for place in places
-        for sample in ids(source, num_batches, place, epoch=epoch)
-    )
-
-
-@pytest.mark.parametrize("num_batches", [1, 6])
-@pytest.mark.slow
-def test_short_epochs_serve_each_sample_equally_often(num_batches, pack_shards, make_source):
-    """Epochs end within shards of up to 40 samples; a start at their heads would miss the tails."""
-    source = make_source(pack_shards(UNEQUAL), samples=10**6, batch_size=1)
-    num_epochs = 2400 // num_batches
-    served = times_served(source, num_batches, num_epochs, [ALONE])
-    mean = num_batches * num_epochs / sum(UNEQUAL)  # 27
-    assert len(served) == sum(UNEQUAL)
-    assert 0.3 * mean < min(served.values())
-    assert max(served.values()) < 2 * mean
-    by_shard = Counter(shard for shard, _ in served.elements())
-    for shard, count in enumerate(UNEQUAL):
-        assert by_shard[shard] == pytest.approx(count * mean, rel=0.25, abs=1)
-
-
-def test_all_places_together_serve_each_shard_by_its_size(pack_shards, make_source):
-    places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
-    source = make_source(pack_shards(UNEQUAL), samples=10**6, batch_size=1)
-    served = times_served(source, 5, 100, places)
-    by_shard = Counter(shard for shard, _ in served.elements())
-    for shard, count in enumerate(UNEQUAL):
-        assert by_shard[shard] == pytest.approx(5 * 100 * 4 * count / sum(UNEQUAL), rel=0.25, abs=1)

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from lightning_shards.errors import DamagedShardError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.shard_samples import lacking_members, read_shard
 from lightning_shards.samples.fields import make_fields
@@ -146,18 +146,6 @@ def test_a_suffix_twice_in_a_sample_is_an_error(write_shard):
     path = write_shard([("0.txt", b"a"), ("0.TXT", b"b")])
     with pytest.raises(DamagedShardError, match="two members for the suffix 'txt'"):
         read(path)
-
-
-def test_what_is_no_tar_is_an_error(tmp_path):
-    path = tmp_path / "shard.tar"
-    path.write_bytes(b"<html>not found</html>" * 100)
-    with pytest.raises(DamagedShardError, match=r"shard\.tar has a damaged header"):
-        read(path)
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    with pytest.raises(ShardNotFoundError, match=r"gone\.tar does not exist; check the path"):
-        read(tmp_path / "gone.tar")
 
 
 def test_a_file_that_looks_like_a_url_is_a_file(tmp_path, monkeypatch, three_samples):

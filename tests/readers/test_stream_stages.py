@@ -56,21 +56,12 @@ FROM_GLOBALS = DRAWING[1:]
 
 
 @pytest.mark.parametrize("transform", DRAWING)
-def test_equal_epochs_draw_equal_numbers(any_source, transform):
-    source = any_source(transforms={"label": transform})
-    assert labels(source, 6, epoch=2) == labels(source, 6, epoch=2)
-
-
-@pytest.mark.parametrize("transform", DRAWING)
-def test_another_epoch_draws_other_numbers(any_source, transform):
-    source = any_source(transforms={"label": transform})
-    assert not set(labels(source, 6, epoch=2)) & set(labels(source, 6, epoch=3))
-
-
-@pytest.mark.parametrize("transform", DRAWING)
-def test_another_seed_draws_other_numbers(any_source, transform):
-    sources = [any_source(transforms={"label": transform}, seed=seed) for seed in (0, 1)]
-    assert not set(labels(sources[0], 6)) & set(labels(sources[1], 6))
+def test_equal_epochs_and_seeds_alone_draw_equal_numbers(any_source, transform):
+    source, other = (any_source(transforms={"label": transform}, seed=seed) for seed in (0, 1))
+    drawn = labels(source, 6, epoch=2)
+    assert labels(source, 6, epoch=2) == drawn
+    assert not set(drawn) & set(labels(source, 6, epoch=3))
+    assert not set(drawn) & set(labels(other, 6, epoch=2))
 
 
 @pytest.mark.parametrize("transform", DRAWING)

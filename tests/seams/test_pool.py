@@ -281,22 +281,6 @@ class LargeBatches:
             yield LoadedBatch({"x": made, "number": torch.tensor(number)})
 
 
-@pytest.mark.ddp
-@pytest.mark.parametrize("fails_at", [0, 6, 14])
-def test_batches_in_shared_memory_stay_as_they_were_made_while_another_worker_fails(fails_at):
-    pool = ProcessPool(2, start_method="fork", batch=BatchBytes(shared=2**22 + 1))
-    stream = pool.start(LargeBatches(fails_at), Place(), START)
-    try:
-        for number in range(fails_at):
-            time.sleep(0.05)  # so that workers run as far ahead as they may
-            batch = next(stream).batch["x"]
-            assert (int(batch.min()), int(batch.max())) == (number, number)
-        with pytest.raises(SampleError, match=f"at {fails_at}"):
-            next(stream)
-    finally:
-        stream.close()
-
-
 def buffers_of(stream):
     """The buffers of shared memory that the trainer has open."""
     return [buffer for each in stream._buffers for buffer in each.by_number.values()]

@@ -47,17 +47,6 @@ def test_content_of_any_size_arrives_while_nobody_reads(ends):
             trainer.give_credit()
 
 
-def test_there_are_as_many_credits_as_slots_and_one_more_for_each_message_taken(ends):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    worker._socket.setblocking(False)
-    assert [worker.wait_for_credit() for _ in range(SLOTS)] == [True] * SLOTS
-    with pytest.raises(BlockingIOError):
-        worker.wait_for_credit()
-    trainer.give_credit()
-    assert worker.wait_for_credit()
-
-
 @pytest.mark.parametrize("size", [0, 2**16])
 def test_a_file_comes_with_its_message(size, ends, tmp_path):
     trainer, worker = ends
@@ -115,21 +104,6 @@ def test_a_worker_knows_whether_the_stream_was_closed_or_the_trainer_is_gone(is_
     assert not worker.send(b"late")
     assert worker.is_closed() is is_closed
     assert not worker.wait_for_credit()
-
-
-def test_a_worker_that_waits_hears_that_the_stream_is_closed(ends):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    trainer.close()
-    assert [worker.wait_for_credit() for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
-    assert worker.is_closed()
-
-
-def test_a_worker_that_is_gone_ends_the_connection(ends):
-    trainer, worker = ends
-    worker._socket.close()
-    with pytest.raises((EOFError, ConnectionResetError)):
-        trainer.receive()
 
 
 def test_a_worker_can_look_whether_its_stream_is_closed_without_taking_a_credit(ends):

@@ -201,35 +201,6 @@ def test_an_error_of_cuda_comes_before_any_worker_starts(monkeypatch, server_pid
     assert (fork_server._holders, set(psutil.Process().children())) == before
 
 
-class Interrupted(int):
-    """A number of holders that another thread tries to change while one is added to it."""
-
-    def meanwhile(self, act):
-        thread = threading.Thread(target=act)
-        thread.start()
-        thread.join(0.1)  # it has ended by now if nothing keeps it
-        self.threads.append(thread)
-
-    def __add__(self, other):
-        self.meanwhile(self.server.hold)
-        return int(self) + other
-
-    def __sub__(self, other):
-        self.meanwhile(self.server.release)
-        return int(self) - other
-
-
-@pytest.mark.parametrize(("act", "expected"), [("hold", 4), ("release", 0)])
-def test_holders_of_several_threads_are_counted(act, expected):
-    server = ForkServer()
-    server._holders = holders = Interrupted(2)
-    holders.server, holders.threads = server, []
-    getattr(server, act)()
-    for thread in holders.threads:
-        thread.join(60)
-    assert server._holders == expected
-
-
 def test_a_finalizer_may_release_the_server_while_its_thread_starts_it():
     server = ForkServer()
     server.hold()

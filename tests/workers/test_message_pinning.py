@@ -4,31 +4,13 @@ import pytest
 import torch
 
 from lightning_shards.samples.generators import are_same
-from lightning_shards.workers.messages import SHARED_BYTES
 from tests.workers.message_examples import (
-    BATCH,
     LARGE,
     SMALL,
     message_of,
     travelled,
     unpacked,
 )
-
-
-def test_a_message_is_pinned_as_a_whole(monkeypatch):
-    pinned = []
-    monkeypatch.setattr(
-        torch.Tensor, "pin_memory", lambda self: pinned.append(self.clone()) or pinned[-1]
-    )
-    sent = message_of(BATCH, BATCH)
-    buffer = sent.buffer
-    message = sent.pin_memory()
-    assert not buffer.is_in_use  # free for the next message
-    # the array, too, which the loader would make a tensor of
-    assert [tuple(each.shape) for each in pinned] == [(2, 3), (SHARED_BYTES,), (2, 3)] * 2
-    batch = list(unpacked(message))[1].batch
-    assert torch.equal(batch["small"], SMALL)
-    assert torch.equal(batch["array"], SMALL)
 
 
 def nested_batch(number):

@@ -5,21 +5,16 @@ from itertools import islice
 
 import pytest
 import torch
+from message_examples import message_of
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.workers.messages import (
     BatchBytes,
-    MessageMaker,
     batch_bytes,
     message_sizes,
     tensor_bytes,
 )
 from lightning_shards.workers.processes import ProcessPool, require_shared_memory
-
-
-def message_of(*batches, maker=None):
-    return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
 
 
 def test_messages_grow_up_to_a_number_of_bytes_or_batches():

@@ -168,20 +168,6 @@ def test_batches_of_another_size_than_expected_arrive_whole(size):
     assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
-def test_batches_that_are_made_twice_need_no_larger_buffers():
-    maker = MessageMaker(3)
-    for number in range(4):
-        maker.prepare(2)
-        for _ in range(2):
-            made = [made_in(maker.arena, SHARED_BYTES, number) for _ in range(2)]
-        sent = message_of(*({"x": each} for each in made), maker=maker)
-        assert len(sent.buffer.content) == 2 * SHARED_BYTES
-        for received in unpacked(sent, copy=False):
-            assert torch.equal(received.batch["x"], made[0])
-        del received
-        assert not any(buffer and buffer.is_in_use for buffer in maker._buffers._buffers)
-
-
 def test_a_message_that_ends_early_brings_what_there_is():
     maker = MessageMaker(1)
     list(unpacked(message_of(BATCH, maker=maker)))
@@ -242,19 +228,6 @@ def test_a_buffer_in_use_is_never_taken():
     assert len({each.content.ctypes.data for each in (first, second, third)}) == 3
     second.is_in_use = False
     assert buffers.take(64) is second
-
-
-def received_in(buffers, sent, *, with_file):
-    return buffers.buffer(sent.number, os.dup(sent.fd) if with_file else None)
-
-
-def test_a_buffer_is_opened_once():
-    sent = SharedBuffers(1).take(100)
-    there = ReceivedBuffers()
-    received = [received_in(there, sent, with_file=is_first) for is_first in (True, False)]
-    assert received[0] is received[1]
-    sent.content[:] = 7
-    assert received[1].content.tolist() == [7] * 100
 
 
 def test_a_message_brings_the_file_of_a_buffer_only_once():

@@ -192,11 +192,6 @@ def test_a_script_without_a_main_guard_is_told_what_to_do(run_guardless):
     assert "num_workers=0" in output.splitlines()[-1]
 
 
-@pytest.mark.slow
-def test_a_script_without_a_main_guard_may_fork(run_guardless):
-    assert run_guardless("fork") == ("[2, 2, 2]\n", [0])
-
-
 @pytest.fixture
 def run_as_main(tmp_path, monkeypatch):
     """Makes a text the main script, as far as one can see from its module."""
@@ -288,19 +283,6 @@ def test_the_epoch_reaches_fresh_and_persistent_workers(
         with_workers.close()
     assert first != persistent == fresh
     assert fresh == keys(next(inline[step % num_workers]).batch for step in range(3))
-
-
-def test_workers_go_on_over_epoch_ends(pack_shards, make_source):
-    source = make_source(pack_shards([3, 0, 4]))
-    loader = ShardLoader(source, ProcessPool(2, start_method="fork"), Place())
-    try:
-        pids = []
-        for _epoch in range(3):
-            keys(loader)
-            pids.append([worker.pid for worker in loader._open.stream._workers])
-    finally:
-        loader.close()
-    assert pids[0] == pids[1] == pids[2]
 
 
 def test_dropping_a_loader_ends_its_workers(pack_shards, make_source):

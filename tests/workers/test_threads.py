@@ -61,13 +61,6 @@ def test_a_stage_that_may_draw_from_shared_generators_is_refused(pack_shards, ma
         ThreadPool(1).start(source, Place(), Cursor())
 
 
-def test_a_transform_that_says_it_draws_nothing_is_run(pack_shards, make_source):
-    source = make_source(pack_shards([4]), transforms={"label": Harmless()})
-    stream = ThreadPool(1).start(source, Place(), Cursor())
-    assert len(next(stream).batch["label"]) == 2
-    stream.close()
-
-
 def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shards, make_source):
     gate = Gate()
     source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
@@ -81,43 +74,6 @@ def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shard
     next(stream)
     assert gate.waiting.acquire(timeout=30)
     stream.close()
-
-
-@pytest.fixture
-def opened_gate():
-    gate = Gate()
-    gate.open.set()
-    return gate
-
-
-@pytest.mark.parametrize(("message_s", "at_once"), [(60, 4), (0, 1)])
-def test_batches_are_handed_over_together_if_they_are_made_quickly(
-    pack_shards, make_source, opened_gate, monkeypatch, message_s, at_once
-):
-    monkeypatch.setattr("lightning_shards.workers.threads._MESSAGE_S", message_s)
-    source = make_source(pack_shards([40]), transforms={"label": opened_gate}, batch_size=1)
-    stream = ThreadPool(1, prefetch_factor=2, most_batches=4).start(source, Place(), Cursor())
-    for _batch in range(2 * at_once):
-        assert opened_gate.waiting.acquire(timeout=30)
-    assert not opened_gate.waiting.acquire(timeout=0.1)  # two messages are ready
-    for _batch in range(at_once):  # the first one frees the place of its message
-        next(stream)
-    for _batch in range(at_once):
-        assert opened_gate.waiting.acquire(timeout=30)
-    assert not opened_gate.waiting.acquire(timeout=0.1)
-    stream.close()
-
-
-def test_a_thread_ends_after_the_batch_that_it_is_making(pack_shards, make_source, monkeypatch):
-    monkeypatch.setattr("lightning_shards.workers.threads._MESSAGE_S", 60)
-    gate = Gate()
-    source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
-    stream = ThreadPool(1, most_batches=16).start(source, Place(), Cursor())
-    assert gate.waiting.acquire(timeout=30)
-    stream._slots[0].stop()
-    gate.open.set()
-    stream.close()
-    assert not gate.waiting.acquire(blocking=False)
 
 
 def test_closing_ends_the_threads(pack_shards, make_source):

@@ -59,15 +59,6 @@ def test_the_main_script_is_imported_where_something_of_it_travels(
     assert WorkerImports(make_source(urls, transforms={"label": Adds()})).from_main is None
 
 
-def test_a_script_of_which_nothing_is_imported_needs_no_guard(
-    make_module, pack_shards, make_source, tmp_path
-):
-    (tmp_path / "main.py").write_text("print()")
-    make_module("__main__", __file__=str(tmp_path / "main.py"))
-    imports = WorkerImports(make_source(pack_shards([4]), transforms={"label": Adds()}))
-    assert imports.from_main is None
-
-
 NO_SCRIPTS = {
     "a notebook": {},
     "standard input": {"__file__": "<stdin>"},

@@ -71,23 +71,6 @@ def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     assert wait_for(lambda: told[2:] == ["(1, 0)", "(1, 50)"], WITHIN_S)
 
 
-def test_the_thread_is_woken_only_for_what_is_due(make_ahead, told, monkeypatch):
-    due = [(0, 0), (0, 50), (0, 80)]
-    ahead, woken = (
-        make_ahead(iter([Announcement(*each, each[1] + 50, reads_named("x")) for each in due])),
-        [],
-    )
-    for position in (10, 60):
-        ahead.reach(0, position)
-    assert wait_for(lambda: len(told) == 2 and ahead._due == due[2], WITHIN_S)
-    monkeypatch.setattr(ahead._changed, "notify_all", lambda: woken.append(ahead._reached))
-    for position in (61, 70, 79):
-        ahead.reach(0, position)
-    assert not woken
-    ahead.reach(0, 80)
-    assert woken == [(0, 80)]
-
-
 def batches_together(ahead, steps, following, *, batch_size=10):
     """How many batches may be read together at each of these steps, and those that follow."""
     epochs = EpochSchedule(100, batch_size, "drop").worker_epochs(Place(0, 1), Cursor(0))

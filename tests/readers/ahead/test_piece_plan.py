@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from lightning_shards.errors import ConfigError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
@@ -195,13 +195,4 @@ def test_a_shard_that_was_replaced_is_the_error_of_who_asks():
 
     plan = replace(make_plan(), require_same=replaced)
     with pytest.raises(IndexMismatchError, match="are others"):
-        next(plan.announcements())
-
-
-def test_a_shard_without_a_table_is_the_error_of_who_asks():
-    def missing(shards):
-        raise ShardNotFoundError("no such table")
-
-    plan = replace(make_plan(), tables_of=missing)
-    with pytest.raises(ShardNotFoundError, match="no such table"):
         next(plan.announcements())

@@ -2,19 +2,16 @@
 
 import io
 import json
-import re
 from itertools import islice
 
 import numpy as np
 import pytest
 from webdataset.writer import TarWriter
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
-from lightning_shards.readers.mixtures import rows
-from tests.mixed_shards import mix_of, module_of
+from tests.mixed_shards import module_of
 
 SAMPLES, SIZE = 128, 8
 ARRAYS = {"values": "npy"}
@@ -53,19 +50,6 @@ def mixture(tmp_path, first, second, split=None, **settings):
     return module_of(tmp_path, mix, own, fields=ARRAYS, decode={}, **settings)
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """How many rows were decoded in each call."""
-    counts, decode = [], rows.column_at_once
-
-    def column_at_once(field, members):
-        counts.append(len(members.to_list()))
-        return decode(field, members)
-
-    monkeypatch.setattr(rows, "column_at_once", column_at_once)
-    return counts
-
-
 def batches_of_two_epochs(module):
     source = module.source("train")
     count = 2 * source.epochs.plan(1).steps
@@ -93,25 +77,11 @@ def require_equal_by_samples(module, monkeypatch):
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 8, 200])
-def test_rows_of_several_batches_are_decoded_together(tmp_path, monkeypatch, counted, batch_size):
+def test_rows_decoded_together_are_those_made_one_by_one(tmp_path, monkeypatch, batch_size):
     first = {"urls": pack(tmp_path, "first", arrays_of)}
     second = {"urls": pack(tmp_path, "second", raw_of), **RAW}
     module = mixture(tmp_path, first, second, batch_size=batch_size)
     require_equal_by_samples(module, monkeypatch)
-    # all batches at once, but for one that is alone in the epoch
-    assert len(counted) == (0 if batch_size == 200 else 4)
-
-
-def test_what_is_decoded_together_is_bounded(tmp_path, monkeypatch, counted):
-    first = {"urls": pack(tmp_path, "first", arrays_of)}
-    second = {"urls": pack(tmp_path, "second", raw_of), **RAW}
-    monkeypatch.setattr(rows, "_MOST_SAMPLES", 3 * SIZE + 1)
-    require_equal_by_samples(mixture(tmp_path, first, second), monkeypatch)
-    assert set(counted) == {3 * SIZE // 2, SIZE}  # 32 batches: ten times three, and two
-    counted.clear()
-    monkeypatch.setattr(rows, "_MOST_BYTES", 12 * SIZE)
-    require_equal_by_samples(mixture(tmp_path, first, second), monkeypatch)
-    assert not counted
 
 
 def test_a_batch_has_the_type_of_its_own_component_beside_batches_of_another_one(
@@ -136,44 +106,3 @@ def test_numbers_of_json_have_the_type_that_those_of_their_batch_need(tmp_path, 
     types = {batch["values"].dtype for batch in module.loader("train")}
     assert len(types) == 2
     require_equal_by_samples(module, monkeypatch)
-
-
-@pytest.mark.parametrize("lacks", ["bin", "cls"])
-def test_one_bad_sample_is_the_business_of_its_batch_alone(tmp_path, monkeypatch, lacks):
-    def lacking(number):
-        members = raw_of(number) | {"cls": b"1"}
-        return members if number != 40 else members | {lacks: None}
-
-    label = {"label": "cls"}
-    first = {"urls": pack(tmp_path, "first", lambda number: arrays_of(number) | {"cls": b"0"})}
-    first["fields"] = ARRAYS | label
-    second = {"urls": pack(tmp_path, "second", lacking), **RAW}
-    second["fields"] = RAW["fields"] | label
-    spans, by_samples = [], making.batch_by_samples
-
-    def watched(rows, span, planned):
-        spans.append(span)
-        return by_samples(rows, span, planned)
-
-    monkeypatch.setattr(making, "batch_by_samples", watched)
-    module = mixture(tmp_path, first, second, {"on_bad_sample": "substitute", "max_bad": 1})
-    assert len(list(module.loader("train"))) == 2 * SAMPLES // SIZE
-    assert len(spans) == 1
-
-
-def without_image(sample):
-    return {"label": sample["label"]}
-
-
-@pytest.mark.parametrize("lacking", ["web", "more"])
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_a_field_that_one_component_lacks_is_lost_in_no_batch(tmp_path, lacking, reader):
-    own = {"sample_transforms": [without_image]}
-    mix = mix_of(tmp_path / "shards", ("web", "more"), **{lacking: own})
-    mix["more"]["fields"] = {"image": "png", "label": "cls"}  # an optional one would be looked for
-    split = {"sampling": "resampled", "reader": reader}
-    loader = module_of(tmp_path, mix, split).loader("train")
-    has = {"web": "['image', 'label']", "more": "['image', 'label']", lacking: "['label']"}
-    names = rf"'web' has {re.escape(has['web'])} and 'more' has {re.escape(has['more'])}"
-    with pytest.raises(ConfigError, match=f"need the same fields, {names}; name them alike"):
-        next(iter(loader))

@@ -9,7 +9,6 @@ from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.place import Place
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
 WEB, LABELS, MORE = ("web", "labels", "more")
@@ -142,27 +141,13 @@ def test_what_decodes_a_joined_field_is_inherited_with_fields_of_its_own(tmp_pat
         assert [int(number) for number in each["text"]] == numbers
 
 
-@pytest.mark.parametrize("missing", ["none", "raise"])
-def test_missing_rows_are_those_of_one_component(tmp_path, write, missing, caplog):
+def test_missing_rows_are_those_of_one_component(tmp_path, write):
     table = write(MORE, numbers=[0, 2, 3, 4, 5, 6])
     joins = {"web": {"join": {"text": write(WEB)}}}
-    joins["more"] = {"join": {"text": {"table": table, "missing": missing}}}
+    joins["more"] = {"join": {"text": {"table": table, "missing": "raise"}}}
     module = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), **joins))
-    if missing == "raise":
-        with pytest.raises(ConfigError, match=r"'text' of component 'more': 1 of 7 .*'more001'"):
-            module.source("train").prepare()
-        return
-    module.source("train").prepare()
-    assert "of 7 samples 1 have no row" in caplog.text
-
-
-def test_excluded_samples_need_no_row(tmp_path, write):
-    (tmp_path / "out.txt").write_text("more001\n")
-    join = {"text": {"table": write(MORE, numbers=[0, 2, 3, 4, 5, 6]), "missing": "raise"}}
-    own = {"join": join, "exclude": str(tmp_path / "out.txt")}
-    mix = mix_of(tmp_path / "shards", (WEB, MORE), more=own, web={"join": {"text": write(WEB)}})
-    for each in batches(made(tmp_path, mix)):
-        assert each["text"] == [expected_of(key) for key in each["__key__"]]
+    with pytest.raises(ConfigError, match=r"'text' of component 'more': 1 of 7 .*'more001'"):
+        module.source("train").prepare()
 
 
 def test_a_checkpoint_refuses_a_changed_table_of_a_component(tmp_path, write):
@@ -191,16 +176,6 @@ def test_a_changed_table_of_a_component_that_was_not_trained_changes_nothing(tmp
     write(WEB, values=["other"] * sum(COUNTS[WEB]))
     with pytest.raises(StateError, match=r"table of join 'web\.text' has changed since"):
         made(tmp_path, mix, later).loader("train", rank=0, world_size=1).load_state_dict(state)
-
-
-def test_a_join_changes_no_order_and_trace_knows_it(tmp_path, write):
-    joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
-    plain = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE)))
-    joined = made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), **joins))
-    keys = [each["__key__"] for each in batches(joined, epochs=1)]
-    assert keys == [each["__key__"] for each in batches(plain, epochs=1)]
-    replayed = joined.source("train").replay(Place(0, 2), 0, range(len(keys)), 0)
-    assert [[sample.key for sample in batch] for batch in replayed] == keys
 
 
 BAD = {

@@ -8,19 +8,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_shards import ExactResume, LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import StateError
 
 # lightning/pytorch/utilities/_pytree.py, torch 2.13
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 
 WEIGHTS = {"web": 5, "labels": 2, "synth": 1}
-
-
-def keep_all(samples):
-    yield from samples
-
-
-keep_all.deterministic = True
 
 
 @pytest.fixture
@@ -76,18 +69,6 @@ def slots_of(module):
     return module.loader("train").source.slots
 
 
-def test_a_split_with_stages_is_streamed_and_its_batches_hold_the_weights(make_module):
-    module = make_module({"labels": {"stages": [keep_all]}}, reader="auto")
-    description = module.loader("train").source.describe()
-    assert (description.reader, description.sampling) == ("stream", "mixture")
-    for rank in range(2):
-        counts = [
-            np.bincount(batch["__component__"]).tolist()
-            for batch in module.loader("train", rank=rank, world_size=2)
-        ]
-        assert counts == [[5, 2, 1]] * 2
-
-
 @pytest.mark.parametrize(("pool", "num_workers"), [("processes", 0), ("threads", 2)])
 def test_a_fit_goes_on_with_another_batch_size_where_the_sequence_was(
     make_module, tmp_path, pool, num_workers
@@ -121,13 +102,3 @@ def test_a_loader_goes_on_in_the_middle_of_a_round(make_module):
     other = make_module(schedule=[{"samples": 8, "weights": {"web": 1}}]).loader("train")
     with pytest.raises(StateError, match=r"weights web=1 from sample 8 .* may .* from sample 16"):
         other.load_state_dict(state)
-
-
-def test_exact_sampling_of_a_component_that_is_streamed_says_what_to_do(make_module):
-    own = {"web": {"stages": [keep_all]}, "labels": {"sampling": "shuffled"}}
-    expected = (
-        r"train\.mix\.labels has sampling='shuffled'.*train\.mix\.web has stages.*'resampled' for "
-        "'labels'"
-    )
-    with pytest.raises(ConfigError, match=expected):
-        make_module(own, reader="auto").loader("train")

@@ -1,10 +1,8 @@
 """The indexed reader of a mixture: its batches hold what its order says, however they are made."""
 
-import pickle
 import tarfile
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +13,8 @@ from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
-from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.mixtures import indexed as mixtures_indexed
 from lightning_shards.readers.mixtures.indexed import MixtureSource
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.source import batch_keys
-from tests.mixed_shards import COUNTS, WEIGHTS, mix_of, module_of, pack_component
+from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
 
 ALIKE = ("web", "labels")
 DIFFERENT = ("web", "labels", "more")
@@ -46,48 +40,6 @@ def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
 
 def negative(sample):
     return sample | {"label": -sample["label"]}
-
-
-@pytest.mark.parametrize(
-    ("names", "own", "readers"),
-    [
-        (DIFFERENT, {}, 1),
-        (ALIKE, {"decode": {"image": "gray", "label": "json"}}, 1),
-        (ALIKE, {"sample_transforms": [negative]}, 2),
-    ],
-    ids=["members", "decoders", "transforms"],
-)
-def test_components_have_one_reader_unless_their_transforms_differ(
-    tmp_path, monkeypatch, names, own, readers
-):
-    made = []
-
-    def counted(*arguments, **settings):
-        made.append(BatchReader(*arguments, **settings))
-        return made[-1]
-
-    monkeypatch.setattr(indexed, "BatchReader", counted)
-    source = mixture(tmp_path, names, components={"labels": own}).source("train")
-    next(source.batches(Place(), Cursor()))
-    assert len(made) == readers
-
-
-def test_what_a_stretch_needs_of_a_block_is_not_read_again_for_the_next_one(tmp_path, monkeypatch):
-    mix = mix_of(tmp_path / "shards", ALIKE)
-    for name in ALIKE:
-        mix[name] |= {"urls": pack_component(tmp_path / "large", name, [256]), "weight": 1}
-    size_bytes = sum(Path(component["urls"][0]).stat().st_size for component in mix.values())
-    read_bytes, read_ranges = [], OpenShards.read_ranges
-
-    def counted(shards, requests):
-        read_bytes.extend(sum(reads.stops) - sum(reads.starts) for _, reads in requests)
-        return read_ranges(shards, requests)
-
-    monkeypatch.setattr(OpenShards, "read_ranges", counted)
-    monkeypatch.setattr(mixtures_indexed, "STRETCH", 64)
-    split = {"dataset_size": 512, "shuffle_run": 8, "shuffle_block": 64}
-    assert len(list(module_of(tmp_path, mix, split).loader("train"))) == 64
-    assert sum(read_bytes) < 1.2 * size_bytes
 
 
 def as_numbers(batch):
@@ -124,28 +76,6 @@ def test_each_row_is_the_sample_that_the_order_names_with_all_of_its_fields(tmp_
                 assert batch["image"][row].unique().tolist() == [number]
                 assert batch["image"].shape == (8, 1, 4, 4)
         assert step == 3
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_global_batch_of_whole_rounds_holds_the_quotas_exactly(tmp_path, world_size):
-    module = mixture(tmp_path, batch_size=8 // world_size)
-    ranks = [module.loader("train", rank=r, world_size=world_size) for r in range(world_size)]
-    for batches in zip(*ranks, strict=True):
-        counts = Counter(number for batch in batches for number in batch["__component__"].tolist())
-        assert [counts[number] for number in range(3)] == list(WEIGHTS.values())
-
-
-@pytest.mark.usefixtures("way")
-def test_every_pass_of_a_component_is_each_of_its_samples_once(tmp_path):
-    loader = mixture(tmp_path).loader("train")
-    served = [sample for _ in range(6) for batch in loader for sample in as_numbers(batch)]
-    for component, counts in enumerate(COUNTS.values()):
-        own = [sample for number, sample in served if number == component]
-        size = sum(counts)
-        passes = [own[start : start + size] for start in range(0, len(own) - size + 1, size)]
-        assert len(passes) >= 3 - component
-        assert all(sorted(one) == list(range(size)) for one in passes)
 
 
 @pytest.mark.usefixtures("way")
@@ -235,22 +165,6 @@ def test_each_component_has_decoders_of_its_own(tmp_path, names):
     for batch in mixture(tmp_path, names, components=components).loader("train"):
         wanted = [100 * number if own == 1 else number for own, number in as_numbers(batch)]
         assert batch["label"].tolist() == wanted
-
-
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("other", ["json", "text"])
-def test_components_may_decode_a_member_in_different_ways(tmp_path, other):
-    """Numbers of two decoders are one column, and so are texts of two."""
-    decode = {"image": "gray", "label": {"json": "int", "text": "text"}[other]}
-    components = {
-        "labels": {"decode": {"image": "gray", "label": other}},
-        "more": {"decode": decode, "fields": {"image": "png", "label": "cls"}},
-    }
-    module = mixture(tmp_path, components=components, decode=decode)
-    for batch in module.loader("train"):
-        wanted = [number for _, number in as_numbers(batch)]
-        labels = batch["label"] if other == "text" else batch["label"].tolist()
-        assert list(map(int, labels)) == wanted
 
 
 def test_a_member_that_one_component_may_lack_is_missed_in_the_others(tmp_path):
@@ -345,34 +259,6 @@ def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp
         source.first_sample(Place())
     with pytest.raises(ConfigError, match=message):
         next(source.batches(Place(), Cursor()))
-
-
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
-def test_the_replay_and_the_digest_are_those_of_the_batches(tmp_path, names):
-    source = mixture(tmp_path, names, batch_size=4).source("train")
-    shares, digests = [], []
-    for rank in range(2):
-        place = Place(rank, 2)
-        loaded = list(islice(source.batches(place, Cursor(1)), 4))
-        told = batch_keys(source, place, 1, range(4), num_workers=1)
-        for batch, rows in zip(loaded, told, strict=True):
-            assert [row.key for row in rows] == batch.batch["__key__"]
-            assert [[row.shard, row.sample] for row in rows] == batch.batch["__id__"].tolist()
-        shares.append(source.expected_digest(1, 0, 32, place))
-        digests += [batch.digest for batch in loaded]
-    assert add_digests(*shares) == add_digests(*digests)
-
-
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
-def test_a_source_that_went_to_another_process_gives_the_same_batches(tmp_path, names):
-    source = mixture(tmp_path, names, split={"remainder": "pad"}, batch_size=5).source("train")
-    copied = pickle.loads(pickle.dumps(source))
-    assert copied == source
-    for place in (Place(), Place(0, 1, 1, 3)):
-        pairs = zip(source.batches(place, Cursor()), copied.batches(place, Cursor()), strict=False)
-        for first, second in islice(pairs, 5):
-            assert first.batch["__key__"] == second.batch["__key__"]
-            assert first.batch["__weight__"].tolist() == second.batch["__weight__"].tolist()
 
 
 def test_what_is_told_of_a_mixture_names_its_components_and_their_shards(tmp_path):

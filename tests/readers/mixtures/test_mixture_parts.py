@@ -1,11 +1,8 @@
 """Components that differ, fail or end, in one batch and before a fit."""
 
 import gc
-import http.server
-import threading
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +11,6 @@ import torch
 
 from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Place
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import make_fields
@@ -27,7 +23,6 @@ from tests.readers.mixtures.conftest import (
     not_three,
     rows_of,
     with_components,
-    with_indexes,
 )
 
 IMAGE = {"fields": {"image": "png"}}
@@ -205,69 +200,3 @@ def test_closing_closes_what_all_pipelines_have_open(make_mixture, shards_of, op
     assert len(open_files(folder)) >= 2
     made.close()
     assert open_files(folder) == []
-
-
-class Ending:
-    """A stage that notes the beginnings and the ends of its streams."""
-
-    deterministic = True
-
-    def __init__(self, name, noted):
-        self.name, self.noted = name, noted
-
-    def __call__(self, samples):
-        self.noted.append(f"{self.name} begins")
-        try:
-            yield from samples
-        finally:
-            self.noted.append(f"{self.name} ends")
-
-
-def test_a_pipeline_begins_with_its_first_row_and_ends_with_its_epoch_or_an_error(make_mixture):
-    noted = []
-    changes = [WeightChange({"labels": 1}, samples=4)]
-    own = {name: {"stages": (Ending(name, noted),)} for name in PAIR}
-    source = make_mixture({"web": 1, "labels": 0}, own, changes=changes, batch_size=2, rounds=8)
-    made = source.batches(ALONE, START)
-    list(islice(made, 2))
-    assert noted == ["web begins"]
-    list(islice(made, 2))
-    assert noted == ["web begins", "labels begins"]
-    next(made)
-    assert sorted(noted[2:]) == ["labels begins", "labels ends", "web ends"]
-    made.close()
-    assert noted[-1] == "labels ends"
-    noted.clear()
-    failing = {"web": own["web"], "labels": {"transforms": {"label": float.fromhex}}}
-    source = make_mixture({"web": 1, "labels": 1}, failing, batch_size=4, rounds=8)
-    with pytest.raises(SampleError):
-        batches(source, 1)
-    assert noted == ["web begins", "web ends"]
-
-
-@pytest.mark.network
-def test_remote_components_are_those_of_local_ones_and_leave_no_thread(make_mixture, shards_of):
-    folder = Path(shards_of["web"][0]).parents[1]
-    handler = partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            local = make_mixture(PAIR, batch_size=8, rounds=40)
-            root = f"http://127.0.0.1:{server.server_address[1]}"
-            remote = with_indexes(local, lambda url: f"{root}/{Path(url).relative_to(folder)}")
-            threads = {each for each in threading.enumerate() if "fetch" in each.name}
-            rows = [rows_of(loaded.batch) for loaded in batches(remote, 9)]
-            assert rows == [rows_of(loaded.batch) for loaded in batches(local, 9)]
-            left = {each for each in threading.enumerate() if "fetch" in each.name} - threads
-            for each in left:
-                each.join(10)
-                assert not each.is_alive()
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *args):
-        pass

@@ -10,7 +10,6 @@ import pytest
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
-from lightning_shards.plan.place import Place
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.samples.collate_fn import Collation
@@ -42,22 +41,6 @@ def test_it_names_callables_by_their_components(make_mixture):
     assert description.index.samples == sum(COUNTS["web"] + COUNTS["labels"])
     assert (description.sampling, description.reader) == ("mixture", "stream")
     assert description.is_streamed
-
-
-def test_a_first_sample_is_made_of_each_component(make_mixture):
-    seen = []
-    own = {name: {"transforms": {"label": Noting(name, seen)}} for name in PAIR}
-    make_mixture(PAIR, own).first_sample(Place(1, 2))
-    assert set(seen) == set(PAIR)
-
-
-class Noting:
-    def __init__(self, name, seen):
-        self.name, self.seen = name, seen
-
-    def __call__(self, value):
-        self.seen.append(self.name)
-        return value
 
 
 def test_a_pickle_holds_nothing_that_can_be_computed(make_mixture):

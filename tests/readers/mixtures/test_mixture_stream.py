@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from webdataset.mix import RandomMix
 
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.mixture import component_seed
@@ -64,16 +63,6 @@ def test_each_round_holds_the_weights_whatever_ranks_and_workers_are(
     assert all(counts == quota for counts in rounds_of(rows, quota.total()))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_a_batch_of_whole_rounds_holds_the_weights(make_mixture, num_workers):
-    source = make_mixture(EIGHT, batch_size=8, rounds=8)
-    for rank in range(2):
-        place = Place(rank, 2, num_workers - 1, num_workers)
-        for loaded in islice(source.batches(place, Cursor()), 10):
-            counts = np.bincount(loaded.batch["__component__"])
-            assert counts.tolist() == [5, 2, 1]
-
-
 def test_weights_that_change_hold_from_their_round_on(make_mixture):
     changes = [WeightChange({"labels": 1}, samples=16), WeightChange({"web": 1, "synth": 1}, 1)]
     source = make_mixture(EIGHT, changes=changes, batch_size=4, rounds=3)
@@ -97,24 +86,6 @@ def test_repeats_are_of_the_components_of_their_positions(make_mixture, remainde
     padded = source.epochs.plan(3).padded
     expected = source.slots.components(0, 0, 16 + padded).tolist()
     assert components_of(rows) == expected
-
-
-def test_the_small_component_of_random_mix_varies_and_ours_does_not(make_mixture):
-    """webdataset's mixture draws for each sample which data set it is from."""
-    random.seed(3)
-    drawn = iter(RandomMix([endless(0), endless(1)], [7, 1]))
-    theirs = [sum(islice(drawn, 16)) for _ in range(200)]
-    source = make_mixture({"web": 7, "labels": 1}, batch_size=16, rounds=400)
-    ours = [
-        int(loaded.batch["__component__"].sum())
-        for loaded in islice(source.batches(ALONE, Cursor()), 20)
-    ]
-    assert np.std(theirs) > 1
-    assert ours == [2] * 20
-
-
-def endless(value):
-    return (value for _ in iter(int, 1))
 
 
 # --- the components' own draws --------------------------------------------------------------------

@@ -28,6 +28,12 @@ def publish(paths, put, tmp_path, *, with_crc32=True, counts=COUNTS):
     put("sizes.json", json.dumps(counts).encode())
 
 
+def without_tables(server):
+    """Takes away the member tables beside the shards."""
+    for name in [name for name in server.objects if name.endswith(".members")]:
+        del server.objects[name]
+
+
 def module(urls, tmp_path, cache="cache", num_workers=0, loader=None, **settings):
     from lightning_shards import ShardDataModule  # not above: this folder's others need no torch
 

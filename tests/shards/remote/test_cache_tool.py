@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,11 @@ import yaml
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards.errors import StorageError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead import filling
 from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.limits import CacheNeed
-from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.cache.piece_folder import is_locked
-from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.tools import cache
 from tests.shards.remote.published import batches, module
 
@@ -121,24 +117,6 @@ def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server):
     rest = run_document("fill", "--config", written)
     assert 0 < rest["fetched_bytes"] < whole["size_bytes"] / 2
     assert rest == whole | {"fetched_bytes": rest["fetched_bytes"]}
-
-
-def test_what_is_under_way_when_a_piece_is_refused_is_waited_for():
-    pieces = [Piece("http://host/0.tar", "1", 10 * k, 10 * k + 10) for k in range(4)]
-    refused, kept = threading.Event(), []
-
-    def load(piece):
-        if piece is pieces[0]:
-            refused.set()
-            raise StorageError("404")
-        refused.wait(WITHIN_S)
-        time.sleep(0.1)
-        kept.append(piece)
-        return True
-
-    with pytest.raises(StorageError, match="404"):
-        list(filling._loaded(iter(pieces), load, RequestThreads(4), room=1 << 20))
-    assert sorted(kept) == pieces[1:]
 
 
 @pytest.mark.parametrize("asked_before", [0, 6])

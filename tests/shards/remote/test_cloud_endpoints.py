@@ -54,16 +54,6 @@ def test_an_endpoint_of_a_variable_alone_is_read_without_tls(
     assert read(scheme) == DATA[:99]
 
 
-def test_moto_is_read_by_its_variable_alone(real_store, real_server, monkeypatch):
-    pytest.importorskip("moto", reason="the server of moto comes with the extra `test`")
-    store, server = real_store("moto"), real_server("moto")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.port}")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    transport = RemoteTransport()
-    assert transport.read(store.url, 5, 99).data == DATA[5:99]
-    transport.close()
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_http_is_allowed_by_an_endpoint_or_by_a_variable_and_not_otherwise(scheme, monkeypatch):
     assert not allows_http(scheme, {})

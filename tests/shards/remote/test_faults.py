@@ -7,13 +7,12 @@ import pytest
 from fault_server import Fault
 from fault_table import FACES
 
-from lightning_shards.errors import IndexMismatchError, ShardNotFoundError, StorageError
+from lightning_shards.errors import IndexMismatchError
 from tests.shards.remote.conftest import url_of
 from tests.shards.remote.contract import DATA
 
 pytestmark = pytest.mark.network
 
-ONE_OF_EACH_CLIENT = ("http", "s3")
 
 BEGIN, END = 1_000, 90_000
 POSITIONS = (0, 1, 44_000, END - BEGIN - 1)
@@ -42,13 +41,6 @@ def requests(server):
     """The requests that reached the store's objects, behind hubs and gateways."""
     port = server.asked[-1].port
     return [each for each in server.asked if each.port == port]
-
-
-def test_several_faults_that_pass_cost_no_byte(read, server):
-    server.faults = [Fault("reset"), Fault("cut", 1_000), Fault("status", 502), Fault("cut", 0)]
-    server.faults += [Fault("cut_reset", 20_000), Fault("status", 401), Fault("cut", 5)]
-    assert read().data == DATA[BEGIN:END]
-    assert read.counts().repeated == 7
 
 
 @pytest.mark.parametrize("position", POSITIONS)
@@ -93,17 +85,3 @@ def test_one_of_the_same_version_and_another_size_is_an_error(read, server):
     server.faults = [Fault("cut", 44_000), Fault("headers", None, (("Content-Range", longer),))]
     with pytest.raises(IndexMismatchError, match=f"{len(DATA) + 1} bytes"):
         read()
-
-
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [(400, StorageError), (405, StorageError), (501, StorageError), (404, ShardNotFoundError)],
-)
-def test_what_would_not_change_is_not_tried_again(status, error, face, read, server):
-    read()
-    server.asked.clear()
-    server.always = Fault("status", status)
-    with pytest.raises(error, match=str(status)):
-        read()
-    is_asked_for_another_location = face == "hf"
-    assert len(requests(server)) == 1 + is_asked_for_another_location

@@ -65,27 +65,6 @@ def test_a_request_that_failed_is_counted_as_repeated(published_shards, server, 
     assert times_of(data).fetched.repeated == 2
 
 
-def test_streams_are_counted_as_well(published_shards, server, tmp_path):
-    data = module(published_shards, tmp_path, reader="stream")
-    data.source("train")
-    server.asked.clear()
-    server.faults = [Fault("status", 503)]
-    times = times_of(data)
-    fetched = times.fetched
-    assert (fetched.requests, fetched.repeated) == (len(server.asked), 1)
-    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
-    assert fetched.read_bytes == fetched.fetched_bytes == sum(sizes)
-    assert 0 < times.stages["fetch"] == pytest.approx(fetched.wait_s)
-    assert times.stages["fetch"] <= times.produce_s
-
-
-def test_what_is_in_the_cache_is_read_and_not_fetched(published_shards, tmp_path):
-    whole = {"loader": ROOMY, "shuffle_run": 0}  # shards: the pieces of any epoch
-    times_of(module(published_shards, tmp_path, **whole), epochs=8)
-    again = times_of(module(published_shards, tmp_path, **whole), epochs=2)
-    assert again.fetched.read_bytes > 4 * again.fetched.fetched_bytes
-
-
 @pytest.fixture
 def published():
     """The stage that this process publishes, by name."""

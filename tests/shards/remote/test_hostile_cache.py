@@ -1,7 +1,6 @@
 """Batches are right whatever becomes of the cache folder while they are read, or before."""
 
 import os
-import shutil
 import struct
 from itertools import islice
 from zlib import crc32
@@ -10,7 +9,6 @@ import pytest
 from waiting import wait_for
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.plan.place import Cursor, Place
 from tests.shards.remote.published import module
 from tests.shards.remote.test_remote_cache import (
     PIECES,
@@ -85,53 +83,6 @@ def test_pieces_with_other_bytes_are_read_from_the_store(
     found += [content(each.batch) for each in islice(stream, BATCHES - len(found))]
     stream.close()
     assert found == expected
-
-
-@pytest.mark.parametrize("instead", ["nothing", "an empty folder", "another run", "a file"])
-def test_a_folder_that_is_taken_away_costs_no_byte(
-    instead, published_shards, expected, tmp_path, kept
-):
-    stream, found = fill(published_shards, tmp_path, kept)
-    folder = tmp_path / "cache" / "pieces"
-    wait_for(lambda: not shutil.rmtree(folder, ignore_errors=True) and not folder.exists(), 10)
-    other = None
-    if instead == "a file":
-        folder.write_bytes(b"x")
-    elif instead == "an empty folder":
-        folder.mkdir(mode=0o700)
-    elif instead == "another run":
-        other = module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
-        other = other.batches(Place(), Cursor())
-        assert content(next(other).batch) == found[0]
-    found += [content(each.batch) for each in islice(stream, BATCHES - 1)]
-    stream.close()
-    if other is not None:
-        other.close()
-    assert found == expected
-
-
-def test_strange_files_in_all_folders_cost_no_byte_and_keep_the_cache_in_use(
-    published_shards, expected, tmp_path, kept, caplog
-):
-    stream, _ = fill(published_shards, tmp_path, kept)
-    folder = tmp_path / "cache" / "pieces"
-    (of_shard,) = {path.parent for path in kept()[:1]}
-    for path, text in (
-        (folder / "runs" / "strange", '{"data": 1, "limit_bytes": "x", "reads_bytes": null}'),
-        (folder / "runs" / "older", '{"limit_bytes": 5}'),
-        (folder / "parts" / "notes.txt", "x"),
-        (folder / "parts" / f"{'9' * 40}-x", "x"),
-        (of_shard / "notes.txt", "x"),
-        (folder / "notes.txt", "x"),
-        (folder / ("0" * 64), "x"),
-    ):
-        path.write_text(text)
-    for name in ("parts/folder-1", "runs/folder", "lost+found", of_shard.name + "/0-5"):
-        (folder / name).mkdir()
-    stream.close()
-    again = module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
-    assert served(again, BATCHES) == expected
-    assert "cannot be used" not in caplog.text
 
 
 class WrongAtFirst(dict[str, bytes]):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from fault_server import COMMIT, Fault
 
-from lightning_shards.errors import ConfigError, FileAccessError, StorageError
+from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.http_client import HttpReply
 from lightning_shards.shards.remote.hub import HubBackend
@@ -188,10 +188,3 @@ def test_who_is_refused_learns_where_the_token_was_looked_for(hub, tmp_path, mon
 def test_a_url_without_its_parts_is_an_error(url, transport):
     with pytest.raises(StorageError, match="write hf://datasets/OWNER/NAME@REVISION/PATH"):
         transport.read(url, 0, 9)
-
-
-def test_unknown_options_are_refused():
-    transport = RemoteTransport(TransportSettings({"hf": {"revision": "hf_s3cr3t"}}))
-    with pytest.raises(ConfigError, match="have no 'revision'; there are endpoint") as caught:
-        transport.read(URL, 0, 9)
-    assert "s3cr3t" not in str(caught.value)

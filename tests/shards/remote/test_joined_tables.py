@@ -11,31 +11,24 @@ from fault_server import Fault
 from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
-from lightning_shards.build import sources
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
     IndexMismatchError,
     ShardNotFoundError,
-    StorageError,
     UrlError,
 )
-from lightning_shards.shards.joins.table_files import copy_path, fetch_copy, linked_copies
+from lightning_shards.shards.joins.table_files import fetch_copy, linked_copies
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardStat
-from tests.shards.remote.conftest import QUICK, SIGNED, options_of, url_of
-from tests.shards.remote.published import COUNTS
+from tests.shards.remote.conftest import options_of, url_of
+from tests.shards.remote.published import COUNTS, without_tables
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 NUM = sum(COUNTS)
 TEXTS = [f"value {number}" for number in range(NUM)]
 SECRETS = ("s3cr3t", "passw0rd")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
 
 
 @pytest.fixture
@@ -57,8 +50,8 @@ def put_table(tmp_path, server):
 def make(local, server, tmp_path):
     """Makes modules that join a remote table."""
 
-    def made(join, urls=local, num_workers=0, cache="cache", **loader):
-        split = SplitConfig(urls, sampling="sequential", join={"t": join}, remainder="balanced")
+    def made(join, urls=local, num_workers=0, cache="cache", sampling="sequential", **loader):
+        split = SplitConfig(urls, sampling=sampling, join={"t": join}, remainder="balanced")
         given = {"storage_options": options_of(server), "cache_dir": str(tmp_path / cache)}
         return ShardDataModule(
             split,
@@ -82,16 +75,20 @@ def tables_asked_for(server, name="t.parquet"):
 
 @pytest.mark.parametrize("face", ["http", "s3"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_remote_table_is_joined_as_a_local_one(make, server, put_table, face, num_workers):
+def test_remote_shards_are_joined_with_remote_tables(
+    make, server, put_table, published_shards, face, num_workers
+):
     put_table()
-    assert values(make(url_of(server, face, "t.parquet"), num_workers=num_workers)) == TEXTS
+    assert values(make(url_of(server, face, "t.parquet"), published_shards, num_workers)) == TEXTS
 
 
-def test_patterns_name_several_remote_files(make, server, put_table, tmp_path):
-    put_table("t-0.parquet")
-    parquet.write_table(pa.table({"__key__": ["x"], "t": ["1"]}), tmp_path / "other.parquet")
-    server.objects["data/t-1.parquet"] = (tmp_path / "other.parquet").read_bytes()
-    assert values(make(f"{server.url}/data/t-{{0..1}}.parquet{SIGNED}")) == TEXTS
+def test_shards_without_member_tables_are_not_streamed(make, server, put_table, published_shards):
+    """Resampled shards would be, by themselves."""
+    put_table()
+    without_tables(server)
+    module = make(url_of(server, "http", "t.parquet"), published_shards, sampling="resampled")
+    with pytest.raises(ConfigError, match="the indexed reader needs the member table"):
+        module.source("train")
 
 
 def tar_of(write_tar, path, numbers):
@@ -99,22 +96,14 @@ def tar_of(write_tar, path, numbers):
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_remote_tars_are_a_table(make, server, write_tar, tmp_path, num_workers):
+def test_remote_tars_are_a_table(make, server, write_tar, tmp_path):
     """They need no member tables beside them, and leave none in the cache."""
     for number, samples in enumerate([range(9, NUM), range(9)]):
         data = tar_of(write_tar, tmp_path / "made.tar", samples)
         server.objects[f"data/more-{number}.tar"] = data
     join = {"table": url_of(server, "s3", "more-{0..1}.tar"), "column": "txt"}
-    assert values(make(join, num_workers=num_workers)) == TEXTS
+    assert values(make(join)) == TEXTS
     assert not list((tmp_path / "cache" / "members").rglob("more-*"))
-
-
-def test_remote_shards_are_joined_with_remote_tables(
-    make, server, put_table, published_shards, tmp_path
-):
-    put_table()
-    assert values(make(f"{server.url}/data/t.parquet", published_shards)) == TEXTS
 
 
 def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_table, tmp_path):
@@ -144,15 +133,6 @@ def test_a_table_is_not_fetched_again_for_a_new_signature(make, server, put_tabl
     server.asked.clear()
     make(f"{url}s3cr3t-2").source("train").prepare()
     assert sum(_length(each, size) for each in tables_asked_for(server)) <= (1 << 16) + 9
-
-
-def test_copies_of_tables_are_told_apart_by_what_signs_nothing(tmp_path):
-    url, cache = "https://host/get", CacheFolder(tmp_path)
-    copies = [
-        copy_path(f"{url}?{query}", cache) for query in ("f=0", "f=1", "versionId=1", "sig=1")
-    ]
-    assert len(set(copies)) == 4
-    assert copies[3] == copy_path(f"{url}?sig=2", cache) == copy_path(url, cache)
 
 
 class TokenTables:
@@ -263,15 +243,6 @@ def test_a_table_that_is_replaced_while_it_is_fetched(make, server, put_table, m
         make(url_of(server, "http", "t.parquet")).source("train")
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault("status", 503), Fault("cut", 100), Fault("reset")], ids=lambda fault: fault.kind
-)
-def test_passing_faults_are_retried(make, server, put_table, fault):
-    put_table()
-    server.faults = [fault, None, fault, None, fault]
-    assert values(make(url_of(server, "http", "t.parquet"))) == TEXTS
-
-
 BAD = {
     "absent": (None, ShardNotFoundError, "the table of join 't': .*t.parquet"),
     "no parquet": (b"x" * 99, FileAccessError, "t.parquet cannot be read as Parq"),
@@ -301,13 +272,6 @@ def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, capl
     assert not any(secret in told + caplog.text for secret in SECRETS)
 
 
-def test_a_store_that_does_not_answer_is_an_error_of_storage(make, server, put_table):
-    put_table()
-    server.always = Fault("status", 503)
-    with pytest.raises(StorageError, match=r"t\.parquet"):
-        make(url_of(server, "http", "t.parquet")).source("train")
-
-
 def test_damage_within_a_remote_table_names_the_url(make, server, put_table):
     put_table()
     data = bytearray(server.objects["data/t.parquet"])
@@ -331,14 +295,6 @@ def test_what_can_only_be_streamed_is_refused(make):
         make("scp://me:passw0rd@host/t.parquet").source("train")
     with pytest.raises(UrlError, match="a wildcard in"):
         make("s3://bucket/*.parquet").source("train")
-
-
-def test_files_of_a_remote_table_hold_one_kind(make, server, put_table, tmp_path):
-    put_table("t-0.parquet")
-    parquet.write_table(pa.table({"__key__": ["x"], "t": [1]}), tmp_path / "other.parquet")
-    server.objects["data/t-1.parquet"] = (tmp_path / "other.parquet").read_bytes()
-    with pytest.raises(ConfigError, match="holds other values than column 't' of"):
-        make(f"{server.url}/data/t-{{0..1}}.parquet").source("train").prepare()
 
 
 def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):

@@ -5,7 +5,6 @@ from fault_server import Fault
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote.proxies import proxy_of, require_hosts
-from tests.shards.remote.contract import DATA
 
 pytestmark = pytest.mark.network
 
@@ -65,12 +64,6 @@ def test_hosts_ports_domains_and_networks_can_be_exempt(url, is_exempt, set_vari
     exempt = "10.0.0.0/8, 192.168.0.7,[fd00::]/8,fd00::/8,minio:9000,plain:80,.corp.example,x/y"
     set_variables(all_proxy=PROXY, no_proxy=exempt)
     assert (not proxy_of(url)) == is_exempt
-
-
-def test_an_internal_shard_is_read_past_the_proxy(server, make_transport, set_variables):
-    server.objects["data/a.tar"] = DATA
-    set_variables(http_proxy=PROXY, no_proxy="127.0.0.0/8")
-    assert make_transport().read(f"{server.url}/data/a.tar", 0, 9).data == DATA[:9]
 
 
 def test_a_proxy_looks_hosts_up_itself(set_variables):

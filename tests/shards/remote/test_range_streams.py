@@ -8,7 +8,7 @@ import pytest
 from fault_server import Fault
 from held_transport import HeldTransport
 
-from lightning_shards.errors import IndexMismatchError, ShardNotFoundError, StorageError
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.remote.backend import RangeAnswer, RequestFailure
 from lightning_shards.shards.remote.partial_body import ForwardBody
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -115,13 +115,6 @@ def test_leaving_one_stream_ends_no_request_of_another():
     storage.close_all()
 
 
-def test_an_absent_object_is_told_when_it_is_opened(storage, url):
-    with pytest.raises(ShardNotFoundError, match="404 Not Found"):
-        storage.open_stream(url.replace("0.tar", "1.tar"))
-    with storage.open_stream(url) as stream:
-        assert stream.read(5) == DATA[:5]
-
-
 def test_an_object_that_is_replaced_meanwhile_is_refused(server, storage, url):
     with storage.open_stream(url) as stream:
         stream.raw.read(1)
@@ -139,14 +132,6 @@ def test_objects_that_are_told_apart_by_a_number_are_read_by_ranges(server, stor
     with storage.open_stream(url) as stream:
         assert stream.read() == DATA
     assert len(server.asked) > len(DATA) // 4_000
-
-
-def test_what_cannot_be_had_is_an_error_at_its_place(server, storage, url):
-    server.faults = [None, None, *[Fault("status", 500)] * 60]
-    with storage.open_stream(url) as stream:
-        assert stream.read(1_000) == DATA[:1_000]
-        with pytest.raises(StorageError, match=r"500 Internal Server Error \(try 10 of 10\)"):
-            stream.read()
 
 
 @pytest.mark.parametrize("kind", ["stall", "silent"])

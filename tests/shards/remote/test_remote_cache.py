@@ -13,7 +13,6 @@ from fault_server import Fault
 from waiting import wait_for
 
 from lightning_shards import LoaderConfig
-from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead import reading
@@ -61,20 +60,6 @@ def served(source, number, place=None, cursor=None):
     return [content(each.batch) for each in islice(source.batches(place, cursor), number)]
 
 
-def test_what_is_in_the_cache_is_not_asked_for_again(
-    published_shards, local, server, tmp_path, kept
-):
-    stream = stream_of(published_shards, tmp_path)
-    found = [content(next(stream).batch)]
-    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
-    found += [content(each.batch) for each in islice(stream, 7)]
-    server.asked.clear()
-    found += [content(each.batch) for each in islice(stream, 24)]
-    assert not of_shards(server)
-    stream.close()
-    assert found == served(module(local, tmp_path, shuffle_run=0).source("train"), 32)
-
-
 def test_a_second_run_takes_all_from_the_cache(published_shards, local, server, tmp_path, kept):
     stream = stream_of(published_shards, tmp_path)
     next(stream)
@@ -110,21 +95,15 @@ def run_need(data):
     return data.source("train").storages["http"].cache.need
 
 
-def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give(
+def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_requests_fail(
     published_shards, local, server, tmp_path, kept
 ):
     loader = two_blocks(published_shards, tmp_path)
     assert run_need(module(published_shards, tmp_path, loader=loader, shuffle_block=4))
     remote = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
     assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
     assert sum(path.stat().st_size for path in kept()) <= loader["cache_gib"] * 2**30
-
-
-def test_a_fifth_of_the_requests_may_fail(published_shards, local, server, tmp_path):
-    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
-    loader = two_blocks(published_shards, tmp_path)
-    remote = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
-    assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
 
 
 def end_while_fetching(source, is_fetched):
@@ -215,23 +194,6 @@ def test_fetching_ahead_goes_on_when_a_store_answers_again(
         tables.tables_of([1])  # whoever closed them waits for nothing
 
 
-def test_a_table_that_was_dropped_meanwhile_is_waited_for_like_others(
-    published_shards, server, tmp_path, monkeypatch, caplog
-):
-    monkeypatch.setattr(reading, "_PAUSE_S", 0.05)
-    source = module(published_shards, tmp_path, cache="asked").source("train")
-    tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
-    monkeypatch.setattr(tables._tables, "fetch", lambda _: [])  # they are gone again at once
-    server.always, found = Fault("status", 500), []
-    asking = threading.Thread(target=lambda: found.append(tables.tables_of([0])), daemon=True)
-    asking.start()
-    assert wait_for(lambda: "nothing is fetched ahead for" in caplog.text, WITHIN_S)
-    server.always = None
-    asking.join(WITHIN_S)
-    tables.close()
-    assert [table.num_samples for table in found[0]] == COUNTS[:1]
-
-
 def tables_by_two(published_shards, tmp_path):
     """The tables of a source as the two processes of a node ask for them, with one cache."""
     source = module(published_shards, tmp_path, cache="asked").source("train")
@@ -285,48 +247,3 @@ def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp
         thread.join(WITHIN_S)
     assert [[table.num_samples for table in tables] for tables in found] == [COUNTS] * 2
     assert tables_asked_for(server) == [f"shard-{shard:06d}.tar.members" for shard in SHARDS]
-
-
-def test_a_process_fetches_the_tables_that_no_other_one_brings(published_shards, tmp_path):
-    alone, other = tables_by_two(published_shards, tmp_path)
-    assert [table.num_samples for table in alone.tables_of(SHARDS)] == COUNTS
-    assert not alone._are_others_there
-    other.tables_of(SHARDS)
-    assert other._are_others_there
-
-
-def test_a_few_tables_stay_open_for_the_next_blocks(published_shards, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_MOST_HELD", 2)
-    tables, _ = tables_by_two(published_shards, tmp_path)
-    first, second = tables.tables_of([0, 1])
-    assert tables.tables_of([1])[0] is second
-    again, _, third = tables.tables_of([0, 1, 2])  # which are too many
-    assert again is first
-    assert tables.tables_of([2])[0] is not third
-    assert tables.tables_of([2])[0].num_samples == third.num_samples
-
-
-def test_a_shard_is_not_asked_about_whose_table_was_just_fetched(
-    published_shards, server, tmp_path
-):
-    one, other = tables_by_two(published_shards, tmp_path)
-    one.tables_of([0])
-    server.asked.clear()
-    one.require_same([0])
-    assert not server.asked
-    other.require_same([0])
-    assert len(server.asked) == 1
-
-
-def test_the_working_set_of_large_samples_is_what_all_ranks_of_a_node_prepare(
-    published_shards, tmp_path, monkeypatch
-):
-    monkeypatch.setattr("lightning_shards.shards.remote.byte_ranges.LARGE_SAMPLE", 1)
-    data = module(published_shards, tmp_path, loader=ROOMY)
-    shares = []
-    for ranks in (1, 2):
-        settings, index = data._data_config(), data._index("train")
-        storages = sources.make_source(settings, "train", index, ranks).storages
-        need = storages["http"].cache.need
-        shares.append(need.working_set_bytes / need.reads_bytes)
-    assert shares == pytest.approx([6 / 16, 12 / 16], rel=0.01)  # three batches of two samples

@@ -1,18 +1,14 @@
 """Filters of remote shards: by their tables, or, where there are none, by what a stream reads."""
 
-import os
-
 import pytest
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import batch_keys
-from lightning_shards.shards.filters import applying
-from tests.shards.remote.published import COUNTS, batches, module
+from tests.shards.remote.published import COUNTS, batches, module, without_tables
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
-ONCE = {"sampling": "sequential", "remainder": "balanced"}
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 
 
@@ -25,8 +21,7 @@ def listed(tmp_path):
 @pytest.fixture
 def tableless(local, server, published_shards):
     """The URLs of shards with counts and without tables."""
-    for name in [name for name in server.objects if name.endswith(".members")]:
-        del server.objects[name]
+    without_tables(server)
     return published_shards
 
 
@@ -62,39 +57,14 @@ def test_lists_name_remote_shards_too(published_shards, local, listed, tmp_path)
     assert remote.source("train").epochs.samples == 13
 
 
-def test_a_node_reads_the_tables_once_and_later_runs_none(
-    published_shards, server, tmp_path, monkeypatch
-):
+def test_a_node_reads_the_tables_once_and_later_runs_none(published_shards, server, tmp_path):
     module(published_shards, tmp_path, exclude=THIRD).source("train")
     asked = tables_asked_for(server)
     assert len(set(asked)) == len(COUNTS)
     assert len(asked) <= 1 + len(COUNTS)  # whether there are any is asked of the first
     server.asked.clear()
-    monkeypatch.setattr(applying, "_tables_of", lambda *_: pytest.fail("tables are read"))
     batches(module(published_shards, tmp_path, exclude=THIRD))
     assert not tables_asked_for(server)
-
-
-def test_tables_that_were_fetched_anew_are_asked_again(published_shards, server, tmp_path):
-    data = module(published_shards, tmp_path, exclude=THIRD)
-    before = batches(data)
-    for sidecar in (tmp_path / "cache").rglob("*.members"):
-        os.utime(sidecar, (1_000_000, 1_000_000))
-    calls = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            applying,
-            "_tables_of",
-            lambda index, tables: (
-                calls.append(1)
-                or (
-                    tables.table_of(url, expected_samples=count)
-                    for url, count in zip(index.urls, index.counts.tolist(), strict=True)
-                )
-            ),
-        )
-        assert batches(module(published_shards, tmp_path, exclude=THIRD)) == before
-    assert calls
 
 
 def test_a_resampled_stream_knows_by_the_tables_what_is_left(published_shards, local, tmp_path):

@@ -6,11 +6,9 @@ from dataclasses import replace
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule
-from lightning_shards.build import sources
 from lightning_shards.errors import ConfigError
 from lightning_shards.measure.report import MixtureProgress
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.source import batch_keys
@@ -18,20 +16,13 @@ from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.predicates import sample_filter
 from lightning_shards.shards.index import ShardIndex
 from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
-from tests.shards.remote.conftest import QUICK
-from tests.shards.remote.published import batches, publish, server_put
+from tests.shards.remote.published import batches, publish, server_put, without_tables
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 NAMES = ("web", "labels", "more")
 REMOTE = "labels"
 HALF = {"hash_of": "key", "of": 2, "parts": [0]}
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
 
 
 @pytest.fixture
@@ -48,8 +39,7 @@ def with_remote(shards, server, tmp_path):
 
 @pytest.fixture
 def tableless(with_remote, server):
-    for name in [name for name in server.objects if name.endswith(".members")]:
-        del server.objects[name]
+    without_tables(server)
     return with_remote
 
 
@@ -92,15 +82,6 @@ def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
     assert batches(afar, epochs=2) == batches(here, epochs=2)
 
 
-def test_a_filter_of_a_remote_component_with_tables_leaves_what_it_leaves_of_local_ones(
-    with_remote, shards, tmp_path
-):
-    own = {REMOTE: {"keep": HALF}}
-    afar, here = module(with_remote, tmp_path, "other", own), module(shards, tmp_path, "cache", own)
-    assert isinstance(afar.source("train"), MixtureSource)
-    assert batches(afar, epochs=2) == batches(here, epochs=2)
-
-
 @pytest.mark.parametrize("components", [{}, {REMOTE: {"keep": HALF}}], ids=["all", "kept"])
 @pytest.mark.parametrize("lacking", ["tableless", "countless"])
 def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
@@ -129,19 +110,6 @@ def test_the_indexed_reader_names_the_component_that_lacks_tables(tableless, tmp
         ConfigError, match=r"^train\.mix\.labels: .*members.*lightning-shards index"
     ):
         data.source("train")
-
-
-def test_the_indexed_reader_names_the_component_that_lacks_counts(countless, tmp_path):
-    data = module(countless, tmp_path, "other", reader="indexed")
-    message = r"^reader='indexed' of 'train\.mix\.labels' needs the number of samples of each shard"
-    with pytest.raises(ConfigError, match=message):
-        data.source("train")
-
-
-def test_each_sample_once_of_a_mix_with_a_component_without_tables_names_it(tableless, tmp_path):
-    message = r"train\.mix\.web has sampling='shuffled'.*train\.mix\.labels is remote, without mem"
-    with pytest.raises(ConfigError, match=message):
-        module(tableless, tmp_path, "other").source("train")
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,20 @@ from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
     IndexMismatchError,
-    ShardNotFoundError,
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import reader_choice
-from lightning_shards.readers.source import batch_keys
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.schemes import shared_out
-from lightning_shards.tools import index as index_tool
-from tests.shards.remote.conftest import SIGNED
-from tests.shards.remote.published import COUNTS, batches, module, publish, server_put
+from tests.shards.remote.published import (
+    COUNTS,
+    batches,
+    module,
+    publish,
+    server_put,
+    without_tables,
+)
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
@@ -42,16 +45,6 @@ def test_two_ranks_get_what_local_shards_give(published_shards, local, server, t
     assert "s3cr3t" not in caplog.text + repr(data) + repr(data.source("train"))
     assert "s3cr3t" not in str(data.state_dict())
     assert not any("s3cr3t" in str(path) for path in (tmp_path / "cache").rglob("*"))
-
-
-def test_worker_processes_read_them_too(published_shards, local, tmp_path):
-    remote, own = (module(urls, tmp_path, num_workers=2) for urls in (published_shards, local))
-    assert batches(remote, world_size=1) == batches(own, world_size=1)
-
-
-def test_a_fifth_of_the_requests_may_fail(published_shards, local, server, tmp_path):
-    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 40
-    assert batches(module(published_shards, tmp_path)) == batches(module(local, tmp_path))
 
 
 @pytest.mark.parametrize("name", TRAITS)
@@ -126,14 +119,6 @@ def test_a_data_set_of_numbers_reads_them(published_shards, local, tmp_path):
     )
 
 
-def test_replay_names_their_samples(published_shards, local, tmp_path):
-    served = [
-        batch_keys(module(urls, tmp_path).source("train"), Place(1, 2), 3, range(2), num_workers=1)
-        for urls in (published_shards, local)
-    ]
-    assert served[0] == served[1]
-
-
 def find(urls, tmp_path, split="train", **given):
     data = DataConfig(
         train=SplitConfig(urls, sampling="shuffled"),
@@ -187,11 +172,11 @@ def test_auto_takes_the_indexed_reader_where_it_can(published_shards, tmp_path, 
 
 def test_shards_without_tables_are_streamed(published_shards, local, server, tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    for name in [name for name in server.objects if name.endswith(".members")]:
-        del server.objects[name]
+    without_tables(server)
     data = module(published_shards, tmp_path, sampling="sequential")
     assert data.source("train").describe().reader == "stream"
     assert "takes the stream reader, because there are no member tables" in caplog.text
+    assert "`lightning-shards index" in caplog.text
     assert batches(data, 1) == batches(module(local, tmp_path, sampling="sequential"), 1)
 
 
@@ -301,21 +286,6 @@ def test_a_damaged_table_is_refused(published_shards, server, tmp_path, stop, en
         batches(module(published_shards, tmp_path))
 
 
-def test_an_unknown_object_is_named(published_shards, server, tmp_path):
-    del server.objects["data/shard-000001.tar"]
-    with pytest.raises(ShardNotFoundError, match=r"shard-000001\.tar") as caught:
-        batches(module(published_shards, tmp_path))
-    assert "s3cr3t" not in str(caught.value)
-
-
-def test_an_unknown_bucket_is_not_found(real_store, real_server, tmp_path):
-    real_store("moto")  # with its credentials
-    options = dict(real_server("moto").options)
-    data = module("s3://nowhere/0.tar", tmp_path, loader={"storage_options": options})
-    with pytest.raises(ShardNotFoundError, match=r"nowhere.*the bucket"):
-        data.source("train")
-
-
 @pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 9}])
 def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
     published_shards, server, tmp_path, settings
@@ -328,39 +298,13 @@ def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
         next(source.batches(Place(), Cursor()))
 
 
-def test_the_tool_makes_what_the_reader_needs(server, local, tmp_path):
-    """Of local shards beside them, of remote ones in a folder: the same bytes."""
-    given = ["--format", "wids,members", "--cache-dir", str(tmp_path / "making"), "--processes"]
-    folder, put = Path(local[0]).parent, server_put(server)
-    for path in map(Path, local):
-        put(path.name, path.read_bytes())
-    urls = f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
-    index_tool.main([urls, "--output", str(tmp_path / "made"), *given, "2"])
-    index_tool.main([str(folder / "*.tar"), *given, "1"])
-    made = {path.name: path.read_bytes() for path in (tmp_path / "made").rglob("*.*")}
-    assert sorted(made) == sorted(["wids.json", *(f"{Path(path).name}.members" for path in local)])
-    assert made == {name: (folder / name).read_bytes() for name in made}
-    for name, data in made.items():
-        put(name, data)
-    data = module(urls, tmp_path, reader="indexed")
-    assert batches(data) == batches(module(local, tmp_path))
-
-
-def test_a_server_without_ranges_gives_small_shards(published_shards, server, local, tmp_path):
-    server.always = Fault("whole")
-    assert batches(module(published_shards, tmp_path)) == batches(module(local, tmp_path))
-
-
 # --- settings
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"s3": {"secret_access_key": "s3cr3t"}}, "looks like a secret.*AWS_ACCESS_KEY_ID"),
         ({"az": {"endpoint": "https://user:s3cr3t@host"}}, "looks like a secret"),
-        ({"s3": {"regoin": "x"}}, "have no 'regoin'"),
-        ({"s3": {"anonymous": "yes"}}, "must be a bool"),
         ({"s3": "us-east-1"}, "must be a mapping"),
         ({"s5": {}}, "its keys are schemes: http"),
     ],

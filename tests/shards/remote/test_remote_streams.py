@@ -57,16 +57,6 @@ def test_drawn_shards_are_those_of_local_ones(published_shards, local, stream):
     assert batches(found, epochs=3) == batches(wanted, epochs=3)
 
 
-def test_a_fifth_of_the_requests_may_fail(published_shards, local, server, stream):
-    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 40
-    assert batches(stream(published_shards)) == batches(stream(local))
-
-
-def test_a_server_without_ranges_is_streamed_too(published_shards, local, server, stream):
-    server.always = Fault("whole")
-    assert batches(stream(published_shards)) == batches(stream(local))
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [

@@ -1,19 +1,15 @@
 """What a transport is made of, which schemes it reads, and what its stores may be told."""
 
 import os
-import pickle
 import sys
 
 import pytest
-from fault_server import Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
-from lightning_shards.shards.remote.backend import RequestFailure
 from lightning_shards.shards.remote.cloud import CloudBackend, failure_of_error
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from tests.shards.remote.conftest import options_of
 
 QUICK = RetryPolicy().scaled(0.001)
 
@@ -33,14 +29,6 @@ def test_a_scheme_that_nobody_knows_is_a_storage_error():
 def test_what_is_no_range_is_refused(begin, end):
     with pytest.raises(ValueError, match="are no range"):
         RemoteTransport().read("https://h/a", begin, end)
-
-
-def test_nothing_is_opened_before_the_first_read():
-    transport = RemoteTransport(TransportSettings({"s3": {"endpoint": "http://h"}}))
-    assert transport._opened == {}
-    assert pickle.loads(pickle.dumps(transport))._settings.options == {
-        "s3": {"endpoint": "http://h"}
-    }
 
 
 def test_the_repr_holds_no_options():
@@ -169,13 +157,6 @@ def test_errors_of_obstore_are_known_by_class_and_status(name, text, kind, what)
     assert "s3cr3t" not in failure.what + failure.remedy
 
 
-def test_a_service_of_credentials_that_gave_some_before_is_asked_again():
-    from obstore.exceptions import GenericError
-
-    error = GenericError("PUT http://169.254.169.254/latest/api/token: kind: Connect,")
-    assert failure_of_error(error, "s3", has_answered=True).kind == "again"
-
-
 def test_obstore_gets_two_threads_unless_the_user_set_another_number(monkeypatch):
     monkeypatch.delenv("TOKIO_WORKER_THREADS", raising=False)
     backend = CloudBackend("s3", {"endpoint": "http://h", "anonymous": True}, RetryPolicy())
@@ -184,19 +165,3 @@ def test_obstore_gets_two_threads_unless_the_user_set_another_number(monkeypatch
     monkeypatch.setenv("TOKIO_WORKER_THREADS", "7")
     backend._store("c")
     assert os.environ["TOKIO_WORKER_THREADS"] == "7"
-
-
-@pytest.mark.network
-def test_a_store_that_another_thread_has_made_anew_is_not_dropped(server):
-    server.always = Fault("status", 403)
-    url, options = "s3://data/a.tar", options_of(server)["s3"]
-    backend = CloudBackend("s3", options, RetryPolicy())
-    failures, stores = [], []
-    for _ in range(2):  # as two threads do at once
-        with pytest.raises(RequestFailure) as caught, backend.get(url, 0, 9, None):
-            pass
-        failures.append(caught.value)
-    for failure in failures:
-        backend.refresh(url, failure.used)
-        stores.append(backend._store("data"))
-    assert stores[0] is stores[1] is not failures[0].used

@@ -3,7 +3,6 @@
 import errno
 import os
 import pickle
-import shutil
 import threading
 import time
 
@@ -88,29 +87,12 @@ def test_names_hold_no_credential(folder):
     ).replace(bytes_of(piece)[:200], b"")
 
 
-def test_another_version_is_another_piece(cache):
-    changed = piece_number(3, '"w"')
-    assert load(cache, PIECE) == bytes_of(PIECE)
-    assert load(cache, changed) == bytes_of(changed) != bytes_of(PIECE)
-
-
 def test_a_torn_piece_is_fetched_again(cache, folder):
     load(cache, PIECE)
     path = folder / "pieces" / PIECE.folder / PIECE.name
     path.write_bytes(bytes(FILE))
     assert load(cache, PIECE) == bytes_of(PIECE)
     assert cache.counts.fetched == 2
-
-
-def test_what_is_kept_is_known_without_opening_it(cache, folder, monkeypatch):
-    others = [piece_number(number) for number in (4, 6)]
-    for piece in (PIECE, *others):
-        load(cache, piece)
-    cut, dropped = (folder / "pieces" / piece.folder / piece.name for piece in others)
-    os.truncate(cut, SIZE)
-    dropped.unlink()
-    monkeypatch.setattr(piece_cache, "open_piece", None)
-    assert cache.kept([*others, PIECE, piece_number(7)]) == [PIECE]
 
 
 def test_the_limit_is_kept_and_open_pieces_stay_readable(cache, folder):
@@ -298,10 +280,6 @@ def test_a_process_that_is_stopped_with_the_counter_holds_nobody_up(cache, folde
     assert cache.counts.bypassed == 1
 
 
-def test_a_piece_of_no_bytes(cache):
-    assert load(cache, piece_number(0, size=0)) == b""
-
-
 def test_reads_beyond_a_piece_are_a_mistake(cache):
     loaded = cache.load(PIECE, lambda: bytes_of(PIECE))
     for start, stop in ((PIECE.begin - 1, PIECE.end), (PIECE.begin, PIECE.end + 1)):
@@ -314,10 +292,3 @@ def test_without_locks_nothing_is_kept_and_it_is_said(cache, no_locks, caplog):
     assert load(cache, PIECE) == bytes_of(PIECE)
     assert cache.counts.bypassed == 1
     assert "cannot be used: No locks available" in caplog.text
-
-
-def test_folders_that_were_cleaned_up_are_made_again(cache, folder):
-    load(cache, PIECE)
-    shutil.rmtree(folder / "pieces" / "parts")
-    load(cache, piece_number(4))
-    assert cache.counts.bypassed == 0

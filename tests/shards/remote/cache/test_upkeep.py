@@ -1,20 +1,14 @@
 """Listing, checking and clearing the pieces of a node."""
 
-import errno
-import os
 import struct
 
 import pytest
 from cached_bytes import FILE, bytes_of, load, make_cache, make_need, piece_number
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import upkeep
 from lightning_shards.shards.remote.cache.upkeep import (
     CheckedPieces,
-    Freed,
     check_pieces,
-    clear_pieces,
     list_pieces,
     piece_folders,
 )
@@ -41,25 +35,6 @@ def path_of(folder, number):
     return folder.path / piece.folder / piece.name
 
 
-def test_a_folder_is_listed_with_its_shards_and_open_runs(filled, tmp_path):
-    cache, folder = filled
-    listing = list_pieces(folder)
-    assert (listing.pieces, listing.size_bytes, listing.writing_bytes) == (4, 4 * FILE, 0)
-    assert sorted(each.pieces for each in listing.objects) == [1, 3]
-    assert listing.runs == [make_need(100)]
-    cache.close()
-    assert list_pieces(folder).runs == []
-    (tmp_path / "pieces-elsewhere").mkdir(mode=0o700)
-    assert len(piece_folders(CacheFolder(tmp_path))) == 2
-    assert piece_folders(CacheFolder(tmp_path / "none")) == []
-
-
-def test_a_run_that_was_killed_is_not_listed(filled):
-    cache, folder = filled
-    os.close(cache._here()._registered)
-    assert list_pieces(folder).runs == []
-
-
 @pytest.mark.parametrize("position", [0, 999, 1000, 1012, 1020])
 def test_a_piece_with_another_bit_is_removed_and_counted(filled, position):
     cache, folder = filled
@@ -72,22 +47,6 @@ def test_a_piece_with_another_bit_is_removed_and_counted(filled, position):
     assert used(folder) == 3 * FILE
     assert load(cache, piece_number(1)) == bytes_of(piece_number(1))
     assert check_pieces(folder).damaged == []
-
-
-def test_a_piece_that_the_disk_does_not_give_is_not_called_damaged(filled, monkeypatch):
-    _, folder = filled
-    is_damaged = upkeep.is_damaged
-
-    def failing(path, size):
-        if path == str(path_of(folder, 1)):
-            raise OSError(errno.EIO, "Input/output error")
-        return is_damaged(path, size)
-
-    monkeypatch.setattr(upkeep, "is_damaged", failing)
-    told = f"{path_of(folder, 1)}: Input/output error"
-    assert check_pieces(folder) == CheckedPieces(4, 4 * FILE, [], (told,))
-    assert not path_of(folder, 1).exists()
-    assert used(folder) == 3 * FILE
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"\0" * 2000])
@@ -112,27 +71,6 @@ def test_a_piece_that_a_run_drops_meanwhile_is_neither_checked_nor_damaged(fille
     assert found.damaged == []
     assert found.pieces <= 4
     assert seen == [FILE] * 4
-
-
-def test_an_open_cache_is_cleared_by_force_alone_and_who_reads_a_piece_keeps_it(filled):
-    cache, folder = filled
-    opened = cache.open(piece_number(0))
-    with pytest.raises(ConfigError, match=r"is open: some run.*--force"):
-        clear_pieces(folder)
-    assert list_pieces(folder).pieces == 4
-    assert clear_pieces(folder, force=True) == Freed(4, 4 * FILE)
-    assert used(folder) == 0
-    assert opened.read(0, 1000) == bytes_of(piece_number(0))
-    assert load(cache, piece_number(0)) == bytes_of(piece_number(0))
-
-
-def test_a_cache_that_nobody_has_open_is_cleared_and_used_again(filled):
-    cache, folder = filled
-    cache.close()
-    assert clear_pieces(folder) == Freed(4, 4 * FILE)
-    assert clear_pieces(folder) == Freed(0, 0)
-    assert load(cache, piece_number(5)) == bytes_of(piece_number(5))
-    assert used(folder) == FILE
 
 
 def test_the_need_of_the_first_process_of_a_run_holds_for_all(tmp_path):

@@ -32,12 +32,3 @@ def test_pieces_of_another_version_or_object_hold_nothing():
     for url, version in (("u", "other"), ("x", "v"), ("u", None)):
         (part,) = announced.cut(Segment(url, version, 2, 6, memory))
         assert part.piece is None
-
-
-def test_large_pieces_are_cut_into_parts_of_at_most_8_mib():
-    whole = Piece("u", "v", 5, 5 + 20 * 2**20)
-    parts = AnnouncedPieces([whole, Piece("w", "v", 0, 3)]).pieces
-    assert [part.begin for part in parts[1:3]] == [part.end for part in parts[:2]]
-    assert (parts[0].begin, parts[2].end) == (whole.begin, whole.end)
-    assert max(part.size for part in parts) <= 8 * 2**20
-    assert parts[3] == Piece("w", "v", 0, 3)

@@ -3,7 +3,6 @@
 import random
 import threading
 import time
-from functools import partial
 
 from held_fetcher import DATA, LARGE, PIECES, WITHIN_S, bytes_read, is_fetched
 from held_transport import MIB, HeldTransport, cache_in, reads_of
@@ -12,10 +11,8 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import StorageError
-from lightning_shards.shards.remote.cache import piece_cache
 from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetcher import Fetcher
-from lightning_shards.shards.remote.request_threads import RequestThreads
 
 
 def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
@@ -46,12 +43,6 @@ def test_a_large_member_is_fetched_in_parts(make_fetcher, transport):
     assert transport.most_under_way <= 3
 
 
-def test_counts_tell_where_an_object_ends(make_fetcher):
-    reads = reads_of("u", [(63_000, 64_500), (70_000, 70_010)])
-    assert make_fetcher().read([reads]) == [[1000, 0]]
-    assert bytes(reads.into[:1000]) == DATA[63_000:]
-
-
 def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
     fetcher = make_fetcher()
     fetcher.fetch_ahead(PIECES)
@@ -63,11 +54,7 @@ def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher
     assert fetcher.counts.exact_requests == 0
 
 
-def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path, monkeypatch):
-    """Queued behind them: which of two threads asks first is chance."""
-    queued, begin = [], RequestThreads.begin
-    spy = lambda threads, call: (queued.append(call), begin(threads, call))[1]  # noqa: E731
-    monkeypatch.setattr(RequestThreads, "begin", spy)
+def test_pieces_begin_with_the_requests_of_the_first_batch(transport, tmp_path):
     fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
     fetcher.fetch_ahead(PIECES[:2])
     fetcher.fetch_ahead(PIECES[2:])
@@ -81,22 +68,7 @@ def test_pieces_begin_behind_the_requests_of_the_first_batch(transport, tmp_path
     reader.join(WITHIN_S)
     fetcher.close()
     assert is_ahead
-    assert [getattr(call, "func", call).__name__ for call in queued[:2]] == [
-        "_fetch_range",
-        "_work",
-    ]
     assert len(transport.asked) == 7
-
-
-def test_the_first_batch_finds_what_an_earlier_run_left(make_fetcher, transport, tmp_path):
-    earlier = make_fetcher()
-    earlier.fetch_ahead(PIECES)
-    assert is_fetched(earlier, 8)
-    fetcher = Fetcher(transport, cache_in(tmp_path / "cache"), threads=4)
-    fetcher.fetch_ahead(PIECES)
-    bytes_read(fetcher, reads_of("u", [(0, 64_000)]))
-    assert fetcher.counts.exact_requests == 0
-    fetcher.close()
 
 
 def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
@@ -120,18 +92,6 @@ def test_pieces_are_fetched_in_the_order_given(make_fetcher, transport):
     fetcher.fetch_ahead(order)
     assert is_fetched(fetcher, len(PIECES))
     assert [begin for _, begin, _ in transport.asked] == [piece.begin for piece in order]
-
-
-def test_what_was_announced_twice_costs_nothing(make_fetcher, transport, monkeypatch):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:4])
-    assert is_fetched(fetcher, 4)
-    monkeypatch.setattr(piece_cache, "open_piece", None)  # the cache is not asked again
-    fetcher.fetch_ahead(PIECES[:4])
-    monkeypatch.undo()
-    fetcher.fetch_ahead(PIECES)
-    assert is_fetched(fetcher, 8)
-    assert len(transport.asked) == 8
 
 
 def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fetcher, transport):
@@ -221,40 +181,6 @@ def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, tran
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
     assert fetcher.counts.exact_requests == 1
     assert not transport.gates[0].is_set()
-
-
-def test_pieces_that_others_fetch_are_looked_for_a_few_times_a_second(make_fetcher, tmp_path):
-    gate, others = threading.Event(), cache_in(tmp_path / "cache")
-    begun = threading.Barrier(len(PIECES) + 1)
-
-    def fetch(piece):
-        begun.wait(WITHIN_S)
-        gate.wait(WITHIN_S)
-        return DATA[piece.begin : piece.end]
-
-    holders = [
-        threading.Thread(target=others.load, args=(piece, partial(fetch, piece)))
-        for piece in PIECES
-    ]
-    for holder in holders:
-        holder.start()
-    begun.wait(WITHIN_S)
-    cache, loads = cache_in(tmp_path / "cache"), []
-    load = cache.load
-    cache.load = lambda *given, **others: loads.append(given) or load(*given, **others)
-    fetcher = make_fetcher(cache, threads=64)
-    fetcher.fetch_ahead(PIECES)
-    assert wait_for(lambda: len(loads) >= 3 * len(PIECES), WITHIN_S)
-    began = len(loads)
-    time.sleep(0.3)
-    assert len(loads) - began <= 4 * len(PIECES)
-    gate.set()
-    here = fetcher._here()
-    assert wait_for(lambda: here._there == set(PIECES), WITHIN_S)
-    assert fetcher.counts.ahead_requests == 0
-    for holder in holders:
-        holder.join()
-    others.close()
 
 
 def test_small_pieces_too_are_fetched_many_at_once(make_fetcher, transport):

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pickle
 import threading
 
 import pytest
@@ -130,17 +129,6 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
         fetcher.read([reads_of("u", [(0, 10)])])
 
 
-def test_few_pieces_are_open_at_a_time(make_fetcher, monkeypatch, open_files):
-    monkeypatch.setattr(open_pieces, "_MOST_OPEN", 2)
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES)
-    assert is_fetched(fetcher, 8)
-    before = len(open_files())
-    for _ in range(2):
-        assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
-    assert before < len(open_files()) <= before + 2
-
-
 def test_the_workers_of_a_process_share_its_limit_of_open_files(
     make_fetcher, monkeypatch, open_files
 ):
@@ -171,12 +159,6 @@ def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     spans = [(20, 30), (8020, 8030)]
     assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
     assert transport.asked[2:] == [("u", 8020, 8030)]
-
-
-def test_a_pickled_fetcher_is_what_it_was_made_of(tmp_path):
-    cache = cache_in(tmp_path / "cache")
-    fetcher = pickle.loads(pickle.dumps(Fetcher(None, cache, threads=3)))
-    assert (fetcher._transport, fetcher._threads, fetcher._made) == (None, 3, {})
 
 
 def test_each_process_has_threads_of_its_own(make_fetcher, transport, monkeypatch):
@@ -226,12 +208,3 @@ def test_threads_end_with_a_fetcher_that_is_dropped(transport, tmp_path):
     del fetcher
     assert started
     assert wait_for(lambda: not any(each.is_alive() for each in started), WITHIN_S)
-
-
-def test_memory_is_bounded_by_the_threads(make_fetcher, transport):
-    fetcher = make_fetcher(threads=2)
-    fetcher.fetch_ahead([Piece("large", '"v"', 0, 20 * MIB)])
-    bytes_read(fetcher, reads_of("large", [(0, 20 * MIB)]))
-    assert wait_for(lambda: transport.under_way == 0, WITHIN_S)
-    assert transport.most_under_way <= 3
-    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB

@@ -1,6 +1,5 @@
 """Objects whose version is known by size and number alone."""
 
-import pickle
 import zlib
 
 import pytest
@@ -67,11 +66,6 @@ def test_after_a_new_table_the_new_object_is_read(below):
     assert stamped.read(URL, 0, 9, new).version == new
     with pytest.raises(IndexMismatchError, match='"v" was expected, "w" is there'):
         stamped.read(URL, 0, 9, STAMP)
-
-
-def test_it_is_pickled_as_what_it_was_made_of():
-    copy = pickle.loads(pickle.dumps(StampedTransport(None, len)))
-    assert (copy._transport, copy._number_of) == (None, len)
 
 
 def test_it_is_closed_with_what_it_reads_by(below):
