@@ -14,7 +14,6 @@ from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.cli import one_line
 from lightning_shards.errors import ConfigError, TransformError
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.source import batch_keys
 from lightning_shards.samples.crops import DecodeResize
 
@@ -122,20 +121,6 @@ def test_pixels_are_tensors_unless_it_takes_arrays(
     assert np.asarray(batch[1]["image"]).tolist() == np.ones((3, 4, 4)).tolist()
 
 
-def test_without_arrays_wanted_torch_is_told_to_the_workers(pack_shards, make_module):
-    urls = pack_shards([2])
-
-    def loads_torch(collate_fn, **settings):
-        split = split_of(urls, "indexed", collate_fn=collate_fn)
-        return make_module(split, **settings).source("train").describe().loads_torch
-
-    assert loads_torch(Kept(), fields=FIELDS)
-    assert not loads_torch(Kept(takes_arrays=True), fields=FIELDS)
-    assert not loads_torch(None, fields=FIELDS)
-    assert not loads_torch(Kept())
-    assert loads_torch(Kept(), fields=FIELDS, transforms={"image": DecodeResize(size=4)})
-
-
 def test_a_stream_gives_tensors_to_stages_whatever_the_collate_fn_takes(pack_shards, make_module):
     seen = []
 
@@ -148,15 +133,6 @@ def test_a_stream_gives_tensors_to_stages_whatever_the_collate_fn_takes(pack_sha
     (batch,) = make_module(split, fields=FIELDS).loader("train")
     assert set(seen) == {torch.Tensor}
     assert batch[0]["extra"] == 1
-
-
-def test_samples_read_together_are_those_read_one_by_one(pack_shards, make_module, monkeypatch):
-    split = split_of(pack_shards([5]), "indexed", collate_fn=Kept(), sampling="shuffled")
-    module = make_module(split, fields=FIELDS, transforms={"label": jitter_label})
-    together = list(module.loader("train"))
-    monkeypatch.setattr("lightning_shards.readers.indexed.can_decode", lambda _: False)
-    monkeypatch.setattr(BatchReader, "batch", None)
-    assert plain(list(module.loader("train"))) == plain(together)
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])

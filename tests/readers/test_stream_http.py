@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     DamagedShardError,
     ShardNotFoundError,
@@ -115,29 +114,6 @@ def test_a_shard_that_was_stored_cut_is_an_error_without_its_signature(server, r
     message, shown = failure(f"http://{root}/{SHARD}?sig=secret", DamagedShardError)
     assert f"http://{root}/{SHARD} is cut short or damaged" in message
     assert "secret" not in shown
-
-
-@pytest.fixture
-def load_labels(tmp_path, root):
-    """All labels of an epoch of remote shards, in order."""
-
-    def load(urls, **settings):
-        module = ShardDataModule(
-            SplitConfig(f"http://{root}/{urls}", reader="stream", **settings),
-            fields={"label": "cls"},
-            batch_size=2,
-            num_workers=0,
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-        )
-        return [label for batch in module.loader("train") for label in batch["label"].tolist()]
-
-    return load
-
-
-@pytest.mark.parametrize("settings", [{}, {"dataset_size": 8}])
-def test_a_url_that_leads_nowhere_is_told_so_before_a_size_is_asked_for(load_labels, settings):
-    with pytest.raises(ShardNotFoundError, match=r"gone.tar cannot be read: .* 404 Not Found"):
-        load_labels("gone.tar", **settings)
 
 
 def test_an_unknown_host_is_an_error_at_once(make_source, monkeypatch):

@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.system.process import Cancellable
 from lightning_shards.workers.connection import ReceivedBuffers, TrainerEnd, WorkerEnd, new_memory
 
 SLOTS = 2
@@ -60,19 +59,6 @@ def test_a_file_comes_with_its_message(size, ends, tmp_path):
         assert received.read() == "here"
 
 
-def test_the_trainer_sees_the_byte_of_each_worker():
-    stages = new_memory(2)
-    pairs = [socket.socketpair() for _ in range(2)]
-    trainers = [TrainerEnd(first, stages, SLOTS) for first, _ in pairs]
-    for number, (_, second) in enumerate(pairs):
-        WorkerEnd(second, SLOTS).stage_byte(number)[0] = 5 + number
-        second.close()
-    assert os.pread(stages, 2, 0) == bytes([5, 6])
-    os.close(stages)
-    for trainer in trainers:
-        trainer.close()
-
-
 def test_shutting_wakes_a_trainer_that_waits_and_a_worker_that_would_go_on(ends):
     trainer, worker = ends
     worker.stage_byte(0)
@@ -118,16 +104,6 @@ def test_a_worker_can_look_whether_its_stream_is_closed_without_taking_a_credit(
         worker.raise_if_closed()
     assert worker.wait_for_credit()
     assert not worker.wait_for_credit()
-
-
-def test_a_trainer_can_be_called_off_while_it_waits_for_a_message(ends):
-    trainer, _ = ends
-
-    def check():
-        raise ArithmeticError
-
-    with pytest.raises(ArithmeticError), Cancellable(check):
-        trainer.receive()
 
 
 @pytest.fixture

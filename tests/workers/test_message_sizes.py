@@ -5,7 +5,6 @@ from itertools import islice
 
 import pytest
 import torch
-from message_examples import message_of
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.workers.messages import (
@@ -15,6 +14,7 @@ from lightning_shards.workers.messages import (
     tensor_bytes,
 )
 from lightning_shards.workers.processes import ProcessPool, require_shared_memory
+from tests.workers.message_examples import message_of
 
 
 def test_messages_grow_up_to_a_number_of_bytes_or_batches():

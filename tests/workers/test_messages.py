@@ -134,24 +134,6 @@ def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     assert torch.equal(small, SMALL)
 
 
-def test_batches_are_made_where_the_trainer_finds_them():
-    maker = MessageMaker(2)
-    list(unpacked(message_of(BATCH, maker=maker)))  # now it knows how large they are
-    maker.prepare(2)
-    made = [made_in(maker.arena, SHARED_BYTES, number) for number in (1, 2)]
-    small = torch.tensor([5, 6])
-    sent = message_of(*({"x": each, "small": small} for each in made), maker=maker)
-    start, end = (
-        sent.buffer.content.ctypes.data,
-        sent.buffer.content.ctypes.data + len(sent.buffer.content),
-    )
-    assert all(start <= each.data_ptr() < end for each in made)
-    received = [each.batch for each in unpacked(sent, copy=False)]
-    assert [each["x"].data_ptr() for each in received] == [each.data_ptr() for each in made]
-    assert [int(each["x"].max()) for each in received] == [1, 2]
-    assert [each["small"].tolist() for each in received] == [[5, 6]] * 2
-
-
 @pytest.mark.parametrize("size", [2 * SHARED_BYTES, 100])
 def test_batches_of_another_size_than_expected_arrive_whole(size):
     maker = MessageMaker(1)
@@ -204,21 +186,6 @@ def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again()
     (received,) = unpacked(travelled(early))
     first, second, third = received.batch["x"]
     assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
-
-
-def test_shared_buffers_are_used_one_after_the_other_and_grow():
-    maker = MessageMaker(2)
-    sizes = [SHARED_BYTES, SHARED_BYTES, SHARED_BYTES // 2, 2 * SHARED_BYTES, SHARED_BYTES]
-    buffers = []
-    for size in sizes:
-        sent = message_of({"x": torch.ones(size, dtype=torch.uint8)}, maker=maker)
-        list(unpacked(sent))
-        buffers.append(sent.buffer)
-    first, second, small, larger, again = buffers
-    assert isinstance(small, bytearray)
-    assert larger not in (first, second)
-    assert again is second is not first
-    assert len(larger.content) == 2 * SHARED_BYTES
 
 
 def test_a_buffer_in_use_is_never_taken():

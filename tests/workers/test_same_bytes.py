@@ -129,8 +129,6 @@ def test_two_epochs_differ_in_their_bytes(expected):
 @pytest.mark.parametrize(
     ("context", "num_workers", "sampling"),
     [
-        ("fork", 1, "shuffled"),
-        ("fork", 2, "shuffled"),
         ("fork", 3, "shuffled"),
         ("fork", 3, "resampled"),
         ("fork", 8, "shuffled"),

@@ -152,15 +152,6 @@ def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
     }
 
 
-def test_a_node_with_few_of_the_ranks_fetches_no_pieces_that_it_hardly_uses():
-    place = Place(0, 10)
-    plan = make_plan(place=place, size=900_000)._blocks()
-    block, _ = next(plan)
-    shares = len(block.reads)
-    all_ranks = len(announced(make_plan(size=900_000), 1)[0].reads)
-    assert shares < all_ranks / 2
-
-
 def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
     place = Place(1, 2, worker=1, num_workers=2)
     plan = make_plan(place=place, ranks=(0, 1), size=2 * 2**20)

@@ -13,7 +13,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from lightning_shards import ShardCLI, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 
 COUNTS = [3, 0, 4, 2]
@@ -303,24 +303,10 @@ def test_the_order_of_samples_is_that_without_a_join(make_module, pack_shards, w
             assert with_join["n"].tolist() == list(map(int, batch["__key__"]))
 
 
-def test_auto_takes_the_indexed_reader(make_module, pack_shards, write_table):
-    join = {"n": write_table(KEYS, {"n": KEYS})}
-    module = make_module(SplitConfig(pack_shards(COUNTS), join=join))  # resampled, a stream before
-    assert module.source("train").describe().reader == "indexed"
-
-
 def test_a_tuple_has_joined_fields_last(make_module, pack_shards, write_table):
     join = {"n": write_table(KEYS, {"n": KEYS})}
     ((label, number),) = batches(make_module, pack_shards(COUNTS), join, batch_format="tuple")
     assert torch.equal(label, number)
-
-
-def test_a_map_dataset_has_joined_fields(pack_shards, write_table, tmp_path):
-    join = {"n": write_table(KEYS[1:], {"n": KEYS[1:]})}
-    samples = ShardDataset(
-        pack_shards(COUNTS), fields={"label": "cls"}, join=join, cache_dir=str(tmp_path / "cache")
-    )
-    assert [samples[number]["n"] for number in (0, 5, 8)] == [None, 5, 8]
 
 
 def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, write_table, caplog):

@@ -84,18 +84,6 @@ def test_rows_decoded_together_are_those_made_one_by_one(tmp_path, monkeypatch, 
     require_equal_by_samples(module, monkeypatch)
 
 
-def test_a_batch_has_the_type_of_its_own_component_beside_batches_of_another_one(
-    tmp_path, monkeypatch
-):
-    first = {"urls": pack(tmp_path, "first", lambda number: {"npy": as_npy(np.float64(number))})}
-    second = {"urls": pack(tmp_path, "second", lambda number: {"txt": b"%d" % number})}
-    second |= {"fields": {"values": "txt"}, "decode": {"values": "int"}}
-    module = mixture(tmp_path, first, second, {"unit": SIZE, "round": 2 * SIZE})
-    types = {batch["values"].dtype for batch in module.loader("train")}
-    assert len(types) == 2
-    require_equal_by_samples(module, monkeypatch)
-
-
 def test_numbers_of_json_have_the_type_that_those_of_their_batch_need(tmp_path, monkeypatch):
     def number_of(number):
         return {"json": json.dumps(number + 0.5 if number % 31 == 0 else number).encode()}

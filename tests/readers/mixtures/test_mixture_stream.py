@@ -16,7 +16,6 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
@@ -109,28 +108,6 @@ def test_rows_are_the_draws_of_the_component_alone(
         expected = chain.from_iterable(loaded.batch["__id__"].tolist() for loaded in made)
         assert served == list(map(tuple, islice(expected, len(served))))
         first_shard += len(shards_of[name])
-
-
-def test_other_components_do_not_change_the_draws_of_one(make_mixture):
-    def web(weights):
-        source = make_mixture(weights, batch_size=4, rounds=20)
-        number = list(weights).index("web")
-        before = sum(len(COUNTS[name]) for name in list(weights)[:number])
-        rows = rows_in_turn(source)
-        return [(shard - before, sample) for n, shard, sample in rows if n == number]
-
-    draws = [web(mix) for mix in ({"web": 1}, {"web": 5, "labels": 2}, {"code": 1, "web": 1})]
-    shortest = min(map(len, draws))
-    assert shortest == 20
-    assert draws[0][:20] == draws[1][:20] == draws[2][:20]
-
-
-def test_the_same_shards_under_two_names_have_two_orders(make_mixture, make_source, shards_of):
-    source = make_mixture({"web": 1, "code": 1}, rounds=20)
-    twice = MixtureStreamSource((source.components[0],) * 2, source.slots)
-    rows = rows_in_turn(twice)
-    orders = [[each[1:] for each in rows if each[0] == number] for number in (0, 1)]
-    assert orders[0] != [(shard - 3, sample) for shard, sample in orders[1]]
 
 
 def test_a_component_without_weight_is_not_opened(make_mixture, make_source, tmp_path):

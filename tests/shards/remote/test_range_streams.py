@@ -84,14 +84,6 @@ def test_no_more_is_fetched_ahead_than_may_be(server, make_storage, url, connect
         assert len(server.asked) == 1 + most
 
 
-def test_connections_are_kept_from_stream_to_stream(server, storage, url):
-    server.connections = 0
-    for _ in range(5):
-        with storage.open_stream(url) as stream:
-            stream.read()
-    assert server.connections <= 4
-
-
 class HeldCopies(HeldTransport):
     """Its copies hold the same ranges back, and are closed by themselves."""
 
@@ -277,14 +269,6 @@ class TestWithoutRanges:
                 time.sleep(1.5)
             assert stream.raw.read(1)
         assert len(server.asked) == 2
-
-    def test_leaving_it_in_a_stall_waits_for_nothing(self, server, make_storage, url):
-        server.faults, server.always = [Fault("whole")], Fault("stall", 3_000)
-        stream = make_storage(policy=None).open_stream(url)
-        stream.raw.read(1_000)
-        began = time.monotonic()
-        stream.close()
-        assert time.monotonic() - began < ENDS_WITHIN_S
 
     def test_a_whole_object_above_the_limit_of_cut_ranges_is_streamed(
         self, storage, url, monkeypatch

@@ -1,6 +1,5 @@
 """Objects, their pieces, and what a fetcher reads of them."""
 
-import os
 import random
 
 from held_transport import MIB
@@ -12,7 +11,6 @@ DATA = random.Random(1).randbytes(64_000)
 LARGE = random.Random(2).randbytes(20 * MIB)
 PIECES = [Piece("u", '"v"', begin, begin + 8000) for begin in range(0, 64_000, 8000)]
 WITHIN_S = 10
-OWN_PID = os.getpid()
 
 
 def bytes_read(fetcher, reads):

@@ -183,17 +183,6 @@ def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, tran
     assert not transport.gates[0].is_set()
 
 
-def test_small_pieces_too_are_fetched_many_at_once(make_fetcher, transport):
-    transport.objects["many"] = bytes(400 * 100)
-    pieces = [Piece("many", '"v"', begin, begin + 100) for begin in range(0, 400 * 100, 100)]
-    read = transport.read
-    transport.read = lambda *args: (time.sleep(0.01), read(*args))[1]
-    fetcher, began = make_fetcher(threads=64), time.perf_counter()
-    fetcher.fetch_ahead(pieces)
-    assert is_fetched(fetcher, 400)
-    assert time.perf_counter() - began < 400 * 0.01
-
-
 def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
     fetcher = make_fetcher()
     fetcher.fetch_ahead(PIECES[:4])

@@ -5,12 +5,11 @@ import os
 import threading
 
 import pytest
-from held_fetcher import DATA, OWN_PID, PIECES, WITHIN_S, bytes_read, is_fetched
+from held_fetcher import DATA, PIECES, WITHIN_S, bytes_read, is_fetched
 from held_transport import MIB, cache_in, reads_of
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
-from lightning_shards.shards.remote import fetcher as fetcher_module
 from lightning_shards.shards.remote import open_pieces
 from lightning_shards.shards.remote.cache import piece_cache, piece_files
 from lightning_shards.shards.remote.cache.piece_files import Piece
@@ -159,20 +158,6 @@ def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     spans = [(20, 30), (8020, 8030)]
     assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
     assert transport.asked[2:] == [("u", 8020, 8030)]
-
-
-def test_each_process_has_threads_of_its_own(make_fetcher, transport, monkeypatch):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:2])
-    assert is_fetched(fetcher, 2)
-    monkeypatch.setattr(fetcher_module.os, "getpid", lambda: -1)  # as in a fork
-    assert bytes_read(fetcher, reads_of("u", [(0, 10), (63_000, 63_010)])) == [
-        DATA[:10],
-        DATA[63_000:63_010],
-    ]
-    assert fetcher.counts.ahead_requests == 0
-    assert fetcher._here()._exact is not fetcher._made[OWN_PID]._exact
-    fetcher.close()
 
 
 def test_closing_ends_what_hangs_and_a_later_read_begins_anew(make_fetcher, transport):

@@ -50,20 +50,19 @@ def session_of(pid):
     return found
 
 
-def seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split):
+def seconds_to_end(fits, urls, server, state, pool, number, cache_dir):
     """Until the last process is gone after a signal; how many there were."""
     loader = POOLS[pool] | {"cache_dir": str(cache_dir)}
     workers = 0 if pool == "inline" else 2
     if state == "idle":
         loader["cache_gib"] = 1.0
-    elif not split:  # pieces are dropped and fetched again, without end
+    else:  # pieces are dropped and fetched again, without end
         loader["cache_gib"] = two_blocks(urls, fits.folder, num_workers=workers, **loader)
     server.always = None if state == "idle" else STATES["fetching"]
     path = fits.job(
         urls,
         epochs=10**6,
         loader=loader,
-        split=split,
         num_workers=workers,
         step_s=0.05 * (state == "idle"),
     )
@@ -82,8 +81,8 @@ def seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split):
         return time.perf_counter() - began, there
 
 
-def check(fits, urls, server, state, pool, number, cache_dir, within_s=GONE_WITHIN_S, **split):
-    seconds, there = seconds_to_end(fits, urls, server, state, pool, number, cache_dir, **split)
+def check(fits, urls, server, state, pool, number, cache_dir, within_s=GONE_WITHIN_S):
+    seconds, there = seconds_to_end(fits, urls, server, state, pool, number, cache_dir)
     sys.stdout.write(f"{state}, {pool}, {number.name}: {seconds:.1f} s, {there} processes\n")
     assert there >= (3 if "processes" in pool else 1)
     assert seconds < within_s
@@ -93,13 +92,6 @@ def check(fits, urls, server, state, pool, number, cache_dir, within_s=GONE_WITH
 @pytest.mark.parametrize("pool", ["inline"])
 def test_sigterm_ends_a_fit_that_waits_for_a_server(pool, fits, urls, server, tmp_path):
     check(fits, urls, server, "stalled", pool, signal.SIGTERM, tmp_path / "cache", BESIDE_OTHERS_S)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("pool", POOLS)
-def test_sigterm_ends_a_streamed_fit_that_waits_for_a_server(pool, fits, urls, server, tmp_path):
-    split = {"reader": "stream", "shuffle_buffer": 4}
-    check(fits, urls, server, "stalled", pool, signal.SIGTERM, tmp_path / "cache", **split)
 
 
 @pytest.mark.matrix
