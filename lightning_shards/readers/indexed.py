@@ -21,7 +21,7 @@ from lightning_shards.readers.batches import EpochRows, RowSettings, batches_of_
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.stream import (
+from lightning_shards.readers.stages import (
     drawing_names,
     named_callables,
     own_decoders,

@@ -26,7 +26,7 @@ from lightning_shards.errors import (
 from lightning_shards.readers.joined import make_all_fields, with_kinds
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
-from lightning_shards.readers.stream import named_callables, own_decoders
+from lightning_shards.readers.stages import named_callables, own_decoders
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import (
     Field,

@@ -25,7 +25,7 @@ from lightning_shards.readers.mixtures.rows import (
     require_alike,
 )
 from lightning_shards.readers.source import ServedSample, Source, SourceDescription
-from lightning_shards.readers.stream import own_decoders
+from lightning_shards.readers.stages import own_decoders
 from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field

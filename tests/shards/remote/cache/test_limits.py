@@ -1,5 +1,6 @@
 """Which pieces stay, and how many bytes they may take."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +92,26 @@ def test_what_is_dropped_is_enough_and_no_more(pieces, limit, lacking):
     left = [piece for piece in pieces if piece not in dropped]
     keys = [(piece.share < fraction, piece.changed_ns) for piece in dropped]
     assert all(key <= (piece.share < fraction, piece.changed_ns) for piece in left for key in keys)
+
+
+def test_a_fixed_half_is_hit_by_half():
+    """Four epochs in random orders, room for half of 1,000 pieces beside a working set of 40."""
+    generator = np.random.default_rng(0)
+    shares = generator.random(1000)
+    need = CacheNeed("a", 540, reads_bytes=1000, working_set_bytes=40)
+    there, hits, clock = {}, [], 0
+    for _ in range(4):
+        hits.append(0)
+        for piece in generator.permutation(1000).tolist():
+            hits[-1] += piece in there
+            if piece not in there:
+                if len(there) == need.limit_bytes:
+                    cached = [CachedPiece(str(p), 1, t, shares[p]) for p, t in there.items()]
+                    for dropped in pieces_to_drop(cached, [need], 17):
+                        del there[int(dropped.path)]
+                clock += 1
+                there[piece] = clock
+    assert min(hits[1:]) >= 460  # a sixteenth of the room is not promised
 
 
 def test_the_default_leaves_room_on_the_disk():
