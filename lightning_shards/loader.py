@@ -22,8 +22,8 @@ from lightning_shards.plan.place import WAYS_TO_A_PLACE, Cursor, Place
 from lightning_shards.readers.bad_samples import Served, require_budget
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import Batch, LoadedBatch
-from lightning_shards.samples.loaded_torch import with_tensors
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
+from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.state import (
     AS_DATAMODULE,
     State,

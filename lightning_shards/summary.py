@@ -17,7 +17,7 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.generators import preserved_globals
-from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.shards.urls import redact_pattern
 from lightning_shards.workers.inline import InlinePool, private_source
 

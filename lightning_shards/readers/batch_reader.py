@@ -31,7 +31,6 @@ from lightning_shards.readers.ahead.read_ahead import (
 from lightning_shards.readers.member_lookup import find_members
 from lightning_shards.readers.mixtures.fields import ComponentColumns
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     BatchFormat,
@@ -51,14 +50,15 @@ from lightning_shards.samples.member_bytes import (
     Ints,
     MemberBytes,
 )
-from lightning_shards.samples.sample_transforms import (
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena
+from lightning_shards.samples.transforms import (
+    SampleTransforms,
     batch_fields,
     fields_of,
     require_not_taken,
     require_same_fields,
 )
-from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.classes import ClassNames
 
 _NO_COMPONENTS = np.empty(0, np.int64)

@@ -14,14 +14,19 @@ from lightning_shards.readers.ahead.reading import Reading
 from lightning_shards.readers.bad_samples import BAD, StandIn, bad_sample, refused, weights_of
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BadSample, BatchFormat, Layouts, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
-from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms, TorchLoadedError, Transform
+from lightning_shards.samples.tensors import Arena
+from lightning_shards.samples.transforms import (
+    SampleTransform,
+    SampleTransforms,
+    TorchLoadedError,
+    Transform,
+    batch_fields_of,
+)
 
 STRETCH: Final = 16_384
 """Positions of an epoch that are looked up together; as many as a block has by default."""

@@ -27,15 +27,15 @@ from lightning_shards.readers.stages import (
     own_decoders,
     watched_settings,
 )
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import Field, decoding_loads_torch, optional_names, with_arrays
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.optional_fields import LackingField, require_found
-from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import (
+    SampleTransform,
     SampleTransforms,
     Transform,
     layouts_of,

@@ -38,9 +38,13 @@ from lightning_shards.samples.fields import (
     with_given_classes,
 )
 from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.loaded_torch import as_tensor
-from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
-from lightning_shards.samples.transforms import SampleTransforms, Transform
+from lightning_shards.samples.tensors import as_tensor
+from lightning_shards.samples.transforms import (
+    SampleTransform,
+    SampleTransforms,
+    Transform,
+    batch_fields_of,
+)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings

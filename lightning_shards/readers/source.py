@@ -15,9 +15,9 @@ from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.mixture import MixtureIdentity
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import Field, classes_identity
+from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage

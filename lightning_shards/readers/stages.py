@@ -13,9 +13,9 @@ from lightning_shards.errors import (
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.decoders import Decoder, DecoderChoice, OwnDecoder
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.sample_transforms import SampleTransform
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
+    SampleTransform,
     SampleTransforms,
     Transform,
     draw_from_globals,

@@ -51,17 +51,18 @@ from lightning_shards.readers.stages import (
     own_decoders,
     watched_settings,
 )
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.fields import Field, optional_names, with_arrays
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.optional_fields import require_found
-from lightning_shards.samples.sample_transforms import SampleTransform, batch_fields_of
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import (
+    SampleTransform,
     SampleTransforms,
     Transform,
+    batch_fields_of,
     layouts_of,
 )
 from lightning_shards.shards.index import ShardIndex

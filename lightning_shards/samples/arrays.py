@@ -18,8 +18,8 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.samples.loaded_torch import NUMBERS, load_torch, torch_has
 from lightning_shards.samples.member_bytes import FieldMembers
+from lightning_shards.samples.tensors import NUMBERS, load_torch, torch_has
 from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
 
 if TYPE_CHECKING:

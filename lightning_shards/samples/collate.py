@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.arena import Arena, new_array, new_tensor
-from lightning_shards.samples.loaded_torch import (
+from lightning_shards.samples.tensors import (
     NUMBERS,
+    Arena,
     as_tensor,
     is_tensor,
     load_torch,
+    new_array,
+    new_tensor,
     tensor_class,
     tensor_of,
     torch_has,

@@ -16,7 +16,6 @@ from lightning_shards.errors import (
     TransformError,
     leave_out_own_frames,
 )
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import (
     RESERVED_KEYS,
     BadSample,
@@ -35,16 +34,17 @@ from lightning_shards.samples.collate import (
     values_of,
 )
 from lightning_shards.samples.generators import WatchedCollateFn
-from lightning_shards.samples.loaded_torch import (
+from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import (
     NUMBERS,
+    Arena,
     as_tensor,
     is_tensor,
     load_torch,
     tensor_of,
     torch_has,
 )
-from lightning_shards.samples.sample_transforms import fields_of
-from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.transforms import fields_of
 
 CollateFn: TypeAlias = Callable[[list[Sample]], Any]
 """From the samples of a batch to the batch."""

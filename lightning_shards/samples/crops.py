@@ -25,7 +25,7 @@ from lightning_shards.samples.images import (
     put_channels_first,
     require_backend,
 )
-from lightning_shards.samples.loaded_torch import as_tensor
+from lightning_shards.samples.tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from lightning_shards.samples.arrays import (
     decode_npz,
     decode_safetensors,
 )
-from lightning_shards.samples.loaded_torch import load_torch
+from lightning_shards.samples.tensors import load_torch
 
 Decoder: TypeAlias = Callable[[bytes], Any]
 """Bytes of a member to a value, whose arrays are writable; raises ValueError or OSError for bytes

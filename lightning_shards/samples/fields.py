@@ -39,12 +39,13 @@ from lightning_shards.samples.decoders import (
     own_decoder,
     require_libraries,
 )
-from lightning_shards.samples.loaded_torch import as_tensor
 from lightning_shards.samples.optional_fields import Default, given_defaults, suffixes_of
-from lightning_shards.samples.sample_transforms import SampleTransform, first_taking
+from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
+    SampleTransform,
     Transform,
     crops_of,
+    first_taking,
     takes_arrays,
     takes_bytes,
     takes_rng,

@@ -24,7 +24,7 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose
-from lightning_shards.samples.loaded_torch import is_tensor, torch_if_loaded
+from lightning_shards.samples.tensors import is_tensor, torch_if_loaded
 
 
 class SampleSeeds:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import WorkerError
-from lightning_shards.samples.arena import aligned
+from lightning_shards.samples.tensors import aligned
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 
 _HEADER = aligned(1)

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.arena import Arena, aligned
 from lightning_shards.samples.collate import Batch, LoadedBatch
-from lightning_shards.samples.loaded_torch import (
+from lightning_shards.samples.tensors import (
+    Arena,
+    aligned,
     is_strided,
     load_torch,
     map_columns,

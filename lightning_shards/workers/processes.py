@@ -23,7 +23,7 @@ from lightning_shards.plan.pieces import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.loaded_torch import default_dtype_name, load_torch
+from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import take_from
 from lightning_shards.workers.connection import Lease, ReceivedBuffers, TrainerEnd, new_memory

@@ -20,10 +20,9 @@ from lightning_shards.errors import SampleError, ShardError, WorkerError
 from lightning_shards.plan.pieces import buffers_per_worker
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals, worker_seed
-from lightning_shards.samples.loaded_torch import load_torch, on_load
+from lightning_shards.samples.tensors import Arena, load_torch, on_load
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.process import Cancellable, publish_stages_in
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from lightning_shards.errors import ConfigError, ShardError, WorkerError
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.loaded_torch import is_tensor
+from lightning_shards.samples.tensors import is_tensor
 from lightning_shards.workers.fork_server import fork_server
 
 _MAIN = ("__main__", "__mp_main__")

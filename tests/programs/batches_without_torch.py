@@ -20,7 +20,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields
-from lightning_shards.samples.loaded_torch import on_load
+from lightning_shards.samples.tensors import on_load
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 

@@ -13,7 +13,7 @@ from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFiel
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.tensors import with_tensors
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2

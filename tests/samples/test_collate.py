@@ -6,7 +6,7 @@ import torch
 
 from lightning_shards.errors import SampleError
 from lightning_shards.samples.collate import GrowingColumn, collate, column_of
-from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.tensors import with_tensors
 
 
 def samples(*values, field="x"):

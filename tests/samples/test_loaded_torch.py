@@ -22,8 +22,7 @@ from lightning_shards import (
 )
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.arena import Arena
-from lightning_shards.samples.loaded_torch import is_tensor, on_load, with_tensors
+from lightning_shards.samples.tensors import Arena, is_tensor, on_load, with_tensors
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SIDES = 12, 10

@@ -18,8 +18,8 @@ from lightning_shards.errors import MissingFieldError, SampleError, TransformErr
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
-from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.tensors import new_tensor
 from lightning_shards.system.process import Cancellable, wait_for_event
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes

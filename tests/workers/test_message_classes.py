@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_shards.samples.generators import are_same
-from lightning_shards.samples.loaded_torch import with_tensors
+from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.workers.messages import tensor_bytes
 from tests.workers.message_examples import BATCH, SMALL, Pair, message_of, travelled, unpacked
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_shards.samples.arena import new_tensor
 from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
+from lightning_shards.samples.tensors import new_tensor
 from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffer, SharedBuffers
 from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
 from tests.workers.message_examples import BATCH, LARGE, SMALL, message_of, travelled, unpacked

@@ -8,7 +8,7 @@ import torch
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.loaded_torch import map_columns, with_tensors
+from lightning_shards.samples.tensors import map_columns, with_tensors
 from lightning_shards.workers.messages import batch_bytes, require_picklable, tensor_bytes
 from tests.workers.message_examples import Pair, message_of, travelled, unpacked
 from tests.workers.odd_tensors import ODD_BATCHES, ODD_TENSORS, plain

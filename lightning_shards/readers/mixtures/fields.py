@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.readers.ahead.read_ahead import LargeMembers, ReadAhead
-from lightning_shards.samples.arena import Arena, new_array, new_tensor
 from lightning_shards.samples.collate import Column
 from lightning_shards.samples.decoders import PIXEL_DECODERS
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.loaded_torch import as_tensor, is_tensor, load_torch
 from lightning_shards.samples.member_bytes import FieldMembers, Ints
+from lightning_shards.samples.tensors import (
+    Arena,
+    as_tensor,
+    is_tensor,
+    load_torch,
+    new_array,
+    new_tensor,
+)
 
 
 @dataclass(frozen=True)

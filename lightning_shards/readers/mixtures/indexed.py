@@ -26,13 +26,12 @@ from lightning_shards.readers.mixtures.rows import (
 )
 from lightning_shards.readers.source import ServedSample, Source, SourceDescription
 from lightning_shards.readers.stages import own_decoders
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import RESERVED_KEYS, BatchFormat, LoadedBatch
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.loaded_torch import bytes_of, map_columns
 from lightning_shards.samples.optional_fields import lacking_in_all, require_found
-from lightning_shards.samples.sample_transforms import fields_of, first_taking
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena, bytes_of, map_columns
+from lightning_shards.samples.transforms import fields_of, first_taking
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.private_files import CacheFolder

@@ -25,7 +25,6 @@ from lightning_shards.readers.mixtures.fields import (
     joined_arrays,
     joined_column,
 )
-from lightning_shards.samples.arena import Arena, new_array
 from lightning_shards.samples.collate import (
     RESERVED_KEYS,
     BadSample,
@@ -39,9 +38,9 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import Decoding
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.loaded_torch import as_tensor, is_tensor
 from lightning_shards.samples.member_bytes import ColumnError, FieldMembers, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena, as_tensor, is_tensor, new_array
 from lightning_shards.samples.transforms import SampleTransforms
 
 _APART = "set unit to a multiple of the batch size, so that each batch is of one component"

@@ -27,12 +27,12 @@ from lightning_shards.readers.source import (
     require_no_stages,
 )
 from lightning_shards.readers.stream import ComponentNumbers, StreamSource
-from lightning_shards.samples.arena import Arena
 from lightning_shards.samples.collate import LoadedBatch, PixelLayout, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION
 from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.optional_fields import lacking_in_all, require_found
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import Arena
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
 
