@@ -14,7 +14,7 @@ from lightning_shards.errors import ConfigError, MissingFieldError, count_of
 from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
 from lightning_shards.samples.generators import are_same
-from lightning_shards.samples.loaded_torch import as_tensor
+from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
 
 _MARK = "?"
@@ -78,11 +78,11 @@ class Default:
         value = _converted(self.value, *kind)
         if value is None:
             dtype, ndim = kind
-            dimensions = "" if ndim is None else f" of {count_of(ndim, 'dimension')}"
+            dimensions = f" of {count_of(ndim, 'dimension')}" if ndim else ""
             raise ConfigError(
                 f"defaults gives {repr(self.value)[:_SHOWN]} for {field!r}, whose values are "
-                f"{dtype}{dimensions}; give one of this type, or leave it out, so that samples "
-                "without a value get None"
+                f"{np.dtype(dtype).name}{dimensions}; give one of this type, or leave it out, so "
+                "that samples without a value get None"
             )
         return Default(value.item() if kind[1] == 0 else value, are_pixels)
 

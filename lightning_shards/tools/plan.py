@@ -49,12 +49,11 @@ def _plan(options: Namespace) -> int:
         size_bytes=shard_bytes(index) or index.size_bytes,
         is_streamed=description.is_streamed,
     )
-    loader = configured.loader_config
-    per_rank = 0 if loader.pool == "inline" else configured.num_workers
+    per_rank = 0 if configured.loader_config.pool == "inline" else configured.num_workers
     ranks = options.ranks_per_node or trainer.devices or 8
     workers = Workers(ranks, per_rank, description.shuffle_buffer)
     rows = [_epoch(source, data, workers, size) for size in sizes]
-    notes = [_remark(row, 0 if description.mixture else epochs.samples) for row in rows]
+    notes = (_remark(row, 0 if description.mixture else epochs.samples) for row in rows)
     document: dict[str, Any] = {
         "split": options.split,
         "sampling": description.sampling,

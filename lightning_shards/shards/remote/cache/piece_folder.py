@@ -60,7 +60,7 @@ def is_locked(file: int, *, shared: bool = False, wait_s: float = 0.0) -> bool:
 
 
 @contextmanager
-def locked_file(path: Path, wait_s: float = 0.0) -> Generator[int | None, None, None]:
+def locked_within(path: Path, wait_s: float = 0.0) -> Generator[int | None, None, None]:
     """An open file with its lock for as long as the block runs; None if the lock is not free.
 
     Raises:
@@ -205,7 +205,7 @@ class PieceFolder:
         Raises:
             OSError: It cannot be opened, or its file system has no locks.
         """
-        with locked_file(self.path / "lock", _WAIT_S) as file:
+        with locked_within(self.path / "lock", _WAIT_S) as file:
             yield file
 
     def read_used(self, file: int) -> int:
