@@ -228,16 +228,6 @@ def foreign_field(content: object) -> str | None:
     return None
 
 
-def counted_shard(entry: Mapping[str, Any]) -> CountedShard | None:
-    """What an entry says of a shard; None if it does not count the samples."""
-    url, samples, size = entry.get("url"), entry.get("nsamples"), entry.get("filesize")
-    if not isinstance(url, str) or not is_count(samples):
-        return None
-    md5 = entry.get("md5sum")
-    known_size = size if is_number(size) else None
-    return CountedShard(url, samples, known_size, md5 if isinstance(md5, str) else None)
-
-
 def wids_entry(
     name: str, samples: int, size_bytes: int, md5: str | None, table: str | None = None
 ) -> dict[str, str | int]:

@@ -99,9 +99,3 @@ def _storage_options(text: str) -> dict[str, dict[str, Any]]:
     except (ValueError, RecursionError) as error:  # also a ConfigError
         raise ArgumentTypeError(str(error)) from None
     return given
-
-
-def with_class_name(text: str, classes: ClassNames | None) -> str:
-    """The text of a label, with the name of the class that has this number."""
-    name = "" if classes is None else classes.name_of(text)
-    return f"{text} {name}" if name else text
