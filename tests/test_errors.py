@@ -11,7 +11,9 @@ TREE = re.findall(r"(\w+Error)(?: \((\w+)\))?", errors.__doc__.partition("::")[2
 CLASSES = [
     each
     for each in vars(errors).values()
-    if isinstance(each, type) and each is not errors.ShardError
+    if isinstance(each, type)
+    and issubclass(each, errors.ShardError)
+    and each is not errors.ShardError
 ]
 
 

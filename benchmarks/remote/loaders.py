@@ -30,10 +30,11 @@ Maker = Callable[[RemoteJob, str], Any]
 
 
 class RunAndBlock(NamedTuple):
-    """The settings `shuffle_run` and `shuffle_block`."""
+    """The settings `shuffle_run` and `shuffle_block`, and the pieces of all shards with them."""
 
     run: int
     block: int
+    num_pieces: int
 
 
 def recommended(job: RemoteJob) -> RunAndBlock:
@@ -41,7 +42,10 @@ def recommended(job: RemoteJob) -> RunAndBlock:
     wanted = 1 << math.ceil(math.log2(_ENOUGH / job.sample_bytes))
     in_shard = 1 << int(math.log2(job.data.samples / job.data.shards))
     run = max(_DEFAULT_RUN, min(wanted, in_shard, _LONGEST_RUN))
-    return RunAndBlock(run, max(_DEFAULT_BLOCK, 256 * run))
+    per_shard, more = divmod(job.data.samples, job.data.shards)
+    ends = (per_shard * shard + min(shard, more) for shard in range(1, job.data.shards))
+    pieces = -(-job.data.samples // run) + sum(end % run > 0 for end in ends)
+    return RunAndBlock(run, max(_DEFAULT_BLOCK, 256 * run), pieces)
 
 
 def ours(
@@ -52,7 +56,7 @@ def ours(
     from benchmarks.peers.loaders.shards import data_module, loader_at
     from lightning_shards import LoaderConfig, SplitConfig
 
-    run, block = run_and_block or recommended(job)
+    run, block = run_and_block or recommended(job)[:2]
     split = SplitConfig(
         urls or job.shards, sampling="shuffled", shuffle_run=run, shuffle_block=block
     )

@@ -37,7 +37,7 @@ def run(job: RemoteJob) -> dict[str, float]:
         "table_bytes": sum(path.stat().st_size for path in tables) / len(tables),
         "run": read.run,
         "block": read.block,
-        "pieces": -(-job.data.samples // read.run),
+        "pieces": read.num_pieces,
     }
 
 

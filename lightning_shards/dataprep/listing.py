@@ -440,13 +440,7 @@ def _list_tar(task: tuple[str, CountClaim | None]) -> Listing:
             if known is not fields:
                 repeated.add(key)
             runs.append((key, fields))
-    samples_held = sum(1 for _ in group_members(members, path))  # as readers count them
-    if claim is not None and claim.samples != samples_held:
-        raise IndexMismatchError(
-            f"{path} changed since it was indexed: it holds {samples_held:,} samples, "
-            f"{claim.samples:,} by {claim.source}; fetch it again, or, if it was written anew, run "
-            "`lightning-shards index` on it or delete that file"
-        )
+    _require_claimed(claim, sum(1 for _ in group_members(members, path)), path)
     _refuse_lost_links(others, first, path)
     source = input_file_at(path)
 
@@ -465,6 +459,16 @@ def _list_tar(task: tuple[str, CountClaim | None]) -> Listing:
     ignored = Counter(f"{entry.kind}s" for entry in others if entry.kind != "folder")
     ignored["members"] = len(members) - sum(len(sample.members) for sample in samples)
     return Listing(samples, +ignored, joined=joined)
+
+
+def _require_claimed(claim: CountClaim | None, samples: int, path: str) -> None:
+    """Compare the samples of a tar, as readers count them, with what a file beside it says."""
+    if claim is not None and claim.samples != samples:
+        raise IndexMismatchError(
+            f"{path} changed since it was indexed: it holds {samples:,} samples, "
+            f"{claim.samples:,} by {claim.source}; fetch it again, or, if it was written anew, run "
+            "`lightning-shards index` on it or delete that file"
+        )
 
 
 def _refuse_lost_links(

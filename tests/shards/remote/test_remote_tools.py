@@ -62,23 +62,10 @@ def rows_of(capsys, path):
 
 
 def test_a_trace_of_remote_shards_is_that_of_local_ones(config, published_shards, local, capsys):
-    remote = rows_of(capsys, config(published_shards))
-    assert remote == rows_of(capsys, config(local))
+    remote, own = rows_of(capsys, config(published_shards)), rows_of(capsys, config(local))
     assert "s3cr3t" not in json.dumps(remote)
-
-
-def test_the_members_of_remote_samples_are_those_of_local_ones(
-    config, published_shards, local, tmp_path, capsys
-):
-    given = ["--epoch", "0", "--steps", "0:2", "--samples"]
-    for urls, name in ((published_shards, "remote"), (local, "local")):
-        trace.main(["--config", config(urls), *given, str(tmp_path / name)])
-    found = [
-        {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
-        for folder in (tmp_path / "remote", tmp_path / "local")
-    ]
-    assert found[0] == found[1] != {}
-    capsys.readouterr()
+    assert len(remote.pop("shards")) == len(own.pop("shards")) > 0
+    assert remote == own
 
 
 def test_remote_shards_are_measured(config, published_shards, capsys):

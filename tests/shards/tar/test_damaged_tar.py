@@ -166,7 +166,7 @@ def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
         _members(data)
     assert time.process_time() - start < 1
     assert str(caught.value).startswith("https://host/000.tar ")  # no secrets
-    remedy = "from it" if "compressed" in message else "fetch or write this shard again"
+    remedy = "gives the plain tar" if "compressed" in message else "fetch or write this shard again"
     assert str(caught.value).endswith(remedy)
     (tmp_path / "0.tar").write_bytes(data)
     for scan in (count_samples, scan_members):
