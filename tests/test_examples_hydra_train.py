@@ -53,7 +53,7 @@ def test_a_run_without_a_val_split_ends_well(run: Callable[..., tuple[int, str]]
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("data.batch_size=many", "data.batch_size: expected int, got many"),
+        ("data.batch_size=many", "data.batch_size: Expected a <class 'int'>. Got value: many"),
         ("data.train.batchsize=3", "Could not override 'data.train.batchsize'"),
         ("data=each_one", "Could not find 'data/each_one'"),
     ],

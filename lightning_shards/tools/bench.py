@@ -115,6 +115,12 @@ def _quiet() -> Generator[None]:
     """Leave out warnings and messages about each fit, and send what a model prints to stderr."""
     with redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        yield
+        loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

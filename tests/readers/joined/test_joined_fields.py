@@ -230,10 +230,10 @@ def test_a_default_has_the_type_of_the_column(kind, make_module, pack_shards, wr
         ("whole", 0.5, "int64"),
         ("flag", 2, "bool"),
         ("real", "none", "float64"),
-        ("tokens", [-1], "lists of uint16"),
-        ("small", [128], "lists of int8"),
-        ("mask", [2, 0], "lists of bool"),
-        ("small", 0, "lists of int8"),
+        ("tokens", [-1], "uint16 of 1 dimension"),
+        ("small", [128], "int8 of 1 dimension"),
+        ("mask", [2, 0], "bool of 1 dimension"),
+        ("small", 0, "int8 of 1 dimension"),
     ],
 )
 def test_a_default_that_the_column_cannot_hold_is_refused(
