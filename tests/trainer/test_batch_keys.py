@@ -141,7 +141,5 @@ def test_a_prediction_writer_says_which_entries_it_needs(
 ):
     data = keyword_module(make_module, pack_shards([4]), batch_keys=["__key__"])
     trainer = make_trainer(callbacks=[ShardPredictionWriter(str(tmp_path / "out"), "csv")])
-    with pytest.raises(
-        ConfigError, match="`__id__` of their batch, and this one has .*; set batch_format="
-    ):
+    with pytest.raises(ConfigError, match="`__id__` of their batch, and this one has"):
         trainer.predict(KeywordModel(), data, return_predictions=False)
