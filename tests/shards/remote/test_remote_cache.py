@@ -34,7 +34,7 @@ SHARDS = range(len(COUNTS))
 def kept(tmp_path):
     """Gives the files of the pieces that are kept."""
     folder = tmp_path / "cache" / "pieces"
-    return lambda: [path for path in folder.glob("*/*-*") if path.name[0].isdigit()]
+    return lambda: [path for path in folder.glob("*/*-*") if path.name.count("-") == 1]
 
 
 def of_shards(server):
