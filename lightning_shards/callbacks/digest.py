@@ -52,13 +52,7 @@ class EpochDigest(pl.Callback):
         """Refuse loaders of another rank."""
         require_own_places(trainer, evaluation_loaders(trainer))
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse loaders of another rank."""
-        require_own_places(trainer, evaluation_loaders(trainer))
-
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse loaders of another rank."""
-        require_own_places(trainer, evaluation_loaders(trainer))
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any,
@@ -82,16 +76,14 @@ class EpochDigest(pl.Callback):
             self._prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prove a validation."""
-        self._prove_evaluation(trainer, "validation")
+        """Prove an evaluation, without a line."""
+        stage = "prediction" if trainer.predicting else "validation"
+        name = "test" if trainer.testing else stage
+        loaders = evaluation_loaders(trainer)
+        for loader, label in zip(loaders, labels_of(loaders), strict=True):
+            self._prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prove a test."""
-        self._prove_evaluation(trainer, "test")
-
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prove a prediction."""
-        self._prove_evaluation(trainer, "prediction")
+    on_test_end = on_predict_end = on_validation_end
 
     def _note(self, loaders: list[Any], batch_idx: int) -> None:
         """Note what is counted of each loader at its first batch; a later look is counted apart."""
@@ -101,11 +93,6 @@ class EpochDigest(pl.Callback):
             if isinstance(loader, ShardLoader) and loader.served is not None
         }
         self._used = counted | self._used if batch_idx else self._used | counted
-
-    def _prove_evaluation(self, trainer: pl.Trainer, name: str) -> None:
-        loaders = evaluation_loaders(trainer)
-        for loader, label in zip(loaders, labels_of(loaders), strict=True):
-            self._prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
 
     def _prove(self, trainer: pl.Trainer, loader: Any, name: str, *, is_said: bool) -> None:
         """Prove a loader, unless it is a foreign one or gave no batch."""

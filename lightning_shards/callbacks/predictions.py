@@ -1,15 +1,14 @@
 """The callback that writes what `predict_step` returns: rows by key and id, one file per rank.
 
 What was returned for a batch becomes columns (`rows_of`), which a file of each rank and data loader
-holds (`RankFile`), in one of two formats. Rank 0 merges the files of all ranks on demand.
+holds (`_RankFile`), in one of two formats. Rank 0 merges the files of all ranks on demand.
 """
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
-from math import prod
 from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
@@ -21,13 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
-from lightning_shards.errors import (
-    ConfigError,
-    FileAccessError,
-    SampleError,
-    count_of,
-    require_choice,
-)
+from lightning_shards.errors import ConfigError, FileAccessError, require_choice
 from lightning_shards.progress import evaluation_loaders, place_of
 from lightning_shards.shards.files import make_folder, new_file, not_written
 
@@ -35,9 +28,6 @@ PredictionFormat: TypeAlias = Literal["parquet", "csv"]
 """A format by its name, which is also the suffix of its files."""
 
 _Array: TypeAlias = np.ndarray[Any, Any]
-
-_Column: TypeAlias = _Array | list[str] | list[_Array]
-"""One value for each row: an array of shape (rows, ...), texts, or arrays of several shapes."""
 
 _Types: TypeAlias = dict[str, str]
 """The types of all columns but `__key__` and `__id__`, such as `text`, `int64` or `float32[][]`,
@@ -66,11 +56,14 @@ class BatchSamples(NamedTuple):
 
 
 class PredictedRows(NamedTuple):
-    """Keys, ids and predicted values of the samples that count; types are known without a row."""
+    """Keys, ids and predicted values of the samples that count; types are known without a row.
+
+    A value is a text, or an array of shape () or any other.
+    """
 
     keys: list[str]
     ids: _Array
-    columns: dict[str, _Column]
+    columns: dict[str, list[Any]]
     types: _Types
 
 
@@ -114,7 +107,7 @@ def rows_of(prediction: Any, samples: BatchSamples) -> PredictedRows:
     count = len(samples.keys)
     if not isinstance(values, dict) or not values:
         raise _refused("", prediction, count)
-    columns: dict[str, _Column] = {}
+    columns: dict[str, list[Any]] = {}
     types: _Types = {}
     for name, value in cast("dict[Any, Any]", values).items():
         if not isinstance(name, str) or not name or name in _RESERVED:
@@ -125,7 +118,8 @@ def rows_of(prediction: Any, samples: BatchSamples) -> PredictedRows:
         is_row_wise = value.ndim > 0 if _is_array(value) else isinstance(value, (list, tuple))
         if not is_row_wise or len(cast("list[Any]", value)) != count:
             raise _refused(f" for {name!r}" if values is prediction else "", value, count)
-        columns[name], types[name] = _column(name, value, samples.rows)
+        entries, types[name] = _entries(name, value)
+        columns[name] = [entries[row] for row in samples.rows]
     keys = [_text(samples.keys[row]) for row in samples.rows]
     return PredictedRows(keys, samples.ids[samples.rows], columns, types)
 
@@ -143,25 +137,17 @@ def _text(value: object) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _column(name: str, value: Any, rows: list[int]) -> tuple[_Column, str]:
-    """The values of these rows, and the type of all."""
+def _entries(name: str, value: Any) -> tuple[list[Any], str]:
+    """The value of each sample, and the type of all."""
     if not _is_array(value) and all(isinstance(entry, str) for entry in value):
-        return [_text(value[row]) for row in rows], "text"
+        return list(map(_text, value)), "text"
     if _is_array(value) or all(isinstance(entry, _NUMBERS) for entry in value):
-        array = _as_array(name, value)
-        return array[rows], _type_of(array[0]) if len(array) else _type_of(array)[:-2]
+        value = _as_array(name, value)
     arrays = [_as_array(name, entry) for entry in value]
-    types = sorted({_type_of(array) for array in arrays})
+    types = sorted({array.dtype.name + "[]" * array.ndim for array in arrays})
     if len(types) > 1:
         raise _not_held(name, " and ".join(types))
-    kept = [arrays[row] for row in rows]
-    if not kept:
-        return np.empty((0,) * (1 + arrays[0].ndim), arrays[0].dtype), types[0]
-    return np.stack(kept) if len({array.shape for array in kept}) == 1 else kept, types[0]
-
-
-def _type_of(array: _Array) -> str:
-    return array.dtype.name + "[]" * array.ndim
+    return arrays, types[0]
 
 
 def _as_array(name: str, value: Any) -> _Array:
@@ -195,35 +181,100 @@ def _refused(where: str, value: Any, count: int) -> ConfigError:
     )
 
 
-class _CsvRows:
+class WrittenFile(NamedTuple):
+    """The name of a file that a rank writes, the number of its rows and their types.
+
+    There are no types and no file until the loader has given a batch.
+    """
+
+    name: str
+    rows: int
+    types: _Types
+
+
+class _RankFile:
+    """Writes the predictions of one rank and one loader; the file appears when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, ExitStack()
+        self.written = WrittenFile(path.name, 0, {})
+
+    def write(self, rows: PredictedRows) -> None:
+        """Add the rows of a batch.
+
+        Raises:
+            ConfigError: The columns are not those of the batches before, or the format cannot hold
+                them.
+            FileAccessError: The file cannot be written.
+        """
+        name, number, types = self.written
+        if not types:
+            types = rows.types
+            self._file = self._stack.enter_context(new_file(self._path))
+            self._begin(types)
+        if rows.types != types:
+            raise ConfigError(
+                f"predict_step returned {_described(rows.types)}, and for the batches before "
+                f"{_described(types)}; return the same names and types for all batches"
+            )
+        self.written = WrittenFile(name, number + len(rows.keys), types)
+        try:
+            self._add(rows)
+        except OSError as error:
+            raise not_written(self._path, error) from error
+
+    def close(self) -> None:
+        """Write the end of the file, and give it its name."""
+        with self._stack:
+            if self.written.types:
+                self._end()
+
+    def discard(self) -> None:
+        """Remove the file, unless it is closed."""
+        with suppress(Exception):  # of a full disk, or as it failed before
+            self._end()  # pyarrow would do so later, when the file is closed
+        self._stack.__exit__(ConfigError, ConfigError("given up"), None)
+
+    def _begin(self, types: _Types) -> None:
+        raise NotImplementedError
+
+    def _add(self, rows: PredictedRows) -> None:
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        """Do nothing: the file has no end mark."""
+
+    @staticmethod
+    def merge(paths: Sequence[Path], target: BinaryIO) -> None:
+        """Write the rows of these files in order of their ids."""
+        raise NotImplementedError
+
+
+def _described(types: _Types) -> str:
+    return ", ".join(f"{name!r} ({kind})" for name, kind in types.items())
+
+
+class _CsvFile(_RankFile):
     """A column for each value, `__id__` as SHARD:SAMPLE, in UTF-8."""
 
-    def __init__(self, file: BinaryIO, types: _Types) -> None:
+    def _begin(self, types: _Types) -> None:
         for name, kind in types.items():
             if kind.endswith("[]"):
                 raise ConfigError(
-                    f"{name!r} has {count_of(kind.count('[]'), 'dimension')} per sample, and CSV "
-                    "holds one value per column: return a dict with an entry for each value, or "
-                    "take the format parquet"
+                    f"{name!r} has {kind.count('[]')} dimensions per sample, and CSV holds one "
+                    "value per column: return a dict with an entry for each value, or take the "
+                    "format parquet"
                 )
-        self._file = file
-        file.write(_csv_bytes([["__id__", "__key__", *types]]))
+        self._file.write(_csv_bytes([["__id__", "__key__", *types]]))
 
-    def write(self, rows: PredictedRows) -> None:
+    def _add(self, rows: PredictedRows) -> None:
         ids = [f"{shard}:{sample}" for shard, sample in rows.ids.tolist()]
-        columns = [
-            # Text of a numpy number has as many digits as its type needs.
-            column.astype(str).tolist() if isinstance(column, np.ndarray) else column
-            for column in rows.columns.values()
-        ]
+        # the text of a numpy number has as many digits as its type needs
+        columns = [map(str, rows.columns[name]) for name in self.written.types]
         self._file.write(_csv_bytes(zip(ids, rows.keys, *columns, strict=True)))
 
-    def finish(self) -> None:
-        """Do nothing: a CSV has no end mark."""
-
     @staticmethod
-    def merge(paths: Sequence[Path], target: BinaryIO) -> _Array:
-        """Write the rows of these files in order of their ids, and return the ids: (rows, 2)."""
+    def merge(paths: Sequence[Path], target: BinaryIO) -> None:
         header: list[str] = []
         rows: list[list[str]] = []
         csv.field_size_limit(_LONGEST_TEXT)
@@ -231,10 +282,8 @@ class _CsvRows:
             with path.open(encoding="utf-8", newline="") as file:
                 header, *of_rank = csv.reader(file)
                 rows += of_rank
-        ids = np.array([row[0].split(":") for row in rows], np.int64).reshape(-1, 2)
-        order: Any = _order_of(ids)
-        target.write(_csv_bytes([header, *map(rows.__getitem__, order)]))
-        return ids[order]
+        rows.sort(key=lambda row: tuple(map(int, row[0].split(":"))))
+        target.write(_csv_bytes([header, *rows]))
 
 
 def _csv_bytes(rows: Iterable[Sequence[str]]) -> bytes:
@@ -244,65 +293,50 @@ def _csv_bytes(rows: Iterable[Sequence[str]]) -> bytes:
     return text.getvalue().encode()
 
 
-class _ParquetRows:
+class _ParquetFile(_RankFile):
     """Lists for values of several dimensions; needs the extra `table`."""
 
-    def __init__(self, file: BinaryIO, types: _Types) -> None:
-        self._arrow, self._parquet = _pyarrow()
-        self._file = file
-        self._writer: Any = None
+    def _begin(self, types: _Types) -> None:
+        arrow, parquet = _pyarrow()
+        types = {"__key__": "text", "__id__": "int64[]", **types}
+        self._schema = arrow.schema([(name, _arrow_type(arrow, types[name])) for name in types])
+        self._writer = parquet.ParquetWriter(self._file, self._schema)
         self._tables: list[Any] = []
 
-    def write(self, rows: PredictedRows) -> None:
-        columns: dict[str, _Column] = {"__key__": rows.keys, "__id__": rows.ids, **rows.columns}
-        table = self._arrow.table({name: self._array(name, columns[name]) for name in columns})
-        if self._writer is None:
-            self._writer = self._parquet.ParquetWriter(self._file, table.schema)
-        self._tables.append(table)
+    def _add(self, rows: PredictedRows) -> None:
+        columns = {
+            name: [value if isinstance(value, str) else value.tolist() for value in column]
+            for name, column in rows.columns.items()
+        }
+        columns |= {"__key__": rows.keys, "__id__": rows.ids.tolist()}
+        self._tables.append(_pyarrow()[0].table(columns, schema=self._schema))
         if sum(table.nbytes for table in self._tables) > _GROUP_BYTES:
             self._write_group()
 
-    def finish(self) -> None:
-        """Write the rows that are left, and the footer."""
+    def _end(self) -> None:
         with self._writer:
             self._write_group()
 
     def _write_group(self) -> None:
-        if self._tables:
-            self._writer.write_table(self._arrow.concat_tables(self._tables))
-        self._tables = []
-
-    def _array(self, name: str, column: Any) -> Any:
-        try:
-            if _is_array(column):
-                return self._nested(column)
-            if not column or isinstance(column[0], str):
-                return self._arrow.array(column, self._arrow.large_string())
-            return self._arrow.concat_arrays([self._nested(part[None]) for part in column])
-        except self._arrow.ArrowException as error:
-            raise _not_held(name, error) from error
-
-    def _nested(self, array: Any) -> Any:
-        """An array of shape (rows, a, b) as `rows` lists of `a` lists of `b` numbers."""
-        values = self._arrow.array(array.reshape(-1))
-        for axis in range(array.ndim - 1, 0, -1):
-            offsets = np.arange(prod(array.shape[:axis]) + 1) * array.shape[axis]
-            values = self._arrow.LargeListArray.from_arrays(offsets, values)
-        return values
+        tables, self._tables = self._tables, []
+        if tables:
+            self._writer.write_table(_pyarrow()[0].concat_tables(tables))
 
     @staticmethod
-    def merge(paths: Sequence[Path], target: BinaryIO) -> _Array:
-        """As `_CsvRows.merge`."""
+    def merge(paths: Sequence[Path], target: BinaryIO) -> None:
         arrow, parquet = _pyarrow()
         table = arrow.concat_tables([parquet.ParquetFile(path).read() for path in paths])
         ids = table["__id__"].combine_chunks().flatten().to_numpy().reshape(-1, 2)
-        order = _order_of(ids)
+        order = np.lexsort((ids[:, 1], ids[:, 0]))
         parquet.write_table(table.take(order).combine_chunks(), target)
-        return ids[order]
 
 
-def _order_of(ids: _Array) -> _Array:
-    return np.lexsort((ids[:, 1], ids[:, 0]))
+def _arrow_type(arrow: Any, kind: str) -> Any:
+    name = kind.replace("[]", "")
+    found = arrow.large_string() if name == "text" else arrow.from_numpy_dtype(name)
+    for _ in range(kind.count("[]")):
+        found = arrow.large_list(found)
+    return found
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -315,81 +349,10 @@ def _pyarrow() -> tuple[Any, Any]:
         ) from error
 
 
-PREDICTION_FORMATS: dict[PredictionFormat, type[_ParquetRows | _CsvRows]] = {
-    "parquet": _ParquetRows,
-    "csv": _CsvRows,
+PREDICTION_FORMATS: dict[PredictionFormat, type[_RankFile]] = {
+    "parquet": _ParquetFile,
+    "csv": _CsvFile,
 }
-
-
-class WrittenFile(NamedTuple):
-    """The name of a file that a rank has written, the number of its rows and their types."""
-
-    name: str
-    rows: int
-    types: _Types
-
-
-class RankFile:
-    """Writes the predictions of one rank and one data loader; the file appears with `publish`."""
-
-    def __init__(self, path: Path, file_format: PredictionFormat) -> None:
-        self._path, self._format = path, PREDICTION_FORMATS[file_format]
-        self._stack = ExitStack()
-        self._writer: _ParquetRows | _CsvRows | None = None
-        self._written = WrittenFile(path.name, 0, {})
-
-    @property
-    def written(self) -> WrittenFile | None:
-        """What was written; None if the loader gave no batch, and there is no file."""
-        return self._written if self._writer else None
-
-    def write(self, rows: PredictedRows) -> None:
-        """Add the rows of a batch.
-
-        Raises:
-            ConfigError: The columns are not those of the batches before, or the format cannot hold
-                them.
-            FileAccessError: The file cannot be written.
-        """
-        if self._writer is None:
-            self._file = self._stack.enter_context(new_file(self._path))
-            self._writer = self._format(self._file, rows.types)
-            self._written = self._written._replace(types=rows.types)
-        types = self._written.types
-        if rows.types != types:
-            raise ConfigError(
-                f"predict_step returned {_described(rows.types)}, and for the batches before "
-                f"{_described(types)}; return the same names and types for all batches"
-            )
-        try:
-            self._writer.write(rows._replace(columns={name: rows.columns[name] for name in types}))
-        except OSError as error:
-            raise not_written(self._path, error) from error
-        self._written = self._written._replace(rows=self._written.rows + len(rows.keys))
-
-    def finish(self) -> None:
-        """Write the end of the file, so that little can fail when it is published."""
-        if self._writer is None:
-            return
-        try:
-            self._writer.finish()
-            self._file.flush()
-        except OSError as error:
-            raise not_written(self._path, error) from error
-
-    def publish(self) -> None:
-        """Give the file its name."""
-        self._stack.close()
-
-    def discard(self) -> None:
-        """Remove the file, unless it is published."""
-        with suppress(Exception):  # of a full disk, or as it failed before
-            self.finish()  # pyarrow would do so later, when the file is closed
-        self._stack.__exit__(ConfigError, ConfigError("given up"), None)
-
-
-def _described(types: _Types) -> str:
-    return ", ".join(f"{name!r} ({kind})" for name, kind in types.items())
 
 
 class ShardPredictionWriter(pl.Callback):
@@ -415,13 +378,13 @@ class ShardPredictionWriter(pl.Callback):
     csv        ``SHARD:SAMPLE``      refused                      cell
     =========  ====================  ===========================  =================================
 
-    Merging makes one file, ``predictions.parquet``, which has each sample once, in order of
-    `__id__`: the same bytes for any number of ranks and workers, if the model gives a sample the
-    same prediction in any batch. Rank 0 merges while the other ranks wait, and then removes their
-    files; it holds all rows in memory twice. The ranks must share the folder: if rank 0 does not
-    see all files, an error says so on all ranks, and the files are kept. A merge that takes longer
-    than the timeout of the process group (half an hour, unless the strategy is given another) ends
-    the run: give ``DDPStrategy(timeout=...)`` for many millions of rows.
+    Merging makes one file, ``predictions.parquet``, in order of `__id__`: the same bytes for any
+    number of ranks and workers, if the model gives a sample the same prediction in any batch. Rank
+    0 merges while the other ranks wait, and then removes their files; it holds all rows in memory
+    twice. The ranks must share the folder: if rank 0 does not see all files, an error says so on
+    all ranks, and the files are kept. A merge that takes longer than the timeout of the process
+    group (half an hour, unless the strategy is given another) ends the run: give
+    ``DDPStrategy(timeout=...)`` for many millions of rows.
 
     Args:
         folder: A local folder, made if it is missing; one that holds predictions or other files of
@@ -433,7 +396,6 @@ class ShardPredictionWriter(pl.Callback):
         ConfigError: The folder holds other results, pyarrow is missing, a batch does not say which
             samples it holds, or `predict_step` returned something else.
         FileAccessError: The folder cannot be written, or is to be merged and is not shared.
-        SampleError: A sample has two rows and is to be merged.
     """
 
     def __init__(
@@ -446,27 +408,30 @@ class ShardPredictionWriter(pl.Callback):
             _pyarrow()
         self._format: PredictionFormat = file_format
         self._folder, self._merge = Path(folder), merge
-        self._files: list[RankFile] = []
-        self._names: list[str] = []
+        self._files: list[_RankFile] = []
+        self._stems: list[str] = []
         self._samples: BatchSamples | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a folder with other results, on all ranks, before workers start."""
         if stage == "predict":
             facts = {"the format of predictions": self._format, "merge": int(self._merge)}
-            _on_all_ranks(self._prepare_folder, facts)
+            with _on_all_ranks(facts):
+                _require_no_results(self._folder, self._format)
+                make_folder(self._folder)
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Name a file for each data loader."""
         loaders = evaluation_loaders(trainer)
-        _on_all_ranks(lambda: require_own_places(trainer, loaders))
+        with _on_all_ranks():
+            require_own_places(trainer, loaders)
         place = place_of(trainer)
-        stems = [f"{_STEM}-{label}" if label else _STEM for label in labels_of(loaders)]
-        self._names = [f"{stem}.{self._format}" for stem in stems]
+        self._stems = [f"{_STEM}-{label}" if label else _STEM for label in labels_of(loaders)]
         # tensor-parallel processes share a rank, and the first one of them writes
         writes = gather(place.rank).index(place.rank) == trainer.global_rank
-        names = [_rank_name(name, place.rank, place.world_size) for name in self._names]
-        self._files = [RankFile(self._folder / name, self._format) for name in names if writes]
+        end = f"{place.rank:05d}-of-{place.world_size:05d}.{self._format}"
+        paths = [self._folder / f"{stem}-{end}" for stem in self._stems if writes]
+        self._files = [PREDICTION_FORMATS[self._format](path) for path in paths]
 
     def on_predict_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int,
@@ -486,23 +451,22 @@ class ShardPredictionWriter(pl.Callback):
             self._files[dataloader_idx].write(rows)
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Give the files their names once those of all ranks are complete, and merge them."""
-        _on_all_ranks(lambda: [file.finish() for file in self._files])
-        _on_all_ranks(lambda: [file.publish() for file in self._files])
-        ranks: list[list[WrittenFile | None]] = gather([file.written for file in self._files])
-        by_loader = zip(*filter(None, ranks), strict=True)
-        written = [
-            (name, [file for file in files if file is not None])
-            for name, files in zip(self._names, by_loader, strict=True)
-            if any(files)  # a loader without a batch has none
-        ]
+        """Give the files their names, and merge them."""
+        with _on_all_ranks():
+            for file in self._files:
+                file.close()
+        ranks: list[list[WrittenFile]] = gather([file.written for file in self._files])
         self._files, self._samples = [], None
-        if self._merge:
-            _on_all_ranks(lambda: self._merge_all(written if trainer.is_global_zero else []))
-        for name, files in written:
-            rows = sum(file.rows for file in files)
-            shown = name if self._merge else f"{Path(name).stem}-*.{self._format}"
-            rank_zero_info(f"predictions: {rows:,} rows in {self._folder / shown}")
+        for stem, *of_loader in zip(self._stems, *filter(None, ranks), strict=True):
+            files = [file for file in of_loader if file.types]
+            if not files:
+                continue  # the loader gave no batch
+            if self._merge:
+                with _on_all_ranks():
+                    if trainer.is_global_zero:
+                        merge_files(self._folder, files, f"{stem}.{self._format}", self._format)
+            shown = self._folder / f"{stem}{'' if self._merge else '-*'}.{self._format}"
+            rank_zero_info(f"predictions: {sum(file.rows for file in files):,} rows in {shown}")
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -512,33 +476,16 @@ class ShardPredictionWriter(pl.Callback):
             file.discard()
         self._files, self._samples = [], None
 
-    def _prepare_folder(self) -> None:
-        _require_no_results(self._folder, self._format)
-        make_folder(self._folder)
 
-    def _merge_all(self, written: list[tuple[str, list[WrittenFile]]]) -> None:
-        for name, files in written:
-            merge_files(self._folder, files, name, self._format)
-
-
-def _on_all_ranks(act: Callable[[], Any], facts: dict[str, int | str] | None = None) -> None:
-    """Do something on this rank, and raise an error on all ranks if one of them failed."""
+@contextmanager
+def _on_all_ranks(facts: Mapping[str, int | str] | None = None) -> Generator[None]:
+    """Raise an error of this block on all ranks if one of them failed."""
     error = None
     try:
-        act()
+        yield
     except Exception as caught:  # noqa: BLE001 agree() raises it, on all ranks
         error = caught
     agree(facts or {}, error)
-
-
-def _rank_name(name: str, rank: int, world_size: int) -> str:
-    """The name of one rank's share of a file.
-
-    >>> _rank_name("predictions.csv", 1, 4)
-    'predictions-00001-of-00004.csv'
-    """
-    path = Path(name)
-    return f"{path.stem}-{rank:05d}-of-{world_size:05d}{path.suffix}"
 
 
 def _require_no_results(folder: Path, file_format: PredictionFormat) -> None:
@@ -563,20 +510,11 @@ def merge_files(
     Raises:
         FileAccessError: A file is not in the folder of this machine.
         ConfigError: The ranks have different columns.
-        SampleError: A sample has two rows.
     """
     paths = [folder / file.name for file in files]
     _require_alike(paths, files)
     with new_file(folder / name) as target:
-        # ids: int64, shape (rows, 2), in order
-        ids = PREDICTION_FORMATS[file_format].merge(paths, target)
-        twice = ids[1:][(ids[1:] == ids[:-1]).all(axis=1)]
-        if len(twice):
-            raise SampleError(
-                f"sample {twice[0, 1]} of shard {twice[0, 0]} was predicted twice, and a merged "
-                "file has each sample once; predict with sampling='sequential', or without merge. "
-                "The files of the ranks are kept"
-            )
+        PREDICTION_FORMATS[file_format].merge(paths, target)
     for path in paths:
         path.unlink()
 
