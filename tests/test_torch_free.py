@@ -48,8 +48,11 @@ def test_files_become_shards_that_every_tool_reads(
     shards = tmp_path / "packed" / "*.tar"
     run(capsys, index.main, shards, "--checksums", *common)
     seen = run(capsys, info.main, shards, "--classes", *common)
-    assert (seen["samples"], seen["classes"]) == (30, {"0": 10, "1": 10, "2": 10})
+    classes = {
+        f"{n}": {"samples": 10, "class": name} for n, name in enumerate(("cat", "dog", "owl"))
+    }
+    assert (seen["samples"], seen["classes"]) == (30, classes)
     cut = ("--out", tmp_path / "cut", "--max-samples", 15)
     run(capsys, reshard.main, shards, *cut, *common)
-    checked = run(capsys, verify.main, tmp_path / "cut" / "*.tar", "--decode", "none", *common)
+    checked = run(capsys, verify.main, tmp_path / "cut" / "*.tar", *common)
     assert (checked["samples"], checked["findings"]) == (30, [])

@@ -1,54 +1,34 @@
 """What people look at: single samples of local and remote shards, counts of classes, a sheet.
 
-Where a member table tells where the members lie, no other bytes are read. A remote shard without
-one is streamed up to the last sample that is wanted.
+Member tables tell where the members lie, and no other bytes are read.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from io import BytesIO
-from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
-from lightning_shards.errors import ConfigError
-from lightning_shards.samples.images import MAX_PIXELS, decode_rgb, require_backend
-from lightning_shards.shards.index import load_index
+from lightning_shards.samples.images import decode_rgb, require_backend
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import Storages, has_ranges
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.tar_bytes import stream_samples
 from lightning_shards.shards.urls import is_local
 
+_COLUMNS: Final = 8  # of the sheet, at most
+_PIXELS: Final = 160  # largest height and width of an image
 _GAP: Final = 12  # pixels between neighbours, and around the sheet
 _FONT_SIZE: Final = 12
 _LINE_HEIGHT: Final = 16
 _PAPER, _BAD = "white", "#ffb0b0"
 _INKS: Final = ("#555555", "#000000")  # of the key, and of the label
-_MAX_PREVIEWED: Final = 1 << 20  # bytes: a larger member is not read to show its beginning
-_MAX_LETTERS: Final = 400
-
-
-class ChosenSample(NamedTuple):
-    """One sample.
-
-    Attributes:
-        key: Its key.
-        sizes: Bytes of its members, by suffix.
-        read: Gives the data of a member, by suffix, while its shard is open.
-    """
-
-    key: str
-    sizes: Mapping[str, int]
-    read: Callable[[str], bytes]
+_MAX_LETTERS: Final = 22  # of a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,155 +62,72 @@ class TabledShards:
                 reader.read(sample, suffix).strip().decode("utf-8", "replace") for sample in samples
             )
 
-    def samples_of(self, url: str, numbers: Sequence[int]) -> Iterator[ChosenSample]:
-        """The samples of these ascending numbers; fewer if a shard without a table has fewer."""
-        tables = TableStore(self.cache, storages=self.storages)
-        if is_local(url) or (has_ranges(url) and tables.is_beside(url)):
-            with self.reader(url) as reader:
-                yield from (_by_table(reader, number) for number in numbers)
-            return
-        with self.storages.of(url).open_stream(url) as stream:
-            every = islice(stream_samples(stream, url), numbers[-1] + 1)
-            wanted = set(numbers)
-            yield from (_of_stream(each) for number, each in enumerate(every) if number in wanted)
 
-    def choose(
-        self, urls: Sequence[str], num: int, seed: int | None
-    ) -> tuple[dict[str, list[int]], bool]:
-        """The numbers of the samples to show, by shard, and whether all samples were counted.
+def choose_samples(counts: NDArray[np.int64], num: int, seed: int | None) -> dict[int, list[int]]:
+    """The numbers of the samples to show, by shard: evenly spaced, or drawn without repeats.
 
-        They are evenly spaced, or drawn without repeats. Where no file counts the samples of a
-        remote shard, they are the first ones of shards that are chosen so.
-        """
-        counts = load_index(urls, cache=self.cache, storages=self.storages).counts
-        if counts is None:
-            shards = _numbers(len(urls), min(num, len(urls)), seed)
-            least, more = divmod(num, len(shards))
-            firsts = {urls[shard]: least + (rank < more) for rank, shard in enumerate(shards)}
-            return {url: list(range(first)) for url, first in firsts.items()}, False
-        total, stops = int(counts.sum()), np.cumsum(counts)
-        chosen: dict[str, list[int]] = {}
-        for number in _numbers(total, min(num, total), seed):
-            shard = int(np.searchsorted(stops, number, side="right"))
-            start = int(stops[shard] - counts[shard])
-            chosen.setdefault(urls[shard], []).append(number - start)
-        return chosen, True
-
-
-def class_counts(
-    urls: Sequence[str], suffix: str, tables: TabledShards, *, processes: int = 1
-) -> Counter[str]:
-    """How many samples have each value of a small text field, over all shards."""
-    total: Counter[str] = Counter()
-    for classes in map_parallel(partial(tables.classes_of, suffix=suffix), urls, processes):
-        total.update(classes)
-    return total
-
-
-def _by_table(reader: ShardReader, number: int) -> ChosenSample:
-    table = reader.table
-    extents = {suffix: table.find(number, suffix) for suffix in table.suffixes_of(number)}
-    sizes = {suffix: extent[1] for suffix, extent in extents.items() if extent}
-    return ChosenSample(table.key(number), sizes, partial(reader.read, number))
-
-
-def _of_stream(sample: dict[str, bytes | str]) -> ChosenSample:
-    members = {suffix: data for suffix, data in sample.items() if isinstance(data, bytes)}
-    sizes = {suffix: len(data) for suffix, data in members.items()}
-    return ChosenSample(str(sample["__key__"]), sizes, members.__getitem__)
-
-
-def _numbers(total: int, num: int, seed: int | None) -> list[int]:
-    """Numbers below `total`, in order."""
-    if seed is None:
-        return [number * total // num for number in range(num)]
-    drawn = np.random.default_rng(seed)
-    chosen: set[int] = set()  # a permutation of all numbers could be too large
-    while len(chosen) < num:
-        chosen.add(int(drawn.integers(total)))
-    return sorted(chosen)
-
-
-def preview(sample: ChosenSample, suffix: str) -> str | None:
-    """The beginning of a text; None for any other member."""
-    if sample.sizes[suffix] > _MAX_PREVIEWED:
-        return None
-    with suppress(UnicodeDecodeError):
-        text = " ".join(sample.read(suffix).decode().split())
-        return text if len(text) <= _MAX_LETTERS else f"{text[:_MAX_LETTERS]}…"
-    return None
-
-
-def make_thumbnail(data: bytes, size: int) -> Any:
-    """An image file as a `PIL.Image.Image` no larger than `size`; None if it cannot be decoded.
-
-    Pixels are those that training gets. A small image is enlarged by a whole factor, so that each
-    of its pixels stays a square of one colour.
+    Args:
+        counts: Samples of each shard, shape (num_shards,).
+        num: How many samples; all of them if there are fewer.
+        seed: Of the draw; None: evenly spaced.
     """
-    image_module: Any = import_module("PIL.Image")
-    try:
-        image = image_module.fromarray(decode_rgb(data).transpose(1, 2, 0))
-    except Exception:  # noqa: BLE001 bytes of any origin make decoders raise anything
-        return None
-    image.thumbnail((size, size))
-    factor = max(1, size // max(image.size))
-    wanted = image.width * factor, image.height * factor
-    return image if factor == 1 else image.resize(wanted, image_module.Resampling.NEAREST)
+    total, stops = int(counts.sum()), np.cumsum(counts)
+    num = min(num, total)
+    if seed is None:
+        numbers = np.arange(num) * total // max(num, 1)
+    else:
+        numbers = np.sort(np.random.default_rng(seed).choice(total, num, replace=False))
+    shards = np.searchsorted(stops, numbers, side="right")
+    chosen: dict[int, list[int]] = {}
+    for shard, sample in zip(shards.tolist(), numbers - (stops - counts)[shards], strict=True):
+        chosen.setdefault(shard, []).append(int(sample))
+    return chosen
 
 
-def png_of(image: Any) -> bytes:
-    """A `PIL.Image.Image` as a PNG."""
+Picture = tuple[bytes, str, str]
+"""An image file, and its caption: key and label."""
+
+
+def contact_sheet(pictures: Sequence[Picture]) -> bytes:
+    """A PNG with the pictures in rows, at least one; what cannot be decoded is a red box.
+
+    Of a caption the ends of its lines are shown, as keys differ there.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
+    require_backend("pillow")
+    columns = min(_COLUMNS, len(pictures))
+    cell = _PIXELS + _GAP, _PIXELS + len(_INKS) * _LINE_HEIGHT + _GAP
+    size = columns * cell[0] + _GAP, -(-len(pictures) // columns) * cell[1] + _GAP
+    sheet: Any = import_module("PIL.Image").new("RGB", size, _PAPER)
+    draw: Any = import_module("PIL.ImageDraw").Draw(sheet)
+    font: Any = import_module("PIL.ImageFont").load_default(_FONT_SIZE)
+    for number, (data, *caption) in enumerate(pictures):
+        row, column = divmod(number, columns)
+        left, top = _GAP + column * cell[0], _GAP + row * cell[1]
+        try:
+            image = _fitted(data)
+        except Exception:  # noqa: BLE001 bytes of any origin make decoders raise anything
+            draw.rectangle((left, top, left + _PIXELS - 1, top + _PIXELS - 1), fill=_BAD)
+        else:
+            margins = (_PIXELS - image.width) // 2, (_PIXELS - image.height) // 2
+            sheet.paste(image, (left + margins[0], top + margins[1]))
+        for line, (text, ink) in enumerate(zip(caption, _INKS, strict=True)):
+            shown = " ".join(text.split())[-_MAX_LETTERS:].encode(
+                "latin-1", "replace"
+            )  # of the font
+            place = left, top + _PIXELS + 2 + line * _LINE_HEIGHT
+            draw.text(place, shown.decode("latin-1"), fill=ink, font=font)
     out = BytesIO()
-    image.save(out, "PNG")
+    sheet.save(out, "PNG")
     return out.getvalue()
 
 
-def contact_sheet(
-    images: Sequence[bytes], captions: Sequence[tuple[str, str]], *, columns: int, size: int
-) -> bytes:
-    """A PNG with the images in rows; an image that cannot be decoded is a red box.
-
-    Args:
-        images: The bytes of image files, at least one.
-        captions: Key and label of each image, shortened to the width of a column.
-        columns: Most images in a row.
-        size: Height and width of the space of an image, in pixels.
-
-    Raises:
-        ConfigError: Pillow is not installed, or the sheet would be too large to be opened.
-    """
-    require_backend("pillow")
-    columns = min(columns, len(images))
-    cell = size + _GAP, size + len(_INKS) * _LINE_HEIGHT + _GAP
-    width, height = columns * cell[0] + _GAP, -(-len(images) // columns) * cell[1] + _GAP
-    if width * height > MAX_PIXELS:
-        raise ConfigError(
-            f"a sheet of {len(images)} samples of {size} pixels would have {width} x {height} "
-            f"pixels, more than {MAX_PIXELS}, and few programs open such an image; lower --samples "
-            "or --size"
-        )
-    sheet: Any = import_module("PIL.Image").new("RGB", (width, height), _PAPER)
-    draw: Any = import_module("PIL.ImageDraw").Draw(sheet)
-    font: Any = import_module("PIL.ImageFont").load_default(_FONT_SIZE)
-    for number, (data, caption) in enumerate(zip(images, captions, strict=True)):
-        row, column = divmod(number, columns)
-        left, top = _GAP + column * cell[0], _GAP + row * cell[1]
-        image = make_thumbnail(data, size)
-        if image is None:
-            draw.rectangle((left, top, left + size - 1, top + size - 1), fill=_BAD)
-        else:
-            sheet.paste(image, (left + (size - image.width) // 2, top + (size - image.height) // 2))
-        for line, (text, ink) in enumerate(zip(caption, _INKS, strict=True)):
-            shown = _shortened(text, lambda shown: draw.textlength(shown, font=font) <= size)
-            place = left, top + size + 2 + line * _LINE_HEIGHT
-            draw.text(place, shown, fill=ink, font=font)
-    return png_of(sheet)
-
-
-def _shortened(text: str, fits: Callable[[str], bool]) -> str:
-    """The end of a text, as keys differ there, with question marks for letters of no font."""
-    line = " ".join(text.split()).encode("latin-1", "replace").decode("latin-1")
-    shown = "".join(letter if letter.isprintable() else "?" for letter in line)
-    while shown and not fits(shown):
-        shown = shown[1:]
-    return shown
+def _fitted(data: bytes) -> Any:
+    """A `PIL.Image.Image` of the pixels that training gets, as large as its place."""
+    image_module: Any = import_module("PIL.Image")
+    image = image_module.fromarray(decode_rgb(data).transpose(1, 2, 0))
+    is_small = max(image.size) < _PIXELS  # enlarged, its pixels stay sharp
+    kind = image_module.Resampling.NEAREST if is_small else image_module.Resampling.BICUBIC
+    return import_module("PIL.ImageOps").contain(image, (_PIXELS, _PIXELS), kind)

@@ -2,6 +2,7 @@
 
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def _index(options: Namespace) -> int:
         "samples": seen.samples,
         "bytes": seen.size_bytes,
         "fields": {suffix: sizes.samples for suffix, sizes in seen.fields.items()},
-        "findings": [finding.as_json() for finding in seen.findings],
+        "findings": list(map(asdict, seen.findings)),
         "written": made.written,
     }
     if not made.written:

@@ -40,13 +40,6 @@ def shard_parser(name: str, description: str, epilog: str) -> ArgumentParser:
         help="of remote shards: how their stores are reached, as in the configuration, such as "
         '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\'',
     )
-    add(
-        "--allow-unsafe",
-        action="append",
-        default=[],
-        choices=("pipe",),
-        help="pipe: run the shell commands of pipe: URLs, which are refused otherwise",
-    )
     return parser
 
 
@@ -63,7 +56,7 @@ def shards_of(options: Namespace) -> list[str]:
     Raises:
         ShardError: A pattern cannot be read, or a shard cannot exist.
     """
-    return require_shards(expand_urls(options.urls, allow_pipe="pipe" in options.allow_unsafe))
+    return require_shards(expand_urls(options.urls))
 
 
 def settings_of(options: Namespace) -> TransportSettings:

@@ -3,24 +3,18 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 
 from lightning_shards.dataprep.survey import Survey
-from lightning_shards.dataprep.verify import (
-    REPAIRABLE,
-    Decode,
-    Repair,
-    repair_shards,
-    require_place,
-    verify_shards,
-)
+from lightning_shards.dataprep.verify import Repair, repair_shards, require_place, verify_shards
 from lightning_shards.errors import count_of
 from lightning_shards.shards.remote.proxies import require_local
 from lightning_shards.tools.console import report, run_tool
 from lightning_shards.tools.shard_options import shard_parser, shards_of, status_of
 
 _EPILOG = """\
-Every header and every byte of local shards is read; training holds each member that it
+Every header, every byte and every image of local shards is read; training holds each member that it
 reads against its crc32, remote ones too. Changed bytes are found where `index --checksums` was run
 before; the last line says for how many shards. The wids JSONs and the sizes.json beside the shards
 are compared, too. --repair writes a copy of each bad shard, with the samples that are whole, to an
@@ -32,55 +26,26 @@ what stood there; the originals stay as they are. Exit status: 0 all is well, 1 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = shard_parser("verify", "Check shards, and repair them.", _EPILOG)
-    parser.add_argument(
-        "--decode",
-        choices=("images", "none"),
-        default="images",
-        help="what to decode, to see that it can be; default: images",
-    )
     parser.add_argument("--repair", type=Path, metavar="DIR", help="write repaired copies there")
     run_tool("verify", _verify, parser.parse_args(arguments))
 
 
-def image_decoder(suffix: str) -> Decode | None:
-    """The decoder of images of a suffix; None if the suffix is not of images."""
-    from lightning_shards.samples.decoders import Decoding, decoding_of
-    from lightning_shards.samples.fields import Field
-
-    decoding = decoding_of(suffix)
-    if decoding is None or decoding.decoder != "rgb":
-        return None
-    return Field("image", (suffix,)).function(Decoding("pil", decoding.is_gzipped))
-
-
 def _verify(options: Namespace) -> int:
     paths = require_local(shards_of(options), "verify")
-    decoder_of = None
-    if options.decode == "images":
-        from lightning_shards.samples.images import require_backend
-
-        require_backend("pillow")
-        decoder_of = image_decoder
     if options.repair is not None:
         require_place(paths, options.repair)
-    seen = verify_shards(
-        paths, cache=options.cache, decoder_of=decoder_of, processes=options.processes
-    )
+    decodes = find_spec("PIL") is not None
+    cache, processes = options.cache, options.processes
+    seen = verify_shards(paths, cache=cache, decodes=decodes, processes=processes)
     repairs: dict[str, Repair] = {}
     if options.repair is not None:
-        bad = {finding.shard for finding in seen.findings if finding.rule in REPAIRABLE}
-        repairs = repair_shards(
-            [path for path in paths if path in bad],
-            options.repair,
-            cache=options.cache,
-            processes=options.processes,
-        )
+        repairs = repair_shards(seen, options.repair, cache=cache, processes=processes)
     document = {
         "shards": len(paths),
         "samples": seen.samples,
-        "checksummed": sum(shard.has_checksums for shard in seen.shards),
-        "findings": [finding.as_json() for finding in seen.findings],
+        "findings": list(map(asdict, seen.findings)),
         "repairs": {path: asdict(repair) for path, repair in repairs.items()},
+        "note": None if decodes else "no image was decoded, for want of the extra `image`",
         "verdict": _verdict(seen),
     }
     report(document, as_json=options.json)
@@ -89,13 +54,11 @@ def _verify(options: Namespace) -> int:
 
 def _verdict(seen: Survey) -> str:
     checksummed = sum(shard.has_checksums for shard in seen.shards)
-    shards = count_of(len(seen.shards), "shard")
-    held = f"{checksummed:,} of {shards} had checksums to be held against"
-    if seen.failures:
-        return f"{count_of(len(seen.failures), 'problem')}; {held}"
+    problems = count_of(len(seen.failures), "problem")
+    verdict = f"{problems}; {checksummed:,} of {len(seen.shards):,} shards had checksums"
     if checksummed == len(seen.shards):
-        return "all is well, by the checksums of all shards"
+        return verdict
     return (
-        f"no problem was found, but {held}; in others no changed byte shows: run `lightning-shards "
-        "index --checksums` once the shards are known to be good"
+        f"{verdict}; in others no changed byte shows: run `lightning-shards index --checksums` "
+        "once the shards are known to be good"
     )

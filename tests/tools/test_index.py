@@ -269,7 +269,7 @@ def test_a_damaged_shard_is_named_and_cannot_be_allowed(run, folder):
     damaged = [each for each in document["findings"] if each["rule"] == "damaged shard"]
     assert status == 1
     assert [each["shard"].rpartition("-")[2] for each in damaged] == ["000000.tar", "000002.tar"]
-    assert damaged[1]["byte"] == header
+    assert f", at byte {header};" in damaged[1]["message"]
     assert not (folder / "wids.json").exists()
 
 
@@ -303,7 +303,8 @@ def test_links_that_hold_no_bytes_are_noted(run, tmp_path):
         archive.addfile(link)
     [found] = run(tmp_path / "a.tar")[1]["findings"]
     assert (found["rule"], found["count"]) == ("passed over", 1)
-    assert "first 'b.cls'; GNU tar makes links of files that it meets twice" in found["message"]
+    assert "first 'b.cls'" in found["message"]
+    assert "GNU tar makes links of files that it meets twice" in found["message"]
 
 
 def test_remote_shards_are_refused_with_the_remedy(run, capsys):

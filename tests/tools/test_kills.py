@@ -20,7 +20,7 @@ def index(folder, processes):
 
 
 def verify(folder, processes):
-    options = ["--decode", "none", "--repair", "out", "--processes", processes]
+    options = ["--repair", "out", "--processes", processes]
     return ["verify", "data/*.tar", *options, "--cache-dir", "cache"]
 
 

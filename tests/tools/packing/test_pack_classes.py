@@ -165,7 +165,8 @@ def test_the_last_line_is_a_command_that_works(told, photos, tmp_path, capsys, m
     info.main([*arguments, "--processes", "1", "--json"])
     document = json.loads(capsys.readouterr().out)
     assert document["samples"] == 61
-    assert document["class_names"] == {str(number): name for name, number in CLASSES.items()}
+    names = {label: counted["class"] for label, counted in document["classes"].items()}
+    assert names == {str(number): name for name, number in CLASSES.items()}
 
 
 def test_without_classes_the_command_does_not_count_them(told, photos):
