@@ -24,7 +24,7 @@ _TOOLS: Final = {
     "show": "make a contact sheet of samples",
     "verify": "check that shards are unchanged, and repair damaged ones",
     "plan": "show an epoch in numbers before it is run",
-    "cache": "list, fill, check or clear what is kept of remote shards",
+    "cache": "list, fill or clear what is kept of remote shards",
     "bench": "measure loader and training step, and say who is the limit",
     "trace": "list the samples that every rank sees at given steps",
     "schema": "print the JSON schema by which editors check the section `data`",

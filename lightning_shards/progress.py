@@ -562,12 +562,6 @@ def evaluation_loaders(trainer: Any) -> list[Any]:
     return [] if combined is None else list(combined.flattened)
 
 
-def fit_loaders(trainer: Any) -> list[Any]:
-    """The loaders of a fit, those of its validation, too, as far as they are made."""
-    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader  # noqa: SLF001 as above
-    return train_loaders(trainer) + ([] if combined is None else list(combined.flattened))
-
-
 def restart_train_loaders(trainer: Any) -> None:
     """Make the train iterators again: those of the first epoch are made before any hook runs."""
     trainer.fit_loop._combined_loader.reset()  # noqa: SLF001 ends workers that know the old epoch

@@ -161,7 +161,7 @@ def test_the_page_of_mixtures_shows_what_the_plan_and_the_log_say_of_the_example
     config = {"trainer": {"max_epochs": 3}, "data": data}
     Path("config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
     of_plan, of_log = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    plan.main(["--config", "config.yaml", "--world-size", "1,4"])
+    plan.main(["--config", "config.yaml", "--world-size", "4"])
     assert capsys.readouterr().out.endswith(f"\n\n{of_plan}")
     source = ShardDataModule.from_config("config.yaml").source("train")
     assert describe("train", source, 4, PoolDescription("inline")) + "\n" == of_log

@@ -6,10 +6,9 @@ and **the rank whose trainer waited longest for its loader is the one that holds
 """
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from operator import add, attrgetter, sub
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from operator import sub
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
@@ -39,8 +38,7 @@ def rate_text(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= _WHOLE else f"{rate:.3g}"
 
 
-@dataclass(frozen=True, slots=True)
-class TimeTotals:
+class TimeTotals(NamedTuple):
     """Sums over some steps of one rank.
 
     Attributes:
@@ -107,17 +105,7 @@ class TimeTotals:
 
     def since(self, earlier: "TimeTotals") -> "TimeTotals":
         """The difference to earlier totals."""
-        return TimeTotals(*map(sub, _sums(self), _sums(earlier)))
-
-    def plus(self, later: "TimeTotals") -> "TimeTotals":
-        """The sum of these totals and later ones."""
-        return TimeTotals(*map(add, _sums(self), _sums(later)))
-
-
-# Like `astuple`, which copies each number and takes ten times as long: each log calls it twice.
-_sums: Callable[[TimeTotals], tuple[float, ...]] = attrgetter(
-    *(total.name for total in fields(TimeTotals))
-)
+        return TimeTotals(*map(sub, self, earlier))
 
 
 _SUMMED = ("requests", "repeated", "fetched_bytes", "read_bytes")
@@ -129,57 +117,70 @@ def in_lockstep(ranks: Sequence[TimeTotals]) -> TimeTotals:
 
     What was fetched is the sum of all ranks.
     """
-    largest = TimeTotals(*(max(values) for values in zip(*map(_sums, ranks), strict=True)))
+    largest = TimeTotals(*map(max, zip(*ranks, strict=True)))
     samples = statistics.fmean(rank.samples for rank in ranks)
     sums = {name: sum(getattr(rank, name) for rank in ranks) for name in _SUMMED}
-    return replace(largest, samples=samples, **sums)
+    return largest._replace(samples=samples, **sums)
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
+class RunContext(NamedTuple):
+    """The workers, the machine and the device of a run, which the figures do not show.
+
+    Attributes:
+        num_workers: Workers of a rank, with each thread of a process; 0 for the trainer's own
+            thread.
+        cores: Processor cores of a machine for each of its ranks, at least 1.
+        world_size: Number of ranks.
+        device: Type of the device, such as `cpu` or `cuda`.
+        threads_per_worker: Workers for each one of the setting `num_workers`.
+    """
+
+    num_workers: int
+    cores: int
+    world_size: int
+    device: str
+    threads_per_worker: int = 1
+
+
+class Throughput(NamedTuple):
     """Rates of the whole job, in samples per second over all ranks.
 
     Attributes:
-        measured: Totals of one rank, or of all ranks in lockstep.
-        num_workers: Workers of a rank that make batches at the same time.
-        world_size: Number of ranks.
+        totals: Totals of one rank, or of all ranks in lockstep.
+        context: The workers, the machine and the device.
     """
 
     totals: TimeTotals
-    num_workers: int
-    world_size: int
+    context: RunContext
 
     @property
     def trained(self) -> float:
         """The rate of training."""
-        return self.totals.samples * self.world_size / max(self.totals.wall_s, 1e-9)
+        return self._in(self.totals.wall_s)
 
     @property
     def loader(self) -> float:
         """The rate that the workers could reach if they never had to wait."""
-        per_worker = self.totals.samples / max(self.totals.produce_s, 1e-9)
-        return per_worker * self.num_workers * self.world_size
+        return self._in(self.totals.produce_s / max(1, self.context.num_workers))
 
     @property
     def trainer(self) -> float:
         """The rate that the trainer could reach if its device never starved."""
-        busy_s = self.totals.wall_s - self.totals.starved_s
-        return self.totals.samples * self.world_size / max(busy_s, 1e-9)
+        return self._in(self.totals.wall_s - self.totals.starved_s)
 
-    @property
-    def wait_fraction(self) -> float:
-        """Share of the time that the trainer waited for data, 0 to 1."""
-        return self.totals.wait_s / max(self.totals.wall_s, 1e-9)
+    def _in(self, seconds: float) -> float:
+        """The rate if the samples of all ranks took so long."""
+        return self.totals.samples * self.context.world_size / max(seconds, 1e-9)
 
-    @property
-    def starved_fraction(self) -> float:
-        """Share of the time that the device was idle because data was missing, 0 to 1."""
-        return self.totals.starved_s / max(self.totals.wall_s, 1e-9)
+    def fraction(self, of: Literal["wait", "starved", "transfer"]) -> float:
+        """Share of the time, 0 to 1.
 
-    @property
-    def transfer_fraction(self) -> float:
-        """Share of the time that batches took to be moved to the device, 0 to 1."""
-        return self.totals.transfer_s / max(self.totals.wall_s, 1e-9)
+        Args:
+            of: `wait`: the trainer waited for data; `starved`: the device was idle because data was
+                missing; `transfer`: batches were moved to the device.
+        """
+        seconds: float = getattr(self.totals, f"{of}_s")
+        return seconds / max(self.totals.wall_s, 1e-9)
 
     @property
     def headroom(self) -> float:
@@ -195,35 +196,33 @@ class Throughput:
         return "loader-bound" if self.loader < self.trainer else "trainer-bound"
 
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
-        """The figures by the names under which loggers show them."""
-        return {
-            f"{prefix}samples_per_s": self.trained,
-            f"{prefix}loader_samples_per_s": self.loader,
-            f"{prefix}trainer_samples_per_s": self.trainer,
-            f"{prefix}wait_fraction": self.wait_fraction,
-            f"{prefix}transfer_fraction": self.transfer_fraction,
-            **{
-                f"{prefix}loader_{stage}_fraction": share
-                for stage, share in self.totals.stage_shares().items()
-            },
-            **{f"{prefix}{name}": value for name, value in self._network_metrics().items()},
-        }
+        """The figures by the names under which loggers show them.
 
-    def _network_metrics(self) -> dict[str, float]:
-        """Rates of what was fetched, by all ranks in the totals; empty if no shard is remote."""
+        What was fetched is of all ranks in the totals.
+        """
         totals, wall_s = self.totals, max(self.totals.wall_s, 1e-9)
-        if not totals.is_fetched:
-            return {}
-        return {
-            "fetched_bytes_per_s": totals.fetched_bytes / wall_s,
-            "requests_per_s": totals.requests / wall_s,
-            "repeated_requests": totals.repeated,
-            "cached_fraction": totals.cached_fraction,
+        metrics = {
+            "samples_per_s": self.trained,
+            "loader_samples_per_s": self.loader,
+            "trainer_samples_per_s": self.trainer,
+            "wait_fraction": self.fraction("wait"),
+            "transfer_fraction": self.fraction("transfer"),
         }
+        if self.context.device == "cuda":
+            metrics["starved_fraction"] = self.fraction("starved")
+        for stage, share in totals.stage_shares().items():
+            metrics[f"loader_{stage}_fraction"] = share
+        if totals.is_fetched:
+            metrics |= {
+                "fetched_bytes_per_s": totals.fetched_bytes / wall_s,
+                "requests_per_s": totals.requests / wall_s,
+                "repeated_requests": totals.repeated,
+                "cached_fraction": totals.cached_fraction,
+            }
+        return {prefix + name: value for name, value in metrics.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class SlowRank:
+class SlowRank(NamedTuple):
     """A rank whose loader costs all others more than `IMBALANCE` of the time.
 
     Attributes:
@@ -238,29 +237,18 @@ class SlowRank:
 
 
 def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
-    """The rank whose loader holds up all others, if one stands out.
+    """The rank whose loader holds up all others, if one stands out after `ENOUGH_STEPS`.
 
-    >>> find_slow_rank([TimeTotals(wall_s=10, starved_s=wait_s) for wait_s in (0, 4, 0, 1)])
+    >>> waits = (0, 4, 0, 1)
+    >>> find_slow_rank([TimeTotals(20, wall_s=10, starved_s=wait_s) for wait_s in waits])
     SlowRank(rank=1, fraction=0.4, median=0.0)
     """
     wall_s = max([1e-9, *(rank.wall_s for rank in ranks)])
     waits = [rank.starved_s / wall_s for rank in ranks]
     largest, median = max(waits), statistics.median_low(waits)
-    if largest - median <= IMBALANCE:
+    if largest - median <= IMBALANCE or ranks[0].batches < ENOUGH_STEPS:
         return None
     return SlowRank(waits.index(largest), largest, median)
-
-
-def find_steady_slow_rank(spans: Sequence[Sequence[TimeTotals]]) -> SlowRank | None:
-    """The rank whose loader holds up all others in each of these time spans.
-
-    Noise makes one rank or another the slowest of a span. The figures are those of the first span,
-    which needs `ENOUGH_STEPS`.
-    """
-    found = [find_slow_rank(ranks) for ranks in spans]
-    first = found[0]
-    named = {slow and slow.rank for slow in found}
-    return first if len(named) == 1 and spans[0][0].batches >= ENOUGH_STEPS else None
 
 
 # --- what is lost while a device waits for data ---------------------------------------------------
@@ -273,48 +261,27 @@ def find_steady_slow_rank(spans: Sequence[Sequence[TimeTotals]]) -> SlowRank | N
 # queried, never waited for.
 
 
-class HostClock:
-    """The clock for a CPU, which does the work itself: all waiting is lost, and figures are exact.
+class WaitClock:
+    """Counts the waits of a rank for its loader that cost its device time.
 
-    For devices other than CUDA the figures are an upper bound.
+    Args:
+        device: The rank's device. All waiting is lost unless it is a CUDA device: that is exact for
+            a CPU, which does the work itself, and an upper bound for other devices.
 
     Attributes:
         starved_s: Seconds of waiting that count as lost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.starved_s = 0.0
+        self._step_end = torch.cuda.Event() if device.type == "cuda" else None
 
     def batch_came(self, waited_s: float) -> None:
-        """Count the wait."""
-        self.starved_s += waited_s
-
-    def step_ended(self) -> None:
-        """Do nothing, because nothing is queued."""
-
-
-class DeviceClock(HostClock):
-    """The clock for a CUDA device: a wait is lost only if the device had ended its work.
-
-    Args:
-        event: A `torch.cuda.Event`, or what behaves like one.
-    """
-
-    def __init__(self, event: Any) -> None:
-        super().__init__()
-        self._step_end, self._has_step_ended = event, False
-
-    def batch_came(self, waited_s: float) -> None:
-        """Count the wait if the device has ended its step."""
-        if self._has_step_ended and self._step_end.query():
+        """Count the wait, unless the device still has work to do."""
+        if self._step_end is None or self._step_end.query():
             self.starved_s += waited_s
 
     def step_ended(self) -> None:
         """Put the event behind the step."""
-        self._step_end.record()
-        self._has_step_ended = True
-
-
-def make_clock(device: torch.device) -> HostClock:
-    """The clock for a rank's device."""
-    return DeviceClock(torch.cuda.Event()) if device.type == "cuda" else HostClock()
+        if self._step_end is not None:
+            self._step_end.record()

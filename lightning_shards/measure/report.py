@@ -2,27 +2,24 @@
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.loader import ShardLoader
 from lightning_shards.measure.rates import (
     ENOUGH_STEPS,
-    IMBALANCE,
+    RunContext,
     SlowRank,
     Throughput,
     TimeTotals,
     find_slow_rank,
-    find_steady_slow_rank,
     in_lockstep,
     rate_text,
 )
-from lightning_shards.plan.place import Cursor
-from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.readers.source import Source
+from lightning_shards.state import read_count
 
 WORTH_A_CHANGE = 0.1
 """Share of the time lost to waiting at which even a loader that is fast enough is blamed."""
@@ -32,61 +29,27 @@ NAMED = 0.05
 
 _PLOT_SUFFIXES = (".pdf", ".png", ".svg")
 
-_RankColumn = tuple[Throughput, SlowRank | None]
 
-
-@dataclass(frozen=True, slots=True)
-class RunContext:
-    """The workers, the machine and the device of a run, which the figures do not show.
-
-    Attributes:
-        num_workers: Workers of a rank, with each thread of a process; 0 for the trainer's own
-            thread.
-        cores: Processor cores of a machine for each of its ranks, at least 1.
-        world_size: Number of ranks.
-        device: Type of the device, such as `cpu` or `cuda`.
-        threads_per_worker: Workers for each one of the setting `num_workers`.
-        connections: Requests that a node may have under way; 0: no shard is remote.
-    """
-
-    num_workers: int
-    cores: int
-    world_size: int
-    device: str
-    threads_per_worker: int = 1
-    connections: int = 0
-
-    def throughput(self, totals: TimeTotals) -> Throughput:
-        """The rates that follow from these totals."""
-        return Throughput(totals, max(1, self.num_workers), self.world_size)
-
-
-def write_report(spans: Mapping[str, Sequence[TimeTotals]], context: RunContext) -> str:
+def write_report(ranks: Sequence[TimeTotals], context: RunContext) -> str:
     """The verdict in one line, then a table and the one change to make.
 
     Args:
-        spans: Time totals of each rank, by the name of the time span; the first span is judged. If
-            there are only figures of one rank among several, the report says so.
+        ranks: Time totals of each rank. If there are only figures of one rank among several, the
+            report says so.
         context: The workers, the machine and the device.
     """
-    columns: dict[str, _RankColumn] = {
-        name: (context.throughput(in_lockstep(ranks)), find_slow_rank(ranks))
-        for name, ranks in spans.items()
-    }
-    throughput, _ = next(iter(columns.values()))
-    slow = find_steady_slow_rank(list(spans.values()))
-    if not throughput.totals.samples:
-        return "data throughput: nothing was trained"
-    lines = [_verdict(throughput), *_table(columns, context)]
-    lines += _describe_stages(throughput.totals)
-    if len(next(iter(spans.values()))) < context.world_size:
+    rates, slow = Throughput(in_lockstep(ranks), context), find_slow_rank(ranks)
+    lines = [_verdict(rates), *_table(rates), *_describe_stages(rates.totals)]
+    if rates.totals.is_fetched:
+        lines.append(fetched_text(rates.totals))
+    if len(ranks) < context.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
         lines.append(
             f"slowest rank: rank {slow.rank} holds all others by its loader: it waited for data "
             f"{slow.fraction:.1%} of the time, the median rank {slow.median:.1%}"
         )
-    return "\n".join([*lines, f"to change: {advise_change(throughput, slow, context)}"])
+    return "\n".join([*lines, f"to change: {advise_change(rates, slow)}"])
 
 
 def _verdict(rates: Throughput) -> str:
@@ -102,32 +65,32 @@ def _verdict(rates: Throughput) -> str:
         f"data throughput: {few * (steps < ENOUGH_STEPS)}{side}: {said[side]} "
         f"(trained {rate_text(rates.trained)} samples/s, loader alone {rate_text(rates.loader)}, "
         f"trainer alone {rate_text(rates.trainer)}, "
-        f"waited for data {rates.wait_fraction:.1%} of the time)"
+        f"waited for data {rates.fraction('wait'):.1%} of the time)"
     )
 
 
 def _describe_stages(totals: TimeTotals) -> list[str]:
-    shares = totals.stage_shares()
-    largest_first = sorted(shares, key=lambda stage: -shares[stage])
-    named = [f"{stage} {shares[stage]:.0%}" for stage in largest_first if shares[stage] >= NAMED]
+    shares = sorted(totals.stage_shares().items(), key=lambda share: -share[1])
+    named = [f"{stage} {share:.0%}" for stage, share in shares if share >= NAMED]
     return [f"the loader's time: {', '.join(named)}"] if named else []
 
 
-def advise_change(throughput: Throughput, slow: SlowRank | None, context: RunContext) -> str:
+def advise_change(throughput: Throughput, slow: SlowRank | None) -> str:
     """The one change that helps most, or that none is needed."""
     if slow and slow.fraction > 2 * slow.median:
         return (
             f"find out what slows the loader of rank {slow.rank}: where its machine reads from, "
             "and what else runs there"
         )
-    if throughput.side == "loader-bound" or throughput.starved_fraction > WORTH_A_CHANGE:
-        return _advise_loader(throughput, context)
+    if throughput.side == "loader-bound" or throughput.fraction("starved") > WORTH_A_CHANGE:
+        return _advise_loader(throughput)
     if throughput.side == "balanced":
         return "nothing: neither waits for the other; a faster model will need more workers"
     return "nothing in the loader: more workers change nothing, only a faster model does"
 
 
-def _advise_loader(throughput: Throughput, context: RunContext) -> str:
+def _advise_loader(throughput: Throughput) -> str:
+    context = throughput.context
     now = context.num_workers // context.threads_per_worker
     most = max(1, context.cores // context.threads_per_worker)
     shares = throughput.totals.stage_shares()
@@ -135,8 +98,7 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
     if longest == "fetch":
         return (
             "let `lightning-shards cache fill` fetch the shards before the fit, or raise cache_gib "
-            f"or connections (now {context.connections} a node): the workers wait for the network "
-            f"{shares[longest]:.0%} of their time"
+            f"or connections: the workers wait for the network {shares[longest]:.0%} of their time"
         )
     if throughput.loader >= throughput.trainer and now:
         return (
@@ -146,12 +108,10 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
     # The trainer's own thread counts as one worker in the rates.
     wanted = math.ceil(max(1, now) * throughput.trainer / max(throughput.loader, 1e-9))
     wanted = max(wanted, now + 1)
-    own = ": the trainer's own thread makes the batches" * (now == 0)
-    if wanted <= most:
-        return f"set num_workers to {wanted} (now {now}{own})"
     if now < most:
-        cores = "all cores of a rank"
-        return f"set num_workers to {most}, {cores} (now {now}{own}; {wanted} would do)"
+        limit = f", all cores of a rank: {wanted} would do" if wanted > most else ""
+        own = ": the trainer's own thread makes the batches" if now == 0 else ""
+        return f"set num_workers to {min(wanted, most)}{limit} (now {now}{own})"
     of_time = f" ({longest} takes {shares[longest]:.0%} of their time)" if longest else ""
     return (
         f"make samples cheaper to load{of_time}: {wanted} workers a rank would do, and {now} "
@@ -159,33 +119,21 @@ def _advise_loader(throughput: Throughput, context: RunContext) -> str:
     )
 
 
-def _table(columns: Mapping[str, _RankColumn], context: RunContext) -> list[str]:
-    rates = [throughput for throughput, _ in columns.values()]
-    waited = "waited for data" + ("" if context.device in ("cpu", "cuda") else ", at most")
-    moved = "from loader to step" if context.device == "cpu" else "moved to the device"
-    rows: dict[str, list[str]] = {
-        "": list(columns),
-        "trained, samples/s": [rate_text(rate.trained) for rate in rates],
-        "loader alone, samples/s": [rate_text(rate.loader) for rate in rates],
-        "trainer alone, samples/s": [rate_text(rate.trainer) for rate in rates],
-        waited: [f"{rate.wait_fraction:.1%}" for rate in rates],
-        moved: [f"{rate.transfer_fraction:.1%}" for rate in rates],
-        "device starved, at most": [f"{rate.starved_fraction:.1%}" for rate in rates],
-        "bottleneck": [rate.side.removesuffix("-bound") for rate in rates],
-        "headroom": [f"{rate.headroom:.1f}x" for rate in rates],
-        f"slowest rank, if over {IMBALANCE:.0%}": [
-            str(slow.rank) if slow else "none" for _, slow in columns.values()
-        ],
+def _table(rates: Throughput) -> list[str]:
+    rows = {
+        "trained, samples/s": rate_text(rates.trained),
+        "loader alone, samples/s": rate_text(rates.loader),
+        "trainer alone, samples/s": rate_text(rates.trainer),
+        "waited for data": f"{rates.fraction('wait'):.1%}",
+        "from loader to step": f"{rates.fraction('transfer'):.1%}",
     }
-    if context.device != "cuda":
-        del rows["device starved, at most"]
-    if context.world_size == 1:
-        del rows[f"slowest rank, if over {IMBALANCE:.0%}"]
-    width = max(map(len, rows))
-    return [
-        f"  {name:<{width}}" + "".join(f"{value:>13}" for value in values)
-        for name, values in rows.items()
-    ]
+    if rates.context.device == "cuda":
+        rows["device starved, at most"] = f"{rates.fraction('starved'):.1%}"
+    rows |= {
+        "bottleneck": rates.side.removesuffix("-bound"),
+        "headroom": f"{rates.headroom:.1f}x",
+    }
+    return [f"  {name:<24}{value:>13}" for name, value in rows.items()]
 
 
 def fetched_text(job: TimeTotals) -> str:
@@ -202,45 +150,25 @@ def fetched_text(job: TimeTotals) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureProgress:
-    """How far a run has come in each component of its mixture: arithmetic on the cursor.
+def component_metrics(loader: ShardLoader) -> dict[str, float]:
+    """How far a run has come in each component of its mixture, under the names of loggers.
 
-    Attributes:
-        slots: Where in the sequence each component stands.
-        pass_samples: Samples of each component, in the order of `slots.names`; None if unknown.
+    It is arithmetic on the place in the run. Samples at the end of an epoch that no step serves are
+    counted once it is over: the sequence of the mixture goes on behind them. Empty if there is no
+    mixture, or if all epochs repeat the first one, so that a place says nothing about the run.
     """
-
-    slots: MixtureSlots
-    pass_samples: tuple[int | None, ...]
-
-    @classmethod
-    def of(cls, source: Source) -> Self | None:
-        """That of the mixture which a source reads.
-
-        None if it is no mixture, or if all epochs repeat the first one, so that a cursor says
-        nothing about the run.
-        """
-        description = source.describe()
-        if description.mixture is None or description.index is None or source.epochs.pinned:
-            return None
-        parts = description.index.components
-        return cls(description.mixture.slots, tuple(part.known_samples for part in parts))
-
-    def metrics(self, cursor: Cursor) -> dict[str, float]:
-        """The figures before a cursor, by the names under which loggers show them.
-
-        Samples at the end of an epoch that no step serves are counted once the epoch is over: the
-        sequence of the mixture goes on behind them.
-        """
-        run_position = cursor.epoch * self.slots.epoch_samples + cursor.samples
-        metrics: dict[str, float] = {}
-        of_components = zip(self.slots.names, self.slots.before(run_position).tolist(), strict=True)
-        for (name, samples), of_pass in zip(of_components, self.pass_samples, strict=True):
-            metrics[f"data/component/{name}/samples"] = float(samples)
-            if of_pass:
-                metrics[f"data/component/{name}/passes"] = samples / of_pass
-        return metrics
+    source, description = loader.source, loader.source.describe()
+    if description.mixture is None or description.index is None or source.epochs.pinned:
+        return {}
+    slots, state = description.mixture.slots, loader.state_dict()
+    position = read_count(state, "epoch") * slots.epoch_samples + read_count(state, "samples")
+    passed = slots.before(position).tolist()
+    metrics: dict[str, float] = {}
+    for name, samples, part in zip(slots.names, passed, description.index.components, strict=True):
+        metrics[f"data/component/{name}/samples"] = float(samples)
+        if part.known_samples:
+            metrics[f"data/component/{name}/passes"] = samples / part.known_samples
+    return metrics
 
 
 def require_plot(path: str) -> None:

@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lightning_shards.build.sources import find_shards, make_source
 from lightning_shards.config.module import DataConfig, data_from_config, read_setting
-from lightning_shards.config.splits import SplitConfig, SplitName
+from lightning_shards.config.splits import SplitName
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.source import Source
-from lightning_shards.tools.console import whole_numbers
 
 if TYPE_CHECKING:
     from lightning_shards.datamodule import ShardDataModule
 
 
 class PlainData:
-    """The data of settings that no class of the user's changes: splits, loader, and sources."""
+    """The data of settings that no class of the user's changes: loader and sources."""
 
     def __init__(self, data: DataConfig) -> None:
         self._data = data
-        self.splits, self.loader_config = data.splits, data.loader
-        self.num_workers = data.num_workers
+        self.loader_config, self.num_workers = data.loader, data.num_workers
 
     def source(self, split: SplitName) -> Source:
         """The source of the batches of a split."""
@@ -35,6 +33,11 @@ class TrainerSize(NamedTuple):
     devices: int | None
     nodes: int
     epochs: int | None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of all nodes, of which each has one if the number of devices is unknown."""
+        return (self.devices or 1) * self.nodes
 
 
 def open_data(config: Path) -> "PlainData | ShardDataModule":
@@ -55,20 +58,7 @@ def open_data(config: Path) -> "PlainData | ShardDataModule":
     return ShardDataModule.from_config(config)
 
 
-def require_split(data: "PlainData | ShardDataModule", name: SplitName) -> SplitConfig:
-    """The settings of the split or the evaluation set that a command names.
-
-    Raises:
-        ConfigError: There is no such split.
-    """
-    config = data.splits.get(name)
-    if config is None:
-        given = [split for split, each in data.splits.items() if each]
-        raise ConfigError(f"the config has no split {name!r}; name one of {given} by --split")
-    return config
-
-
-def trainer_size(tool: str, config: Path, option: str, given: object) -> TrainerSize:
+def trainer_size(config: Path, option: str, given: object) -> TrainerSize:
     """The numbers of the section `trainer`; a note names this option if it has none for devices.
 
     Raises:
@@ -81,24 +71,9 @@ def trainer_size(tool: str, config: Path, option: str, given: object) -> Trainer
         devices = len(cast("Sequence[object]", named))
     size = TrainerSize(_positive(devices), _positive(nodes) or 1, _positive(epochs))
     if size.devices is None and given is None:
-        print(
-            f"lightning-shards {tool}: note: the trainer's devices ({named!r}) are no number, and "
-            f"are taken to be 1; give {option}",
-            file=sys.stderr,
-        )
+        said = f"the trainer's devices ({named!r}) are no number, and are taken to be 1"
+        print(f"note: {said}; give {option}", file=sys.stderr)
     return size
-
-
-def world_sizes(tool: str, config: Path, text: str | None) -> tuple[list[int], TrainerSize]:
-    """The world sizes that `--world-size` lists, else that of the trainer; and the trainer's.
-
-    Raises:
-        ConfigError: The text is no list of numbers, or the file cannot be read.
-    """
-    trainer = trainer_size(tool, config, "--world-size", text)
-    if text is not None:
-        return whole_numbers("--world-size", text, 1), trainer
-    return [(trainer.devices or 1) * trainer.nodes], trainer
 
 
 def _positive(count: object) -> int | None:

@@ -5,7 +5,6 @@ all shards, because the bytes of some could not be had.
 """
 
 import json
-import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
@@ -23,10 +22,7 @@ REFUSED: Final = 2
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20  # of the values of a list, the named rows of a table, the findings of a rule
-_MOST_COLUMNS = 10  # of a table; a wider one has a line for each of them
 _WHOLE = 1000  # from which on numbers have no decimals
-_MAX_SHOWN = 40  # letters of an option that is refused
-_WHOLE_NUMBER = re.compile(r"\d{1,18}")  # fits into 64 bits
 _JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words in many scripts
 
 
@@ -37,17 +33,16 @@ def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> 
             stream.reconfigure(errors="backslashreplace")
     try:
         status = run(options)
-    except (ShardError, OSError) as error:
-        print(f"lightning-shards {name}: {' '.join(str(error).split())}", file=sys.stderr)
-        status = REFUSED
-    except KeyboardInterrupt:
-        print(f"lightning-shards {name}: interrupted", file=sys.stderr)
+    except (ShardError, OSError, KeyboardInterrupt) as error:
+        is_ctrl_c = isinstance(error, KeyboardInterrupt)
+        message = "interrupted" if is_ctrl_c else " ".join(str(error).split())
+        print(f"lightning-shards {name}: {message}", file=sys.stderr)
         status = REFUSED
     if status:
         sys.exit(status)
 
 
-def require_large_enough(options: Namespace, **least: int) -> None:
+def require_large_enough(options: Namespace, **least: float) -> None:
     """Refuse numbers that are too small; an option that was not given is None.
 
     Raises:
@@ -58,21 +53,6 @@ def require_large_enough(options: Namespace, **least: int) -> None:
         if given is not None and given < number:
             name = option.replace("_", "-")
             raise ConfigError(f"--{name} must be at least {number}, got {given}")
-
-
-def whole_numbers(option: str, text: str, least: int) -> list[int]:
-    """The numbers that an option lists with commas between.
-
-    Raises:
-        ConfigError: One is no whole number, or too small, or has more than 18 digits.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(_WHOLE_NUMBER.fullmatch(word) and int(word) >= least for word in words):
-        raise ConfigError(
-            f"{option} must be whole numbers from {least} to 10**18, as in 1,2,4, got "
-            f"{text[:_MAX_SHOWN]!r}"
-        )
-    return [int(word) for word in words]
 
 
 def tool_parser(name: str, description: str, epilog: str) -> ArgumentParser:
@@ -120,29 +100,21 @@ def report(document: Mapping[str, Any], *, as_json: bool) -> None:
     for name, value in document.items():
         if name == "findings":
             _print_findings(value)
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
-            _print_table(cast("list[dict[str, Any]]", value))
-        elif isinstance(value, dict) and all(
-            isinstance(row, dict) for row in cast("Any", value).values()
-        ):
-            _print_named(cast("dict[str, dict[str, Any]]", value))
-        elif value is not None:
+        elif rows := _rows_of(value):
+            print(f"\n{_table(rows)}")
+            if len(value) > len(rows):
+                print(f"and {len(value) - len(rows):,} more, see --json")
+        elif value is not None and value != {}:
             print(f"{name}: {_show(name, value)}")
 
 
-def _print_named(rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a table of the first rows, with their names in the first column."""
-    if rows:
-        _print_table([{"name": name, **row} for name, row in list(rows.items())[:_MAX_LISTED]])
-    if len(rows) > _MAX_LISTED:
-        print(f"and {len(rows) - _MAX_LISTED:,} more, see --json")
-
-
-def _print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    lines = [list(rows[0]), *([_show(*each) for each in row.items()] for row in rows)]
-    if len(lines[0]) > _MOST_COLUMNS:
-        lines = list(map(list, zip(*lines, strict=True)))
-    print(f"\n{table(lines)}")
+def _rows_of(value: Any) -> list[dict[str, Any]]:
+    """The rows of a table: all of a list, or the first of a dict, with their names before them."""
+    if isinstance(value, dict):
+        named = list(cast("dict[str, Any]", value).items())[:_MAX_LISTED]
+        value = [{"name": name, **row} for name, row in named if isinstance(row, dict)]
+    rows = cast("list[Any]", value if isinstance(value, list) else [])
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
@@ -199,18 +171,14 @@ def human(size: float) -> str:
     return f"{size:,.0f} {_UNITS[0]}" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, the first column to the left and all others to the right.
-
-    >>> print(table([["field", "samples"], ["jpg", "12"]]))
-    field  samples
-    jpg         12
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The first column to the left and all others to the right."""
+    lines = [list(rows[0]), *([_show(*each) for each in row.items()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
             cell.ljust(width) if number == 0 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
-        for row in rows
+        for line in lines
     )

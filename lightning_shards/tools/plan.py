@@ -5,19 +5,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_shards.errors import count_of
-from lightning_shards.plan.mixture import samples_of_epoch, stages_of
+from lightning_shards.plan.mixture import samples_of_epoch
 from lightning_shards.plan.pieces import DataShape, Workers, footprint
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 if TYPE_CHECKING:
-    from lightning_shards.readers.source import Source, SourceDescription
+    from lightning_shards.plan.epoch import EpochPlan
+    from lightning_shards.readers.source import SourceDescription
 
 _EPILOG: Final = """\
-Bytes and shards are those of one node. The bytes of the cache would hold all
-shards that it reads; of a mixture all samples count as equally large. Of a mixture there is a table
-of its components, with the samples and passes of epoch 0 and of the whole run, and a line for each
-stage of its schedule."""
+Bytes and shards are those of one node, which has the trainer's devices, else 8. The bytes of the
+cache would hold all shards that it reads; of a mixture all samples count as equally large. Of a
+mixture there is a table of its components, with samples and passes of epoch 0 and of the run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -26,22 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = config_parser("plan", what, _EPILOG, required=True)
     add = parser.add_argument
     add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
-    add("--world-size", metavar="N,M", help="ranks to compare; default: the config's trainer")
-    add("--ranks-per-node", type=int, metavar="N", help="default: the trainer's devices, else 8")
+    add("--world-size", type=int, metavar="N", help="ranks; default: of the config's trainer")
     run_tool("plan", _plan, parser.parse_args(arguments))
 
 
 def _plan(options: Namespace) -> int:
     from lightning_shards.dataprep.index import shard_bytes
-    from lightning_shards.tools.configured_data import open_data, require_split, world_sizes
+    from lightning_shards.tools.configured_data import open_data, trainer_size
 
-    require_large_enough(options, ranks_per_node=1)
+    require_large_enough(options, world_size=1)
     configured = open_data(options.config)
-    sizes, trainer = world_sizes("plan", options.config, options.world_size)
-    require_split(configured, options.split)
+    trainer = trainer_size(options.config, "--world-size", options.world_size)
     source = configured.source(options.split)
     description, epochs = source.describe(), source.epochs
-    index = description.index
+    index, plan = description.index, epochs.plan(options.world_size or trainer.world_size)
+    plan.require_steps(options.split, is_nominal=description.is_nominal)
     assert index is not None  # the source of a configuration reads shards
     data = DataShape(
         shards=index.num_shards,
@@ -50,10 +48,7 @@ def _plan(options: Namespace) -> int:
         is_streamed=description.is_streamed,
     )
     per_rank = 0 if configured.loader_config.pool == "inline" else configured.num_workers
-    ranks = options.ranks_per_node or trainer.devices or 8
-    workers = Workers(ranks, per_rank, description.shuffle_buffer)
-    rows = [_epoch(source, data, workers, size) for size in sizes]
-    notes = (_remark(row, 0 if description.mixture else epochs.samples) for row in rows)
+    workers = Workers(trainer.devices or 8, per_rank, description.shuffle_buffer)
     document: dict[str, Any] = {
         "split": options.split,
         "sampling": description.sampling,
@@ -63,74 +58,41 @@ def _plan(options: Namespace) -> int:
         "held": index.samples,
         "kept": None if index.kept is None else index.kept.samples,
         "bytes": data.size_bytes,
-        "batch_size": epochs.batch_size,
-        "remainder": epochs.remainder,
-        "epochs": rows,
-        "notes": list(filter(None, notes)) or None,
-        **_mixture(description, trainer.epochs),
+        **_epoch(plan, description.sampling),
+        **asdict(footprint(plan, data, workers, description.sampling, run=description.run)),
+        "components": _components(description, trainer.epochs) or None,
     }
     report(document, as_json=options.json)
     return 0
 
 
-def _epoch(source: "Source", data: DataShape, workers: Workers, world_size: int) -> dict[str, Any]:
-    """One column of the table."""
-    description, plan = source.describe(), source.epochs.plan(world_size)
-    needs = footprint(plan, data, workers, description.sampling, run=description.run)
-    sizes = [size for step in (0, plan.steps - 1) if plan.steps for size in plan.sizes(step)]
+def _epoch(plan: "EpochPlan", sampling: str) -> dict[str, Any]:
     return {
-        "world_size": world_size,
+        "batch_size": plan.batch_size,
+        "remainder": plan.remainder,
+        "world_size": plan.world_size,
         "steps": plan.steps,
         "served": plan.served,
         # With draws with replacement an epoch is nominal and drops nothing.
-        "dropped": 0 if description.sampling == "resampled" else plan.dropped,
+        "dropped": 0 if sampling == "resampled" else plan.dropped,
         "repeated": plan.padded,
-        "batch_sizes": sorted(set(sizes)),
-        **asdict(needs),
+        "batch_sizes": sorted({*plan.sizes(0), *plan.sizes(plan.steps - 1)}),
     }
 
 
-def _mixture(description: "SourceDescription", epochs: int | None) -> dict[str, Any]:
-    """What epoch 0 and the run hold of each component; empty if there is no mixture."""
+def _components(description: "SourceDescription", epochs: int | None) -> list[dict[str, Any]]:
+    """What epoch 0 and the run hold of each component; [] if there is no mixture."""
     if description.mixture is None or description.index is None:
-        return {}
-    slots, stages = description.mixture.slots, stages_of(description.mixture.slots)
-    in_epoch = samples_of_epoch(slots, 0).tolist()
-    in_run = None if epochs is None else slots.before(epochs * slots.epoch_samples).tolist()
-    rows: list[dict[str, Any]] = []
+        return []
+    slots, rows = description.mixture.slots, list[dict[str, Any]]()
+    spans = {"epoch_0": samples_of_epoch(slots, 0).tolist()}
+    if epochs is not None:
+        spans["run"] = slots.before(epochs * slots.epoch_samples).tolist()
     for number, part in enumerate(description.index.components):
         known = part.known_samples
-        row: dict[str, Any] = {
-            "component": slots.names[number],
-            "samples": known,
-            "shards": part.num_shards,
-            "share": stages[0].weights[number] / sum(stages[0].weights),
-            "in_epoch_0": in_epoch[number],
-            "passes": in_epoch[number] / known if known else None,
-        }
-        if in_run is not None:
-            passes = in_run[number] / known if known else None
-            row |= {"in_run": in_run[number], "passes_of_run": passes}
+        row = {"component": slots.names[number], "samples": known, "shards": part.num_shards}
+        for span, samples in spans.items():
+            row[f"in_{span}"] = samples[number]
+            row[f"passes_of_{span}"] = samples[number] / known if known else None
         rows.append(row)
-    weights = [
-        {
-            "weights_from_epoch": stage.begin / slots.epoch_samples,
-            **dict(zip(slots.names, stage.weights, strict=True)),
-        }
-        for stage in stages
-    ]
-    return {"round": slots.schedule.round_samples, "components": rows, "stages": weights}
-
-
-def _remark(row: dict[str, Any], samples: int) -> str:
-    """What to say of an epoch without steps, or of one that drops many of these samples."""
-    from lightning_shards.build.loaders import drop_remark
-
-    ranks = f"with {count_of(row['world_size'], 'rank')}"
-    if not row["steps"]:
-        return (
-            f"{ranks} no step is full, and a run will refuse that; lower the batch size, raise "
-            "dataset_size where it is nominal, or take remainder='pad'"
-        )
-    dropped = drop_remark(row["dropped"], samples) if samples else ""
-    return f"{ranks} it {dropped}" if dropped else ""
+    return rows

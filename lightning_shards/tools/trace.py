@@ -3,14 +3,11 @@
 import re
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact
-from lightning_shards.tools.console import config_parser, report, run_tool
-
-if TYPE_CHECKING:
-    from lightning_shards.readers.source import ServedSample, SourceDescription
+from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 _EPILOG: Final = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -36,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
     add("--epoch", required=True, type=int, help="number of the epoch")
     add("--steps", required=True, metavar="A:B", help="from step A up to, not B")
-    add("--world-size", metavar="N", help="ranks; default: the trainer's devices x num_nodes")
+    add("--world-size", type=int, metavar="N", help="ranks; default: of the config's trainer")
     run_tool("trace", _trace, parser.parse_args(arguments))
 
 
@@ -44,11 +41,13 @@ def _trace(options: Namespace) -> int:
     from lightning_shards.build.loaders import make_pool
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.source import batch_keys
-    from lightning_shards.tools.configured_data import open_data, world_sizes
+    from lightning_shards.tools.configured_data import open_data, trainer_size
 
+    require_large_enough(options, world_size=1)
     steps = _parse_steps(options.steps)
     data = open_data(options.config)
-    [world_size, *_], _ = world_sizes("trace", options.config, options.world_size)
+    trainer = trainer_size(options.config, "--world-size", options.world_size)
+    world_size = options.world_size or trainer.world_size
     source = data.source(options.split)
     description = source.describe()
     source.epochs.plan(world_size).require_steps(options.split, is_nominal=description.is_nominal)
@@ -58,27 +57,26 @@ def _trace(options: Namespace) -> int:
         batch_keys(source, Place(rank, world_size), options.epoch, steps, num_workers=workers)
         for rank in range(world_size)
     ]
-    rows = [
-        {"step": step, "rank": rank, "row": number, **_document(served, description)}
-        for step, batches in zip(steps, zip(*ranks, strict=True), strict=True)
-        for rank, batch in enumerate(batches)
-        for number, served in enumerate(batch)
-    ]
+    rows: list[dict[str, Any]] = []
+    for step, batches in zip(steps, zip(*ranks, strict=True), strict=True):
+        for rank, batch in enumerate(batches):
+            for number, (key, shard, sample) in enumerate(batch):
+                row: dict[str, Any] = {"step": step, "rank": rank, "row": number}
+                if description.mixture is not None:
+                    row["component"] = description.component_of(shard)
+                rows.append(row | {"shard": shard, "sample": sample, "key": key})
     assert description.index is not None  # the source of a configuration reads shards
     urls = description.index.urls
-    asked = {"epoch": options.epoch, "world_size": world_size, "split": options.split}
-    numbers = sorted({row["shard"] for row in rows})
-    shards = [{"shard": number, "url": redact(urls[number])} for number in numbers]
-    report({**asked, "shards": shards, "rows": rows}, as_json=options.json)
+    numbers: list[int] = sorted({row["shard"] for row in rows})
+    document = {
+        "epoch": options.epoch,
+        "world_size": world_size,
+        "split": options.split,
+        "shards": [{"shard": number, "url": redact(urls[number])} for number in numbers],
+        "rows": rows,
+    }
+    report(document, as_json=options.json)
     return 0
-
-
-def _document(served: "ServedSample", description: "SourceDescription") -> dict[str, Any]:
-    """A sample, with the name of its component if it is of a mixture."""
-    sample: dict[str, Any] = {"shard": served.shard, "sample": served.sample, "key": served.key}
-    if description.mixture is None:
-        return sample
-    return {"component": description.component_of(served.shard), **sample}
 
 
 def _parse_steps(text: str) -> range:

@@ -176,7 +176,7 @@ def test_a_loader_of_other_batches_in_the_same_fit_is_measured_too(make_data: Ma
     model, data = Net(step_s=0.02), make_data(batch_size=4)
     logger = fit(model, data, callbacks=[HalvesBatches()], **options)
     rates = logger.values("data/samples_per_s")
-    assert len(rates) == 4 + 10  # the clock starts after the first batch of the fit
+    assert len(rates) == 4 + 9  # the clock starts after the first batch of each loader
     assert min(rates) > 0
     assert max(logger.values("data/transfer_fraction")) <= 1
     assert max(logger.values("data/wait_fraction")) <= 1
@@ -195,7 +195,6 @@ def test_a_slow_loader_is_judged_loader_bound(make_data: MakeData, reports: Repo
     [report] = reports()
     assert "loader-bound: the trainer could take" in report
     assert "to change: set num_workers to " in report
-    assert report.splitlines()[1].split() == ["whole", "run", "last", "epoch"]
     assert logger.values("data/run/wait_fraction")[-1] > 0.5
     loader, trainer = (
         logger.values(f"data/run/{side}_samples_per_s")[-1] for side in ("loader", "trainer")

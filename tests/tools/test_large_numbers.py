@@ -16,9 +16,8 @@ HUGE, LONGEST = "9" * 400, "9" * 5000  # no float, and more digits than Python r
         (show, ["SHARD", "--seed", "-1"], "--seed must be at least 0, got -1"),
         (pack, ["SHARD", "--out", "out", "--max-bytes", f"{HUGE}TB"], "invalid size_bytes value"),
         (pack, ["SHARD", "--out", "out", "--num-shards", HUGE], "num_shards must be at least 1"),
-        (plan, ["--config", "CONFIG", "--world-size", HUGE], "--world-size must be whole numbers"),
-        (plan, ["--config", "CONFIG", "--world-size", LONGEST], "--world-size must be whole"),
-        (bench, ["--config", "CONFIG", "--num-workers", LONGEST], "--num-workers must be whole"),
+        (plan, ["--config", "CONFIG", "--world-size", HUGE], "samples do not fill one step of"),
+        (bench, ["--config", "CONFIG", "--num-workers", LONGEST], "--num-workers: invalid int"),
         (trace, ["--config", "CONFIG", "--epoch", "0", "--steps", f"0:{LONGEST}"], "must be A:B"),
     ],
 )

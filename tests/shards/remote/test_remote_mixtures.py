@@ -7,7 +7,6 @@ import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule
 from lightning_shards.errors import ConfigError
-from lightning_shards.measure.report import MixtureProgress
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.mixtures.stream import MixtureStreamSource
@@ -135,12 +134,11 @@ def test_what_weighs_by_unknown_samples_names_the_component(
         data.source("train")
 
 
-def test_passes_of_a_component_are_told_where_its_samples_are_known(tableless, tmp_path):
+def test_samples_of_a_component_are_known_by_the_total_of_its_folder(tableless, tmp_path):
     for components, known in (({}, (17, 6, 7)), ({REMOTE: {"keep": HALF}}, (17, None, 7))):
         data = module(tableless, tmp_path, "other", components, sampling="resampled")
-        told = MixtureProgress.of(data.source("train"))
-        assert told is not None
-        assert told.pass_samples == known
+        parts = data.source("train").describe().index.components
+        assert tuple(part.known_samples for part in parts) == known
 
 
 def test_a_total_of_a_folder_says_nothing_of_what_a_filter_leaves():

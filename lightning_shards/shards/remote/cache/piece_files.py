@@ -154,20 +154,6 @@ def is_there(path: str, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
 
 
-def is_damaged(path: str, size: int) -> bool:
-    """Whether a piece of so many bytes differs from what was written.
-
-    Raises:
-        OSError: The file cannot be opened or read.
-    """
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        checksum = _expected_crc32(file, size, os.fstat(file))
-        return checksum is None or _crc32_of(file, size) != checksum
-    finally:
-        os.close(file)
-
-
 def _is_whole(file: int, size: int) -> bool:
     status = os.fstat(file)
     checksum = _expected_crc32(file, size, status)

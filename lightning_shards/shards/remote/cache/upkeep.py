@@ -1,22 +1,17 @@
-"""Looking after the pieces that a node keeps: what there is, what is damaged, and clearing it."""
+"""Looking after the pieces that a node keeps: what there is, and clearing it."""
 
 import os
-import re
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import CachedPiece, CacheNeed
-from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, is_damaged
 from lightning_shards.shards.remote.cache.piece_folder import PieceFolder
 from lightning_shards.shards.remote.cache.piece_room import OpenRuns
-
-_NAME: Final = re.compile(r"(\d{1,18})-(\d{1,18})")
 
 
 class CachedObject(NamedTuple):
@@ -71,23 +66,6 @@ class Freed(NamedTuple):
     size_bytes: int
 
 
-class CheckedPieces(NamedTuple):
-    """What a check of all pieces found.
-
-    Attributes:
-        pieces: How many were checked.
-        size_bytes: Their bytes on the disk.
-        damaged: Paths of those that differed from what was written; they are removed.
-        unreadable: Of each piece that the disk does not give, its path and what the system says of
-            it; they are removed, too.
-    """
-
-    pieces: int
-    size_bytes: int
-    damaged: list[str]
-    unreadable: tuple[str, ...] = ()
-
-
 def piece_folders(cache: CacheFolder) -> list[PieceFolder]:
     """The folders of pieces in a cache folder: of this machine, and of others that share the disk.
 
@@ -113,41 +91,6 @@ def list_pieces(folder: PieceFolder) -> FolderListing:
     by_object = groupby(sorted(folder.pieces()), lambda piece: os.path.dirname(piece.path))  # noqa: PTH120 a string
     objects = [_object(Path(path).name, pieces) for path, pieces in by_object]
     return FolderListing(folder.path, objects, writing, needs)
-
-
-def check_pieces(
-    folder: PieceFolder, *, threads: int = 1, step: Callable[[int], object] = int
-) -> CheckedPieces:
-    """Hold length and crc32 of each piece against what was written; damaged ones are removed.
-
-    Runs may have the folder open: who reads a piece keeps its file, and one that is removed is
-    fetched again.
-
-    Args:
-        folder: The folder.
-        threads: Pieces that are read at a time.
-        step: Called with the bytes of each piece.
-
-    Raises:
-        OSError: The folder cannot be read, or a damaged piece not removed.
-    """
-    pieces, size_bytes, number = sorted(folder.pieces()), 0, 0
-    damaged, unreadable = list[str](), list[str]()
-    with ThreadPoolExecutor(max(1, threads)) as pool:
-        for piece, is_wrong in zip(pieces, pool.map(_is_wrong, pieces), strict=True):
-            step(piece.size)
-            if is_wrong is None:
-                continue  # it was dropped meanwhile
-            number, size_bytes = number + 1, size_bytes + piece.size
-            if isinstance(is_wrong, OSError):
-                unreadable.append(f"{piece.path}: {is_wrong.strerror or is_wrong}")
-            elif is_wrong:
-                damaged.append(piece.path)
-            if is_wrong:
-                Path(piece.path).unlink(missing_ok=True)
-    if damaged or unreadable:
-        _recount(folder)
-    return CheckedPieces(number, size_bytes, damaged, tuple(unreadable))
 
 
 def clear_pieces(folder: PieceFolder, *, force: bool = False) -> Freed:
@@ -183,20 +126,6 @@ def _own(folder: PieceFolder) -> PieceFolder:
 def _object(name: str, pieces: Iterable[CachedPiece]) -> CachedObject:
     sizes = [piece.size for piece in pieces]
     return CachedObject(name, len(sizes), sum(sizes))
-
-
-def _is_wrong(piece: CachedPiece) -> bool | OSError | None:
-    """Whether a piece is not what was written, or why that is not known; None if it is gone."""
-    match = _NAME.fullmatch(Path(piece.path).name)
-    size = int(match[2]) - int(match[1]) if match else -1
-    if size < 0 or piece.size != size + TRAILER_BYTES:
-        return True
-    try:
-        return is_damaged(piece.path, size)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        return error
 
 
 def _recount(folder: PieceFolder) -> None:

@@ -7,7 +7,6 @@ import pytest
 from lightning_shards.shards.remote.cache import piece_files
 from lightning_shards.shards.remote.cache.piece_files import (
     TRAILER_BYTES,
-    is_damaged,
     open_piece,
 )
 
@@ -35,7 +34,6 @@ def test_the_bytes_are_those_that_were_written(path):
     assert piece.read(100 + len(DATA), 100 + len(DATA)) == b""
     piece.close()
     assert path.stat().st_size == len(DATA) + TRAILER_BYTES
-    assert not is_damaged(str(path), len(DATA))
 
 
 def test_an_empty_piece_is_a_piece(tmp_path):
@@ -105,18 +103,11 @@ def test_a_torn_piece_is_none_and_is_removed(path, spoil):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
-def test_a_torn_piece_is_found_by_is_damaged(path, spoil):
-    torn(path, spoil)
-    assert is_damaged(str(path), len(DATA))
-
-
 def test_a_piece_of_an_earlier_version_of_these_files_is_not_opened(tmp_path, monkeypatch):
     path = tmp_path / "earlier"
     with monkeypatch.context() as earlier, path.open("wb", buffering=0) as file:
         earlier.setattr(piece_files, "_VERSION", 1)
         piece_files.write_piece(file.fileno(), memoryview(DATA))
-    assert is_damaged(str(path), SIZE)
     assert opened(path) is None
     assert not path.exists()
 
