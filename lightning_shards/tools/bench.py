@@ -34,6 +34,12 @@ _OF_A_STEP: Final = (
 )  # fmt: skip
 """Options of the trainer that a training step depends on; others are left out."""
 
+_FORCED: Final = {
+    "devices": 1, "max_epochs": 1, "limit_val_batches": 0, "logger": False,
+    "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
+"""Not `barebones`: that leaves out `self.log`, which takes its time in a step."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; options that are not its own are those of `fit`."""
@@ -89,10 +95,7 @@ def _fit_of(options: argparse.Namespace, folder: str) -> "ShardCLI":
         def before_instantiate_classes(self) -> None:
             """Leave loggers, callbacks and limits of the trainer out."""
             kept = {name: self.config.fit.trainer[name] for name in _OF_A_STEP}
-            forced = {"devices": 1, "max_epochs": 1, "limit_val_batches": 0}
-            self.config.fit.trainer = Namespace(
-                **kept, **forced, barebones=True, default_root_dir=folder
-            )
+            self.config.fit.trainer = Namespace(**kept, **_FORCED, default_root_dir=folder)
 
         def _run_subcommand(self, subcommand: str) -> None:
             """Do not run it."""

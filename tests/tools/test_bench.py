@@ -31,7 +31,9 @@ class Model(pl.LightningModule):
 
     def training_step(self, batch):
         print("a model that prints")
-        return self.layer(batch["label"].float().reshape(-1, 1)).square().mean()
+        loss = self.layer(batch["label"].float().reshape(-1, 1)).square().mean()
+        self.log("loss", loss)
+        return loss
 
     def validation_step(self, batch):
         raise AssertionError("nobody asked for a validation")
