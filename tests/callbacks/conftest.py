@@ -38,9 +38,7 @@ class FakeFit:
         self.trainer: Any = SimpleNamespace(
             fit_loop=SimpleNamespace(
                 _combined_loader=SimpleNamespace(flattened=[self.loader]),
-                epoch_loop=SimpleNamespace(
-                    _batches_that_stepped=0, val_loop=SimpleNamespace(_combined_loader=None)
-                ),
+                epoch_loop=SimpleNamespace(_batches_that_stepped=0),
             ),
             _logger_connector=SimpleNamespace(should_update_logs=True),
             is_global_zero=True,
