@@ -1,49 +1,52 @@
-"""`lightning-shards pack`: packs files, tables and tars into shards."""
+"""`lightning-shards pack`: packs files, tables and tars into shards.
+
+It has the options of the output and the report for `reshard`, too.
+"""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 from lightning_shards.dataprep.listing import (
     TABLE_SUFFIXES,
     Columns,
     Listing,
-    given_classes,
     list_folder,
     list_table,
-    require_apart,
+    list_tars,
 )
-from lightning_shards.dataprep.rewriting import Edit
+from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES, Packing, PackOrder
+from lightning_shards.dataprep.rewriting import Edit, rewrite
 from lightning_shards.errors import ConfigError
-from lightning_shards.tools.console import run_tool
-from lightning_shards.tools.output_options import (
-    list_local_tars,
-    output_folders,
-    output_parser,
-    write_and_report,
+from lightning_shards.shards.classes import CLASSES, ClassNames, read_class_file
+from lightning_shards.shards.remote.proxies import require_local
+from lightning_shards.shards.urls import expand_urls
+from lightning_shards.tools.console import (
+    add_run_options,
+    report,
+    require_large_enough,
+    run_tool,
+    tool_parser,
 )
-
-if TYPE_CHECKING:
-    from lightning_shards.dataprep.reencode import Reencode
 
 _EPILOG = """\
-  lightning-shards pack photos/ --out data --val-fraction 0.05 --resize 512 --quality 90
+  lightning-shards pack photos/ --out data --val-fraction 0.05 --resize 512
   lightning-shards pack rows.csv --files path --values caption=txt --key id --out data
   lightning-shards pack archive.tar --max-samples 10000 --out data
 
 A folder of folders of classes gives each sample its class as field `cls`, numbered in the order of
 the names (numbers: of their values); classes.json beside the shards has both. Splits that are
 packed one by one need the same numbers: give the later ones --classes data/train/classes.json.
-Files whose names differ in the suffix alone are one sample. Tars keep the classes.json beside them.
-
---resize averages photographs: JPEG, and PNG and WebP whose field has no dot. Those with one, such
-as mask.png, are maps of labels or depths: they get the same size by their nearest pixels, with the
-same mode and values, and the images beside them are not turned by EXIF.
+Files whose names differ in the suffix alone are one sample.
+--resize averages photographs; maps of labels or depths, in fields such as mask.png, keep their
+values.
 """
 
-_FOR_TABLES = ("files", "values", "key", "class_column", "split_column", "root")
-_FOR_FOLDERS = ("no_classes",)
+_PACKING = ("order", "seed", "max_samples", "max_bytes", "val_fraction")
+_COLUMNS = ("files", "values", "key", "class_column", "split_column")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,105 +60,117 @@ def _parser() -> ArgumentParser:
     add = parser.add_argument
     add("input", nargs="+", help=f"a folder; a table ({', '.join(TABLE_SUFFIXES)}); or tars")
     add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
-    add("--quality", type=int, metavar="N", help="of JPEG and WebP that are written anew, 1 to 100")
     add("--classes", type=Path, metavar="FILE", help="a classes.json with the numbers of classes")
-    folders = parser.add_argument_group("folders").add_argument
-    folders("--no-classes", action="store_true", help="folders are no classes")
+    add("--no-classes", action="store_true", help="the folders in a folder are no classes")
     tables = parser.add_argument_group("tables").add_argument
-    pair: dict[str, Any] = {"action": "append", "default": [], "metavar": "COLUMN=FIELD"}
-    tables("--files", **pair, help="a column that names files; COLUMN alone: their own suffix")
-    tables("--values", **pair, help="a column whose values are stored; once for each column")
+    pair: dict[str, Any] = {"action": "append", "type": _column_and_field, "default": []}
+    files = "a column that names files; COLUMN alone: their own suffix"
+    tables("--files", metavar="COLUMN=FIELD", help=files, **pair)
+    values = "a column whose values are stored; once for each column"
+    tables("--values", metavar="COLUMN=FIELD", help=values, **pair)
     tables("--key", metavar="COLUMN", help="keys; default: the path of the first file")
     tables("--class-column", metavar="COLUMN", help="names of classes, numbered as field cls")
     tables("--split-column", metavar="COLUMN", help="the split of each sample, a folder each")
-    tables("--root", metavar="DIR", help="folder of the files; default: that of the table")
+    return parser
+
+
+def _column_and_field(text: str) -> tuple[str, str]:
+    column, equals, field = text.rpartition("=")
+    return (column, field.strip()) if equals else (text, "")
+
+
+def output_parser(tool: str, description: str, epilog: str, *, order: str) -> ArgumentParser:
+    """A parser with the options of the output; `order` is the default order of samples."""
+    parser = tool_parser(tool, description, epilog)
+    add = parser.add_argument
+    out = "folder to write, not in the input: new, or of a run that goes on with this command"
+    add("--out", required=True, type=Path, metavar="DIR", help=out)
+    limits = parser.add_mutually_exclusive_group().add_argument
+    limits("--max-samples", type=int, metavar="N", help="samples of a shard at most")
+    size = "bytes of a shard at most; default without --max-samples: 1_000_000_000"
+    limits("--max-bytes", type=int, default=DEFAULT_MAX_BYTES, metavar="N", help=size)
+    add("--order", default=order, choices=get_args(PackOrder), help="of samples")
+    add("--seed", type=int, default=0, help="of the shuffle and of splits")
+    add("--val-fraction", type=float, default=0.0, metavar="X", help="share that goes to DIR/val")
+    add_run_options(parser, "of member tables; see `index`")
     return parser
 
 
 def _pack(options: Namespace) -> int:
-    reencode = _reencode(options)
-    listing = _list(options)
-    if reencode is None:
-        write_and_report(options, listing, Edit())
-        return 0
-    edit = Edit(transform=reencode, settings=reencode.settings)
-    write_and_report(options, listing, edit, _how_resized(listing) if options.resize else ())
-    return 0
+    require_large_enough(options, resize=1)
+    if options.resize is None:
+        return write_and_report(options, _list(options), Edit())
+    from lightning_shards.dataprep.reencode import with_smaller_images
 
-
-def _how_resized(listing: Listing) -> list[str]:
-    """What is said of the fields of images that are resized."""
-    from lightning_shards.dataprep.reencode import format_of, is_map
-
-    fields = {member.field for sample in listing.samples for member in sample.members}
-    images = sorted(filter(format_of, fields))
-    maps = list(filter(is_map, images))
-    photographs = [name for name in images if name not in maps]
-    return [
-        f"resized as {what}: {', '.join(names)}"
-        for what, names in (("photographs", photographs), ("maps of values", maps))
-        if names
-    ]
-
-
-def _reencode(options: Namespace) -> "Reencode | None":
-    if options.resize is None and options.quality is None:
-        return None
-    from lightning_shards.dataprep.reencode import Reencode
-
-    return Reencode(resize=options.resize, quality=options.quality)
+    settings = {"resize": options.resize, "pillow": version("pillow")}
+    edit = Edit(partial(with_smaller_images, resize=options.resize), settings=settings)
+    return write_and_report(options, _list(options), edit)
 
 
 def _list(options: Namespace) -> Listing:
     first: str = options.input[0]
-    is_table = Path(first).suffix.lower() in TABLE_SUFFIXES
-    if len(options.input) > 1 and (is_table or Path(first).is_dir()):
+    is_table, is_folder = Path(first).suffix.lower() in TABLE_SUFFIXES, Path(first).is_dir()
+    if len(options.input) > 1 and (is_table or is_folder):
         raise ConfigError(
             f"one folder or one table at a time, got {len(options.input)}; pack them apart"
         )
-    if Path(first).is_dir():
-        _refuse(options, _FOR_TABLES, "a table")
-        require_apart(output_folders(options), [Path(first)], below=True)
-        has_classes = not options.no_classes
-        return list_folder(
-            first,
-            has_classes=has_classes,
-            given=given_classes(options.classes, has_classes=has_classes),
-        )
-    _refuse(options, _FOR_FOLDERS, "a folder")
+    columns = {name: getattr(options, name) for name in _COLUMNS}
+    if any(columns.values()) and not is_table:
+        raise ConfigError(f"columns are of a table, and {first} is none; leave their options out")
     if is_table:
-        given = given_classes(options.classes, has_classes=options.class_column is not None)
-        return list_table(first, _columns(options, first), given)
-    _refuse(options, (*_FOR_TABLES, "classes"), "a folder or a table")
+        return list_table(first, Columns(**columns), _given_classes(options))
+    if is_folder:
+        require_apart(options.out, [Path(first)], below=True)
+        has_classes = not options.no_classes
+        return list_folder(first, has_classes=has_classes, given=_given_classes(options))
     return list_local_tars(options, options.input)
 
 
-def _columns(options: Namespace, table: str) -> Columns:
-    return Columns(
-        files=_pairs(options.files, may_be_single=True),
-        values=_pairs(options.values, may_be_single=False),
-        key=options.key,
-        class_name=options.class_column,
-        split=options.split_column,
-        root=options.root if options.root is not None else str(Path(table).parent),
+def _given_classes(options: Namespace) -> ClassNames | None:
+    if options.classes is None:
+        return None
+    classes = read_class_file(options.classes)
+    if classes is None:
+        raise ConfigError(f"{options.classes} cannot be read; name the {CLASSES} of other shards")
+    return classes
+
+
+def list_local_tars(options: Namespace, urls: Sequence[str]) -> Listing:
+    """The samples of these tars, after a check that the output is not among them."""
+    paths = require_local(expand_urls(urls), "this tool")
+    require_apart(options.out, [Path(path).parent for path in paths])
+    return list_tars(paths, processes=options.processes)
+
+
+def require_apart(output: Path, folders: Iterable[Path], *, below: bool = False) -> None:
+    """Refuse an output that is a folder of the input, or, if asked, anywhere below one.
+
+    The same command, given again, would take what it has written for more samples, and so would
+    training on all tars of the folder.
+
+    Raises:
+        ConfigError: It is.
+    """
+    real = output.resolve()
+    taken = {folder.resolve() for folder in folders} & {real, *(real.parents if below else ())}
+    if taken:
+        raise ConfigError(
+            f"{output} is in {taken.pop()}, where samples are read, and a next run would take its "
+            "shards for samples; name another output folder"
+        )
+
+
+def write_and_report(options: Namespace, listing: Listing, edit: Edit) -> int:
+    """Write the samples; print how many were read, and the data sets."""
+    require_large_enough(options, seed=0, max_samples=1, max_bytes=1)
+    packing = Packing(**{name: getattr(options, name) for name in _PACKING})
+    data_sets = rewrite(
+        listing, packing, options.out, edit, cache=options.cache, processes=options.processes
     )
-
-
-def _pairs(texts: Sequence[str], *, may_be_single: bool) -> dict[str, str]:
-    """Fields by column."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        column, equals, field = text.rpartition("=") if "=" in text else (text, "", "")
-        if not column or column in pairs or bool(field) != bool(equals or not may_be_single):
-            raise ConfigError(
-                f"{text!r} must be COLUMN=FIELD, like caption=txt, and each column given once"
-            )
-        pairs[column] = field.strip()
-    return pairs
-
-
-def _refuse(options: Namespace, names: Sequence[str], kind: str) -> None:
-    for name in names:
-        if getattr(options, name):
-            option = name.replace("_", "-")
-            raise ConfigError(f"--{option} is for {kind}, and {options.input[0]} is none")
+    counts = {
+        "read": len(listing.samples),
+        "in_no_sample": listing.ignored,
+        "classes": len(listing.classes),
+    }
+    report(counts | {"data_sets": data_sets}, as_json=options.json)
+    return 0

@@ -1,4 +1,4 @@
-"""`lightning-shards reshard`: cuts, merges, shuffles, sorts or edits shards into new ones."""
+"""`lightning-shards reshard`: cuts, merges, shuffles or edits shards into new ones."""
 
 import hashlib
 import inspect
@@ -13,21 +13,16 @@ from typing import Any
 from lightning_shards.dataprep.rewriting import Edit
 from lightning_shards.errors import ConfigError
 from lightning_shards.tools.console import run_tool
-from lightning_shards.tools.output_options import list_local_tars, output_parser, write_and_report
+from lightning_shards.tools.pack import list_local_tars, output_parser, write_and_report
 
 _EPILOG = """\
   lightning-shards reshard 'old-{000..999}.tar' --order shuffled --seed 1 --out new
-  lightning-shards reshard 'old-*.tar' --num-shards 64 --map my_module:smaller --out new
-  lightning-shards reshard 'old-*.tar' --filter my_module:is_sharp --keep 0.1 --out new
+  lightning-shards reshard 'old-*.tar' --max-samples 10000 --map my_module:smaller --out new
+  lightning-shards reshard 'old-*.tar' --filter my_module:is_sharp --out new
 
-A function takes a sample, a dict of `__key__` and the bytes of each field. That of --filter says
-whether the sample is kept; that of --map gives the sample to write, with the same key. Both must
-always give the same for the same sample. Samples are read one at a time from where they are, so
-only the list of them is in memory (about 600 bytes each). Members of a sample that are apart in a
-tar are joined, a link in the place of one is refused, and hidden files such as ._x of macOS are
-left out. Tars are held against the indexes beside them and in the cache folder, and one that
-differs is refused: index it again if that was meant. A classes.json beside the shards is written
-beside the new ones, too.
+A function takes a sample, a dict of `__key__` and the bytes of each field, and always gives the
+same for it: that of --filter whether it is kept, that of --map the sample to write, with the same
+key. Members of a sample that are apart in a tar are joined.
 """
 
 
@@ -43,35 +38,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _reshard(options: Namespace) -> int:
-    keeps, filter_code = load_function(options.filter)
-    transform, map_code = load_function(options.map)
+    keeps, filter_code = _load_function(options.filter)
+    transform, map_code = _load_function(options.map)
     edit = Edit(transform=transform, keeps=keeps, settings={"filter": filter_code, "map": map_code})
-    write_and_report(options, list_local_tars(options, options.urls), edit)
-    return 0
+    return write_and_report(options, list_local_tars(options, options.urls), edit)
 
 
-def load_function(path: str | None) -> tuple[Callable[[dict[str, Any]], Any] | None, list[str]]:
-    """A function by its import path, and its identity: the path and the digest of its file.
-
-    Raises:
-        ConfigError: There is no such function, another process could not import it, or its module
-            raises an error or exits.
-    """
+def _load_function(path: str | None) -> tuple[Callable[[dict[str, Any]], Any] | None, list[str]]:
+    """A function by its import path, and its identity: the path and the digest of its file."""
     if path is None:
         return None, []
     sys.path.insert(0, str(Path.cwd()))  # finds functions of this folder
     try:
         function = resolve_name(path)
-        pickle.dumps(function)
+        pickle.dumps(function)  # other processes import it
+        code = Path(inspect.getfile(inspect.unwrap(function))).read_bytes()
     except (Exception, SystemExit) as error:  # whatever its module does as it is imported
         raise ConfigError(
             f"{path!r} names no function that can be imported: {type(error).__name__}: {error}; "
             "write my_module:my_function, and correct its module"
         ) from error
-    if not callable(function):
-        raise ConfigError(f"{path!r} is no function but {type(function).__name__}; name a function")
-    try:
-        code = Path(inspect.getfile(inspect.unwrap(function))).read_bytes()
-    except (TypeError, OSError):
-        code = b""  # built in
     return function, [path, hashlib.sha256(code).hexdigest()[:16]]

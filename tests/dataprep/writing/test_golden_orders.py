@@ -37,11 +37,6 @@ def test_split_takes_the_golden_samples():
     assert {name: shards[0].tolist() for name, shards in splits.items()} == GOLDEN["split"]
 
 
-def test_share_keeps_the_golden_samples():
-    (numbers,) = assign(SAMPLES, Packing(order="shuffled", seed=1, keep=0.4))[""]
-    assert numbers.tolist() == GOLDEN["kept"]
-
-
 def test_tools_write_the_golden_order(tmp_path, capsys):
     (tmp_path / "files").mkdir()
     for key in KEYS:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.dataprep.listing import Columns, list_table, read_rows
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError
 
 NAN = float("nan")
 
@@ -18,22 +18,16 @@ def refused(tmp_path):
     def call(text, suffix):
         path = tmp_path / f"rows.{suffix}"
         path.write_text(text)
-        with pytest.raises((ConfigError, SampleError)) as error:
-            list_table(str(path), Columns(key="id", values={"x": "txt"}))
+        with pytest.raises(ConfigError) as error:
+            list_table(str(path), Columns(key="id", values=[("x", "txt")]))
         return str(error.value).removeprefix(f"{path}, ")
 
     return call
 
 
-@pytest.mark.parametrize(
-    ("text", "suffix"),
-    [
-        ("id,x,id\n1,2,3\n", "csv"),
-        ("id\tx\tid\n1\t2\t3\n", "tsv"),
-    ],
-)
-def test_two_columns_of_one_name_are_refused(refused, text, suffix):
-    assert "row 1: the table has two columns 'id', but id, x, id" in refused(text, suffix)
+def test_two_columns_of_one_name_are_refused(refused):
+    said = refused("id,x,id\n1,2,3\n", "csv")
+    assert said == "row 1: the table has two columns 'id', but id, x, id"
 
 
 def test_two_columns_of_one_name_of_a_parquet_file_are_refused(tmp_path):
@@ -75,8 +69,8 @@ def test_values_of_parquet_that_python_does_not_have_are_told_if_they_are_wanted
     columns = {"id": list(map(str, range(NUM_ROWS))), "x.y": HARD_COLUMNS[kind](pyarrow)}
     parquet.write_table(pyarrow.table(columns), path := tmp_path / "rows.parquet")
     assert [row["id"] for row in read_rows(str(path), ["id"])] == columns["id"]
-    with pytest.raises(ConfigError, match=r"^it cannot be read: "):
-        list(read_rows(str(path), ["x.y", "id"]))
+    with pytest.raises(ConfigError, match=r"rows.parquet, row 1: "):
+        list_table(str(path), Columns(key="id", values=[("x.y", "txt")]))
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path):
@@ -95,10 +89,9 @@ def test_columns_without_a_name_may_repeat(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": 1 2}', "row 2: it cannot be read: Expecting ',' delimiter"),
-        ("[1]", "row 2: it must be a JSON object, not '[1]'"),
-        ('{"id": 1' + "0" * 9999 + "}", "row 2: it cannot be read: Exceeds the limit"),
-        ("[" * 99_999, "row 2: it cannot be read: maximum recursion depth"),
+        ('{"id": 1 2}', "row 2: Expecting ',' delimiter"),
+        ("[1]", "row 2: the table has no column 'x', but 1"),
+        ('{"id": 1' + "0" * 9999 + "}", "row 2: Exceeds the limit"),
         ('{"id": 1}', "row 2: the table has no column 'x', but id"),
     ],
 )
@@ -108,14 +101,14 @@ def test_a_bad_line_is_named_by_its_row(refused, line, message):
 
 def test_a_cell_that_is_too_long_is_refused(refused):
     said = refused(f"id,x\n1,a\n2,{'x' * 200_000}\n", "csv")
-    assert said.startswith("row 2: it cannot be read: field larger than field limit (131072)")
+    assert said.startswith("row 2: field larger than field limit (131072)")
 
 
-@pytest.mark.parametrize("column", ["key", "class_name", "split"])
+@pytest.mark.parametrize("column", ["key", "class_column", "split_column"])
 def test_nan_is_no_key_class_or_split(tmp_path, column):
-    columns = Columns(**({"key": "id", "values": {"x": "txt"}} | {column: "empty"}))
+    columns = Columns(**({"key": "id", "values": [("x", "txt")]} | {column: "empty"}))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "x": "b", "empty": NAN}))
-    with pytest.raises(SampleError, match="the column 'empty' is empty"):
+    with pytest.raises(ConfigError, match="row 1: the column 'empty' is empty"):
         list_table(str(tmp_path / "rows.jsonl"), columns)
 
 
@@ -124,7 +117,7 @@ def test_nan_names_no_file(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"id": "a", "x": "1.jpg", "y": "1.jpg"}, {"id": "b", "x": "1.jpg", "y": NAN}]
     path.write_text("\n".join(map(json.dumps, rows)))
-    columns = Columns(files={"x": "jpg", "y": "png"}, key="id", root=str(tmp_path))
+    columns = Columns(files=[("x", "jpg"), ("y", "png")], key="id")
     samples = list_table(str(path), columns).samples
     assert [[member.field for member in each.members] for each in samples] == [
         ["jpg", "png"],

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_shards.tools import pack
-
 
 @pytest.fixture
 def labels(tmp_path, jpeg):
@@ -32,13 +30,6 @@ def test_the_map_gets_the_size_of_its_image_and_no_other_class(run, labels, samp
         mask = image_of(fields["mask.png"])
         assert mask.size == image_of(fields["jpg"]).size == (24, 16)
         assert set(np.unique(mask)) <= {0, 50, 100, 150}
-
-
-def test_the_report_says_what_was_taken_for_a_map(labels, tmp_path, capsys):
-    arguments = [*labels, "mask=mask.png", "--resize", "16", "--out", tmp_path / "out"]
-    pack.main([*map(str, arguments), "--cache-dir", str(tmp_path / "cache"), "--processes", "1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["resized as photographs: jpg", "resized as maps of values: mask.png"]
 
 
 def test_what_is_not_clear_is_refused(refused, labels, tmp_path):
