@@ -83,8 +83,7 @@ def list_folder(
     """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, with new numbers or the `given` ones, and a sample gets that of its class as field
-    `cls`.
+    are classes, and a sample gets the number of its class, a new or a given one, as field `cls`.
 
     Raises:
         ConfigError: There are files beside the folders of classes, or a class is not among the

@@ -74,30 +74,17 @@ def rewrite(
 ) -> dict[str, dict[str, Any]]:
     """What was written by split ("" if there are none): urls, shards, samples, size_bytes, fields.
 
-    `kept_shards` is the number of shards that an earlier run had written already.
-
-    Args:
-        listing: The samples.
-        packing: How they are laid out in shards.
-        folder: Folder of the data set, or of the folders of its splits.
-        edit: The changes made to each sample.
-        cache: Where member tables are kept, for the first run that trains on the shards.
-        processes: Number of processes that write at the same time; it changes no byte.
+    `kept_shards` were written already by an earlier run. No number of processes changes a byte.
 
     Raises:
         ConfigError: The folder holds something else, or the packing does not fit the samples.
         SampleError: A sample cannot be written or edited.
         DamagedShardError: A file was changed after it was listed.
-        WorkerError: A process died.
     """
     samples = listing.samples
     require_sound(samples)
-    prefixes = {split: split or "shard" for split in split_names(samples, packing)}
-    for prefix in prefixes.values():
-        if not _SPLIT_NAME.fullmatch(prefix):
-            raise ConfigError(f"{prefix!r} cannot name a split: take letters, digits, - and _")
-    digest = {"samples": len(samples), "digest of the input files": _digest(samples)}
-    settings = digest | asdict(packing) | dict(edit.settings)
+    prefixes = _prefixes(split_names(samples, packing))
+    settings = {"digest of the input files": _digest(samples), **asdict(packing), **edit.settings}
     write = partial(_write, transform=edit.transform, cache=cache)
     data_sets: dict[str, dict[str, Any]] = {}
     with closing(FinishedShards(folder, settings, prefixes)) as finished:
@@ -110,14 +97,26 @@ def rewrite(
                 for shard, numbers in enumerate(plan[split])
             ]
             written, kept_shards = _write_missing(split, tasks, write, processes, finished)
-            if listing.classes:
-                in_order = dict(sorted(listing.classes.items(), key=itemgetter(1)))
-                replace_file(place / CLASSES, json.dumps(in_order, indent=1) + "\n")
+            _write_classes(place / CLASSES, listing.classes)
             if kept_shards < len(written) or not (place / WIDS).exists():
                 finished.list_shards(split, written)
             urls = shard_pattern(place, written, prefix)
             data_sets[split] = {"urls": urls, **_totals(written), "kept_shards": kept_shards}
     return data_sets
+
+
+def _prefixes(splits: Sequence[str]) -> dict[str, str]:
+    """The prefix of shards by split, which names a folder, too."""
+    for split in filter(None, splits):
+        if not _SPLIT_NAME.fullmatch(split):
+            raise ConfigError(f"{split!r} cannot name a split: take letters, digits, - and _")
+    return {split: split or "shard" for split in splits}
+
+
+def _write_classes(path: Path, classes: Mapping[str, int]) -> None:
+    if classes:
+        in_order = dict(sorted(classes.items(), key=itemgetter(1)))
+        replace_file(path, json.dumps(in_order, indent=1) + "\n")
 
 
 def _digest(samples: Iterable[InputSample]) -> str:
