@@ -1,4 +1,4 @@
-"""`classes.json` beside the shards that are written, and the last lines of the report."""
+"""`classes.json` beside the shards that are written, and the numbers of the classes."""
 
 import json
 import shutil
