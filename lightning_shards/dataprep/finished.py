@@ -1,13 +1,12 @@
 """The finished shards of an output folder, by which a run that was killed goes on.
 
 `.lightning-shards.json` in the folder holds the settings of the run and its finished shards, each
-with the size and the time of its file; it is replaced in one step whenever a shard is added. The
+with its size and MD5; it is replaced in one step whenever a shard is added. The
 settings decide all bytes, so the shards of one folder always belong to one plan. A run holds a lock
 on the folder, which ends with the process in any case.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,19 +15,11 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.tar_writer import WrittenShard
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.beside import WIDS, wids_entry, write_wids
-from lightning_shards.shards.files import (
-    make_folder,
-    open_folder,
-    replace_file,
-    stamp_of,
-    take_lock,
-)
+from lightning_shards.shards.beside import WIDS, wids_entry, wids_json
+from lightning_shards.shards.files import make_folder, open_folder, replace_file, take_lock
+from lightning_shards.shards.urls import plain_path
 
 RUN_FILE: Final = ".lightning-shards.json"
-
-_SPECIAL = re.compile(r"[{}\\]|(?<=:):")
-"""What means something else in a pattern: `::` joins two of them, `:` and `\\:` do not."""
 
 
 class FinishedShards:
@@ -61,17 +52,15 @@ class FinishedShards:
             self._lock = stack.pop_all()
 
     def written(self, below: str, name: str) -> WrittenShard | None:
-        """The shard of this name if it was written and its file is still as it was."""
-        path = self._folder / below / name
-        noted = dict(self._shards.get(str(Path(below, name)), {}))
-        if not noted or not path.is_file() or list(stamp_of(path)) != noted.pop("stamp"):
+        """The shard of this name if it was written and its file still has its size."""
+        path, noted = self._folder / below / name, self._shards.get(str(Path(below, name)))
+        if noted is None or not path.is_file() or path.stat().st_size != noted["size_bytes"]:
             return None
         return WrittenShard(**noted)
 
     def note(self, below: str, shard: WrittenShard) -> None:
         """Note a shard that is complete under its final name."""
-        stamp = list(stamp_of(self._folder / below / shard.name))
-        self._shards[str(Path(below, shard.name))] = {"stamp": stamp, **asdict(shard)}
+        self._shards[str(Path(below, shard.name))] = asdict(shard)
         self._save()
 
     def list_shards(self, below: str, shards: Sequence[WrittenShard]) -> None:
@@ -79,11 +68,7 @@ class FinishedShards:
         entries = [
             wids_entry(each.name, each.samples, each.size_bytes, each.md5) for each in shards
         ]
-        write_wids(self._folder / below / WIDS, entries)
-
-    def is_finished(self) -> bool:
-        """Whether every data set of this run has its index."""
-        return all((self._folder / below / WIDS).exists() for below in self._prefixes)
+        replace_file(self._folder / below / WIDS, wids_json(entries))
 
     def close(self) -> None:
         """Release the folder for other runs."""
@@ -92,34 +77,19 @@ class FinishedShards:
     def _continue(self) -> None:
         """Take over what an earlier run with the same settings has written."""
         old: dict[str, Any] = {}
-        shards: dict[str, dict[str, Any]] = {}
-        try:
+        if self._path.exists():
             before = json.loads(self._path.read_bytes())
-            old, shards = before["settings"], before["shards"]
-        except FileNotFoundError:
-            pass
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(
-                f"{self._path} is damaged ({error}); remove the folder, or name another one"
-            ) from error
+            old, self._shards = before["settings"], before["shards"]
         if old == self._settings:
-            self._shards = shards
             return
-        prefixes: dict[str, str] = old.get("splits", self._prefixes)
-        for below, prefix in prefixes.items():
-            folder = self._folder / below
-            present = next(filter(Path.exists, [folder / WIDS, *shards_in(folder, prefix)]), None)
-            if present:
-                changed = "; ".join(
-                    f"{name} was {old.get(name)!r} and is now {self._settings.get(name)!r}"
-                    for name in (old and old | self._settings)
-                    if old.get(name) != self._settings.get(name)
-                )
-                raise ConfigError(
-                    f"{present} is there, and not from a run with these settings "
-                    f"({changed or 'no run is noted'}); go on with the old ones, or name another "
-                    "folder"
-                )
+        folders = [self._folder / below for below in self._prefixes]
+        present = [path for folder in folders for path in (*folder.glob("*.tar"), folder / WIDS)]
+        if self._shards or any(map(Path.exists, present)):
+            others = {name: old[name] for name in old if old[name] != self._settings.get(name)}
+            raise ConfigError(
+                f"{self._folder} holds shards, and not from a run with these settings: its run had "
+                f"{others or 'none that are noted'}; go on with those, or name another folder"
+            )
         self._save()
 
     def _save(self) -> None:
@@ -136,23 +106,9 @@ def shard_name(prefix: str, number: int) -> str:
     return f"{prefix}-{number:06d}.tar"
 
 
-def shards_in(folder: Path, prefix: str) -> list[Path]:
-    """The files in a folder with names of shards of this prefix."""
-    name = re.compile(rf"{re.escape(prefix)}-\d{{6,}}\.tar")
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [path for path in paths if name.fullmatch(path.name)]
-
-
 def shard_pattern(folder: Path, shards: Sequence[WrittenShard], prefix: str) -> str:
-    """The pattern of these shards for a configuration: a path with the numbers in braces.
-
-    What means something else in a pattern is escaped in the folder's own name, and one that could
-    be taken for a URL, an option or a home folder begins with `./`.
-    """
+    """The pattern of these shards for a configuration: a path with the numbers in braces."""
     name = shards[0].name
     if len(shards) > 1:
-        numbers = [shards[end].name.removeprefix(f"{prefix}-")[:-4] for end in (0, -1)]
-        name = f"{prefix}-{{{'..'.join(numbers)}}}.tar"
-    pattern = str(Path(_SPECIAL.sub(r"\\\g<0>", str(folder))) / name)
-    is_plain = pattern[0] in "/." or (pattern[0].isalnum() and ":" not in pattern)
-    return pattern if is_plain else f"./{pattern}"
+        name = f"{prefix}-{{000000..{len(shards) - 1:06d}}}.tar"
+    return plain_path(str(folder / name))

@@ -4,19 +4,14 @@ import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from functools import partial
 from multiprocessing import active_children, get_context
 from typing import TypeVar
 
-from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.errors import WorkerError
 from lightning_shards.system.guard import end_with, kill
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
-
-_CHUNKS_PER_PROCESS = 8
-"""Enough chunks that processes end at about the same time; few enough to send at no cost."""
 
 
 def map_parallel(
@@ -24,40 +19,33 @@ def map_parallel(
     items: Sequence[_Task],
     processes: int,
     *,
-    most_at_once: int = 64,
+    chunksize: int = 1,
 ) -> Generator[_Result]:
     """`function(item)` for each item, in the order of the items, whatever the number of processes.
 
-    With one process or one item, all work is done in this process. Otherwise function, items and
-    results are pickled, and a process gets up to `most_at_once` items together, which pays off
+    With less than two processes or items, all work is done in this process. Otherwise function,
+    items and results are pickled, and a process gets `chunksize` items together, which pays off
     where one takes less than a few ms. Close it to end the processes.
 
     Raises:
-        ConfigError: `processes` is below 1.
         WorkerError: A process died, or could not start.
         Exception: An error that the function raises; the other items are given up.
     """
-    if processes < 1:
-        raise ConfigError(f"processes must be at least 1, got {processes}")
     processes = min(processes, len(items))
     if processes <= 1:
         yield from map(function, items)
         return
-    size = max(1, min(most_at_once, len(items) // (processes * _CHUNKS_PER_PROCESS)))
-    with _pool(processes) as pool:
-        yield from pool.map(function, items, chunksize=size)
-
-
-@contextmanager
-def _pool(processes: int) -> Generator[ProcessPoolExecutor]:
-    """A pool whose processes are killed by an error, because a task may take minutes."""
     before = set(active_children())
-    guarded = partial(ProcessPoolExecutor, initializer=end_with, initargs=(os.getpid(), None))
+    context, guard = get_context("spawn"), (os.getpid(), None)
     try:
-        with guarded(processes, get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes, context, end_with, guard) as pool:
+            chunks = [items[i : i + chunksize] for i in range(0, len(items), chunksize)]
+            # unlike those of `pool.map`, they are not cancelled, which a pool of 3.11 does not bear
+            results = [pool.submit(_each, function, chunk) for chunk in chunks]
             try:
-                yield pool
-            except BaseException:
+                for result in results:
+                    yield from result.result()
+            except BaseException:  # a task may take minutes: nobody waits for its end
                 for process in set(active_children()) - before:
                     kill(process.pid or 0)
                 raise
@@ -66,3 +54,7 @@ def _pool(processes: int) -> Generator[ProcessPoolExecutor]:
             "a process died, often for want of memory; run the command again to go on, with fewer "
             "processes. In a script, the call belongs under `if __name__ == '__main__':`"
         ) from error
+
+
+def _each(function: Callable[[_Task], _Result], items: Sequence[_Task]) -> list[_Result]:
+    return [function(item) for item in items]

@@ -32,7 +32,7 @@ from lightning_shards.dataprep.packing import (
     split_names,
 )
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.tar_writer import WrittenShard, as_bytes, read_back, write_shard
+from lightning_shards.dataprep.tar_writer import WrittenShard, as_bytes, write_shard
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.beside import WIDS
 from lightning_shards.shards.classes import CLASSES
@@ -131,7 +131,7 @@ def _filtered(
     samples: Sequence[InputSample], keeps: Callable[[RawSample], Any], processes: int
 ) -> NDArray[np.bool_]:
     """Which samples the filter keeps; all of them are read."""
-    results = map_parallel(partial(_keep, keeps=keeps), samples, processes)
+    results = map_parallel(partial(_keep, keeps=keeps), samples, processes, chunksize=64)
     bar = tqdm(results, "filtered", len(samples), unit=" samples", disable=None)
     return np.fromiter(bar, np.bool_, len(samples))
 
@@ -151,7 +151,7 @@ def _write_missing(
     found = [finished.written(split, path.name) for path, _ in tasks]
     done = {shard.name: shard for shard in found if shard is not None}
     missing = [(path, samples) for path, samples in tasks if path.name not in done]
-    results = map_parallel(write, missing, processes, most_at_once=1)
+    results = map_parallel(write, missing, processes)
     for shard in tqdm(results, "wrote", len(missing), unit=" shards", disable=None):
         finished.note(split, shard)
         done[shard.name] = shard
@@ -167,7 +167,7 @@ def _write(
     if transform is not None:
         samples = (_transformed(transform, sample) for sample in samples)
     shard = write_shard(path, ((each.pop("__key__"), list(each.items())) for each in samples))
-    read_back(path, shard, TableStore(cache, with_crc32=True))
+    TableStore(cache, with_crc32=True).table_of(path, expected_samples=shard.samples)
     return shard
 
 

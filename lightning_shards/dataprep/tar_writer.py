@@ -16,11 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import numpy as np
-
-from lightning_shards.errors import IndexMismatchError, SampleError
+from lightning_shards.errors import SampleError
 from lightning_shards.shards.files import make_folder, new_file
-from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     MAX_NAME_BYTES,
@@ -181,19 +178,13 @@ class TarWriter:
         self.position = 0
 
     def write(self, key: str, fields: Fields) -> None:
-        """Add one sample.
-
-        Raises:
-            SampleError: It could not be read back; nothing of it was written.
-        """
-        names = [name for name, _ in fields]
-        check_sample(key, names)
+        """Add one sample, which `check_sample` has let pass."""
         for name, data in fields:
             self._put(member_header(f"{key}.{name}", len(data)))
             self._put(data)
             self._put(bytes(-len(data) % BLOCK))
         self.samples += 1
-        self._fields.update(names)
+        self._fields.update(name for name, _ in fields)
 
     def finish(self, name: str) -> WrittenShard:
         """Write the end marker, and return the shard under this name."""
@@ -219,25 +210,9 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
     with new_file(path) as file:
         writer = TarWriter(file)
         for key, fields in samples:
+            check_sample(key, [name for name, _ in fields])
             writer.write(key, fields)
         return writer.finish(path.name)
-
-
-def read_back(path: Path, shard: WrittenShard, tables: TableStore) -> None:
-    """Make the member table of a shard that was written, by reading it.
-
-    Raises:
-        IndexMismatchError: It has other samples or fields than were written.
-        DamagedShardError: It is not one whole tar archive.
-    """
-    table = tables.table_of(path, expected_samples=shard.samples)
-    counts = np.bincount(table.suffix_ids, minlength=len(table.suffixes)).tolist()
-    fields = dict(sorted(zip(table.suffixes, counts, strict=True)))
-    if fields != shard.fields:
-        raise IndexMismatchError(
-            f"{path} was written with the members {shard.fields} and reads back as {fields}; look "
-            "after its disk, and write it again"
-        )
 
 
 def tar_size(size: int) -> int:
@@ -249,18 +224,13 @@ def as_bytes(data: object, key: str, field: str) -> bytes:
     """The bytes that are stored for a user's value of a member.
 
     Raises:
-        SampleError: The value is neither bytes nor text, or text that UTF-8 cannot hold.
+        SampleError: The value is neither bytes nor text.
     """
-    if isinstance(data, str):
-        try:
-            return data.encode()
-        except UnicodeEncodeError as error:
-            raise SampleError(f"sample {key!r}: {field!r} cannot be stored: {error}") from error
-    if isinstance(data, bytes):
-        return data
-    raise SampleError(
-        f"sample {key!r}: {field!r} must be bytes or str, not {type(data).__name__}; encode it"
-    )
+    if not isinstance(data, str | bytes):
+        raise SampleError(
+            f"sample {key!r}: {field!r} must be bytes or str, not {type(data).__name__}; encode it"
+        )
+    return data.encode() if isinstance(data, str) else data
 
 
 def member_header(name: str, size: int) -> bytes:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard, cast
 
 from lightning_shards.errors import UrlError
-from lightning_shards.shards.files import open_regular, read_regular, replace_file
+from lightning_shards.shards.files import open_regular, read_regular
 
 SIZES: Final = "sizes.json"
 WIDS: Final = "wids.json"
@@ -153,9 +153,6 @@ MARKER: Final = b'"wids_version"'
 
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
-_FIELDS: Final = frozenset({"__kind__", "wids_version", "name", "shardlist"})
-_ENTRY_FIELDS: Final = frozenset({"url", "md5sum", "nsamples", "filesize", "members"})
-
 
 class CountedShard(NamedTuple):
     """A shard by its path in the index; `size_bytes` and `md5` are None where it has none."""
@@ -216,18 +213,6 @@ def entry_parts(base: object, url: str) -> tuple[str, ...]:
     return tuple(part for part in parts if part not in ("", "."))
 
 
-def foreign_field(content: object) -> str | None:
-    """What would be lost if this package wrote the index anew; None if there is nothing."""
-    fields = json_object(content)
-    if fields.get("wids_version") != 1:
-        return "it is no wids JSON"
-    for known, has in ((_FIELDS, [fields]), (_ENTRY_FIELDS, shard_entries(content) or ())):
-        foreign = sorted(set[str]().union(*has) - known)
-        if foreign:
-            return f"it has {foreign[0]!r}"
-    return None
-
-
 def wids_entry(
     name: str, samples: int, size_bytes: int, md5: str | None, table: str | None = None
 ) -> dict[str, str | int]:
@@ -237,11 +222,7 @@ def wids_entry(
     return {"url": name} | checksum | {"nsamples": samples, "filesize": size_bytes} | members
 
 
-def write_wids(path: Path, entries: Sequence[Mapping[str, str | int]]) -> None:
-    """Write the wids JSON with these entries in one step.
-
-    Raises:
-        FileAccessError: It cannot be written.
-    """
-    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": path.stem}
-    replace_file(path, json.dumps(content | {"shardlist": entries}, indent=1) + "\n")
+def wids_json(entries: Sequence[Mapping[str, str | int]]) -> str:
+    """The wids JSON with these entries."""
+    content = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "wids"}
+    return json.dumps(content | {"shardlist": entries}, indent=1) + "\n"

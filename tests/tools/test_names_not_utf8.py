@@ -63,6 +63,6 @@ def test_what_is_packed_into_a_folder_of_any_name_is_told(run, tmp_path):
 
 
 def test_dalis_index_has_the_bytes_of_names(run, shard):
-    assert run(index, shard, "--format", "dali", "--allow-problems")[0] == 0
+    assert run(index, shard, "--format", "dali", "--force")[0] == 0
     lines = shard.with_suffix(".idx").read_bytes().splitlines()
     assert lines[1].endswith(b" 1 caf\xe9.cls")

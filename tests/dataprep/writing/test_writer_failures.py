@@ -3,10 +3,7 @@
 import pytest
 
 from lightning_shards.dataprep import writer as writer_module
-from lightning_shards.dataprep.tar_writer import (
-    TarWriter,
-)
-from lightning_shards.dataprep.writer import ShardWriter
+from lightning_shards.dataprep.tar_writer import TarWriter
 from lightning_shards.errors import ConfigError
 from tests.dataprep.writing.conftest import SAMPLES, visible
 
@@ -24,26 +21,13 @@ def failing_at(monkeypatch, owner, name, call):
     monkeypatch.setattr(owner, name, failing)
 
 
-def test_a_shard_that_could_not_be_begun_leaves_those_before_it(tmp_path, write, monkeypatch):
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
-    failing_at(monkeypatch, writer_module, "new_file", 2)
-    for sample in SAMPLES[:6]:
-        writer.write(sample)
+@pytest.mark.parametrize(
+    ("owner", "name", "call"), [(writer_module, "new_file", 2), (TarWriter, "_put", 47)]
+)
+def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch, owner, name, call):
+    failing_at(monkeypatch, owner, name, call)
     with pytest.raises(OSError, match="No space"):
-        writer.write(SAMPLES[6])
-    writer.close()
-    write(SAMPLES[:6], folder="expected")
-    assert visible(tmp_path / "out") == visible(tmp_path / "expected")
-
-
-def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
-    for sample in SAMPLES[:7]:
-        writer.write(sample)
-    failing_at(monkeypatch, TarWriter, "_put", 4)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(SAMPLES[7])
-    writer.close()
+        write()
     assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
     write()
     write(folder="undisturbed")
@@ -53,10 +37,9 @@ def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch):
 def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
     write()
     before = visible(tmp_path / "out")
-    writer = ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache")
     for _ in range(2):
         with pytest.raises(ConfigError, match="finished data set"):
-            writer.write({"__key__": "other", "cls": "1"})
+            write()
     assert visible(tmp_path / "out") == before
 
 
@@ -90,5 +73,5 @@ def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
 
 def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
     write(prefix="train")
-    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
+    with pytest.raises(ConfigError, match=r"its run had .*'prefix': 'train'"):
         write(prefix="val")
