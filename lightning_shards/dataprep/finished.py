@@ -85,10 +85,14 @@ class FinishedShards:
         folders = [self._folder / below for below in self._prefixes]
         present = [path for folder in folders for path in (*folder.glob("*.tar"), folder / WIDS)]
         if self._shards or any(map(Path.exists, present)):
-            others = {name: old[name] for name in old if old[name] != self._settings.get(name)}
+            changed = "; ".join(
+                f"{name} was {old.get(name)!r} and is now {self._settings.get(name)!r}"
+                for name in (old and old | self._settings)
+                if old.get(name) != self._settings.get(name)
+            )
             raise ConfigError(
-                f"{self._folder} holds shards, and not from a run with these settings: its run had "
-                f"{others or 'none that are noted'}; go on with those, or name another folder"
+                f"{self._folder} holds shards, and not from a run with these settings "
+                f"({changed or 'no run is noted'}); go on with the old ones, or name another folder"
             )
         self._save()
 

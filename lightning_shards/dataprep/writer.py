@@ -77,9 +77,8 @@ class ShardWriter:
         self.shards: list[WrittenShard] = []
         settings = {"writer": "ShardWriter", "prefix": prefix} | limits
         self._finished = FinishedShards(self._folder, settings, {"": prefix})
-        self._file = ExitStack()
+        self._file, self._is_open = ExitStack(), True
         self._tar: TarWriter | None = None
-        self._is_open = True
         if (self._folder / WIDS).exists():
             self.abort()
             raise ConfigError(
@@ -102,7 +101,17 @@ class ShardWriter:
         """
         if not self._is_open:
             raise ConfigError(f"the writer of {self._folder} is closed; make another one")
-        key, fields = self._checked(sample)
+        key = sample.get("__key__")
+        if not isinstance(key, str):
+            raise SampleError(f"a sample needs a text as '__key__', got {key!r}")
+        if key in self._keys:
+            raise SampleError(f"{key!r} was written before; keys must be unique")
+        fields = [
+            (name, as_bytes(data, key, name))
+            for name, data in sample.items()
+            if not (name.startswith("__") and name.endswith("__"))
+        ]
+        check_sample(key, [name for name, _ in fields])
         size = sum(tar_size(len(data)) for _, data in fields)
         tar = self._tar
         try:
@@ -149,21 +158,6 @@ class ShardWriter:
             self.close()
         else:
             self.abort()
-
-    def _checked(self, sample: Mapping[str, bytes | str]) -> tuple[str, list[tuple[str, bytes]]]:
-        """Key and members, after all checks, so that no error leaves half a sample written."""
-        key = sample.get("__key__")
-        if not isinstance(key, str):
-            raise SampleError(f"a sample needs a text as '__key__', got {key!r}")
-        if key in self._keys:
-            raise SampleError(f"{key!r} was written before; keys must be unique")
-        fields = [
-            (name, as_bytes(data, key, name))
-            for name, data in sample.items()
-            if not (name.startswith("__") and name.endswith("__"))
-        ]
-        check_sample(key, [name for name, _ in fields])
-        return key, fields
 
     def _end_shard(self, tar: TarWriter) -> None:
         """Give the shard its name, and read it back for its member table."""

@@ -55,7 +55,7 @@ def test_a_shard_that_is_not_as_it_was_is_written_again(out, begun, is_gone):
 
 
 def test_other_settings_are_refused_by_name(out, begun):
-    with pytest.raises(ConfigError, match=r"its run had \{'samples': 3\}; go on with those"):
+    with pytest.raises(ConfigError, match=r"\(samples was 3 and is now 4\); go on with the old"):
         begin(out, samples=4)
 
 
@@ -63,7 +63,7 @@ def test_other_settings_are_refused_by_name(out, begun):
 def test_files_of_others_are_refused(out, name):
     (out / name).parent.mkdir(parents=True)
     (out / name).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=r"its run had none that are noted"):
+    with pytest.raises(ConfigError, match=r"not from a run with these settings \(no run is noted"):
         begin(out)
 
 

@@ -73,5 +73,5 @@ def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
 
 def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
     write(prefix="train")
-    with pytest.raises(ConfigError, match=r"its run had .*'prefix': 'train'"):
+    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
         write(prefix="val")
