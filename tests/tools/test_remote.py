@@ -112,15 +112,9 @@ def test_a_plan_of_shards_in_a_counted_folder_has_its_size(root, folder, tmp_pat
     ("patterns", "options", "message"),
     [
         (["{root}/train-000000.tar"], [], "name a folder for the indexes by --output DIR"),
-        (["{folder}/train-000000.tar"], ["--output", "out"], "is for remote shards"),
-        (
-            ["{folder}/train-000000.tar", "{root}/a.tar"],
-            ["--output", "out"],
-            "some of the shards",
-        ),
+        (["{folder}/train-000000.tar", "{root}/a.tar"], ["--output", "out"], "are in 2 folders"),
         (["{root}/a.tar", "http://localhost:1/a.tar"], ["--output", "out"], "are in 2 folders"),
         (["{root}/a.tar?part=1", "{root}/a.tar?part=2"], ["--output", "out"], "name one shard"),
-        (["{root}/a.tar"], ["--output", "out", "--format", "dali"], "index a local copy of them"),
         (["pipe:cat a.tar"], ["--output", "out"], "would run a shell command"),
         (["https://nowhere.invalid/a.tar"], ["--output", "out"], "has no address"),
     ],
