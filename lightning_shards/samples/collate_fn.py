@@ -171,11 +171,11 @@ class Collation:
             return loaded._replace(batch=made)
         batch = dict(cast("Mapping[Any, Any]", made))
         entries = batch_dict(keys, {}, ids, weights, components)
+        # ours, whatever a function such as torch's `default_collate` made of those of the samples
         reserved = only_reserved(entries, {*self.reserved, *batch})
-        missing = {name: column for name, column in reserved.items() if name not in batch}
         # texts behind a tensor would make Lightning warn that it cannot tell the batch size
-        first = {"__key__": keys} if "__key__" in missing else {}
-        return loaded._replace(batch={**first, **batch, **missing})
+        first = {name: reserved[name] for name in ("__key__",) if name in reserved}
+        return loaded._replace(batch={**first, **batch, **reserved})
 
     def finished_on(self, loaded: LoadedBatch, clock: StageClock, layouts: Layouts) -> LoadedBatch:
         """What `finished` gives, its time told to the clock; an error of it is of no sample."""

@@ -151,15 +151,15 @@ def test_a_dict_gets_the_reserved_entries_that_it_lacks(
         assert batch["__weight__"].dtype == torch.float32
 
 
-def own_entries(samples):
-    samples.pop()  # which changes nothing but its own batch
-    return {"__id__": "mine", "__weight__": 7}
-
-
-def test_the_entries_of_its_own_are_kept(pack_shards, make_module):
-    split = split_of(pack_shards([2]), "indexed", collate_fn=own_entries, remainder="pad")
-    (batch,) = make_module(split).loader("train")
-    assert batch == {"__key__": ["000000", "000001"], "__id__": "mine", "__weight__": 7}
+@READERS
+def test_reserved_entries_do_not_depend_on_what_it_makes_of_them(pack_shards, make_module, reader):
+    function = torch.utils.data.default_collate  # it makes two tensors of all ids
+    split = split_of(pack_shards([3]), reader, collate_fn=function, remainder="pad")
+    (batch, last) = make_module(split).loader("train")
+    assert batch["__key__"] == ["000000", "000001"]
+    assert batch["__id__"].tolist() == [[0, 0], [0, 1]]
+    assert last["__weight__"].tolist() == [1, 0]
+    assert batch["label"].tolist() == [0, 1]
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ def test_one_that_draws_is_warned_about(
         assert (random.getstate(), torch.get_rng_state().tolist()) == states
 
 
-@pytest.mark.parametrize("collate_fn", [labels_alone, everything, fail_on_three, own_entries])
+@pytest.mark.parametrize("collate_fn", [labels_alone, everything, fail_on_three])
 @READERS
 def test_one_that_draws_nothing_is_not_warned_about(
     pack_shards, make_module, reader, caplog, collate_fn
