@@ -20,7 +20,12 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lightning_shards.build.loaders import describe, facts_of, make_loader
-from lightning_shards.build.sources import find_shards, make_source, warn_of_other_numbers
+from lightning_shards.build.sources import (
+    find_shards,
+    make_source,
+    warn_of_other_numbers,
+    warn_of_shared_shards,
+)
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config
@@ -529,6 +534,7 @@ class ShardDataModule(ModuleSettings):
             self._found_by[split] = given
             if not is_prepared:
                 warn_of_other_numbers(data, split, self._indexes)
+                warn_of_shared_shards(data, split, self._indexes)
         return self._indexes[split]
 
     def _check_saved(self, loader: ShardLoader) -> None:

@@ -5,7 +5,7 @@ need none.
 """
 
 import logging
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +18,7 @@ from lightning_shards.build.mixtures import (
 )
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
-from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError
+from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, count_of
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
@@ -186,6 +186,33 @@ def warn_of_other_numbers(
                 CLASSES,
             )
             return
+
+
+def warn_of_shared_shards(
+    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
+) -> None:
+    """Warn if a split is evaluated on shards of the training, and no samples of them are left out.
+
+    `indexes` are those of this split and of others.
+    """
+    for other in indexes.keys() - {split}:
+        shared = sorted({*indexes[split].urls} & {*indexes[other].urls})
+        if "train" in (split, other) and shared and not _leave_out(data, (split, other)):
+            _log.warning(
+                "%s and train read the same %s, first %s, so that the model is judged by samples "
+                "that it was trained on; give each its own shards, or its own samples by keep or "
+                "exclude",
+                other if split == "train" else split,
+                count_of(len(shared), "shard"),
+                redact(shared[0]),
+            )
+
+
+def _leave_out(data: DataConfig, splits: Iterable[SplitName]) -> bool:
+    """Whether one of these splits, or a component of it, leaves samples out."""
+    configs = [data.split(split) for split in splits]
+    parts = [part for config in configs for part in config.component_splits().values()]
+    return any(config.keep is not None or config.exclude for config in (*configs, *parts))
 
 
 def _first_renumbered(known: dict[str, tuple[int, str]], classes: ClassNames) -> str | None:
