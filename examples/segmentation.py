@@ -84,7 +84,7 @@ if __name__ == "__main__":
     data = ShardDataModule(
         train={"urls": str(FOLDER / "*.tar"), "sampling": "shuffled"},
         fields={"image": "jpg", "mask": "mask.png?"},
-        decode={"mask": "gray"},
+        decode={"mask": "labels"},
         sample_transforms=[crop_alike],
         batch_size=25,
     )

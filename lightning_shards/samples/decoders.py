@@ -5,6 +5,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
 
@@ -113,6 +114,9 @@ RAW = "raw"
 CLASS = "class"
 """The decoder of names of classes; its function is in the field, because each has its own names."""
 
+LABELS = "labels"
+"""The decoder of maps of classes, ids and depths, which have the type of their file."""
+
 DECODERS: dict[str, Decoder] = {
     RAW: bytes,
     "text": bytes.decode,
@@ -126,12 +130,16 @@ DECODERS: dict[str, Decoder] = {
     "rgb": images.decode_rgb,
     "gray": images.decode_gray,
     "pil": images.decode_pil,
+    "rgb_oriented": partial(images.decode_rgb, is_oriented=True),
+    "gray_oriented": partial(images.decode_gray, is_oriented=True),
+    "pil_oriented": images.decode_pil_oriented,
+    LABELS: images.decode_labels,
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
 
-PIXEL_DECODERS = frozenset({"rgb", "gray"})
-IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
+PIXEL_DECODERS = frozenset({"rgb", "gray", "rgb_oriented", "gray_oriented", LABELS})
+IMAGE_DECODERS = PIXEL_DECODERS | {"pil", "pil_oriented"}
 OBJECT_DECODERS: frozenset[DecoderChoice] = frozenset({"json", *JSON_DECODERS})
 TORCH_DECODERS = frozenset({"safetensors", "pth"})
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})

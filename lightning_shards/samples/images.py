@@ -5,27 +5,32 @@ installed, because it changes pixels: `pillow` decodes all formats and resizes w
 `turbo` decodes JPEG by simplejpeg and resizes by OpenCV, two to three times as fast, and leaves
 everything but plain JPEG to Pillow. Of a baseline JPEG it decodes no row below a part.
 
-Pixels mean the same in both backends: 8 bits a channel (of 12-bit and 16-bit images the upper ones;
-images of signed or 32-bit numbers are refused), palette, CMYK and gray images become RGB, an alpha
-channel is dropped.
+Pixels mean the same in both backends: 8 bits a channel (of photographs with 16 the upper ones),
+palette, CMYK and gray images become RGB, an alpha channel is dropped. One channel of more than 8
+bits, and brightness in place of a palette's colours, are refused: such files are maps of classes,
+ids or depths, whose numbers `decode_labels` keeps.
 
 A JPEG is decoded from its first row down. A decoder that is given a header with fewer rows than
 there are stops early, and the rows that it gives keep their pixels, but for those that depend on a
 row below.
 """
 
+import logging
 import struct
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
+from multiprocessing import current_process
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
+
+_log = logging.getLogger(__name__)
 
 _MARKER_AND_LENGTH = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
@@ -189,11 +194,9 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
-_TIFF_BITS, _TIFF_MEANING, _TIFF_NUMBERS = 258, 262, 339
-"""The tags BitsPerSample, PhotometricInterpretation and SampleFormat."""
-_WHITE_IS_ZERO = 0
-_SIGNED = 2
+_TIFF_NUMBERS, _SIGNED = 339, 2  # the tag SampleFormat, and its value for signed numbers
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
+_MOST_OF_SHORT = {"L;2": 3, "L;4": 15}  # by raw mode; Pillow scales these to 255
 
 
 class Box(NamedTuple):
@@ -259,14 +262,59 @@ def decode_pil(data: bytes) -> Any:
     return image
 
 
-def decode_rgb(data: bytes, backend: Backend = "pillow") -> Pixels:
-    """The image as uint8, shape (3, height, width)."""
-    return _channels_first(_decode(data, "RGB", backend))
+def decode_pil_oriented(data: bytes) -> Any:
+    """As `decode_pil`, turned as its EXIF orientation says."""
+    image = decode_pil(data)
+    return turned_upright(image, orientation_of(image))
 
 
-def decode_gray(data: bytes, backend: Backend = "pillow") -> Pixels:
-    """The image as uint8, shape (1, height, width)."""
-    return _channels_first(_decode(data, "L", backend))
+def decode_rgb(data: bytes, backend: Backend = "pillow", *, is_oriented: bool = False) -> Pixels:
+    """The image as uint8, shape (3, height, width).
+
+    Raises:
+        SampleError: It is no picture, as `decode_labels` says, or of no known format.
+        OSError: It cannot be read.
+    """
+    return _channels_first(_decode(data, "RGB", backend, is_oriented))
+
+
+def decode_gray(data: bytes, backend: Backend = "pillow", *, is_oriented: bool = False) -> Pixels:
+    """The image as uint8, shape (1, height, width); errors as of `decode_rgb`."""
+    return _channels_first(_decode(data, "L", backend, is_oriented))
+
+
+def decode_labels(data: bytes) -> NDArray[Any]:
+    """The numbers of a map of classes, ids or depths as its file has them, (1, height, width).
+
+    They are uint8 for the indices of a palette, 8 bits or fewer (0 and 1 where there are two
+    colours), uint16 for 16 bits, and int32 or float32 for 32. They are never turned by EXIF.
+
+    Raises:
+        SampleError: The image has several channels, or numbers of 2**31 or more.
+        OSError: It cannot be read.
+    """
+    image = _open(data)
+    raw = _raw_mode(image)
+    image.load()
+    values: NDArray[Any] = np.array(image)
+    if values.ndim != 2:  # noqa: PLR2004 one channel
+        raise SampleError(
+            f"labels are of one channel, and this image has {len(image.getbands())} (Pillow's mode "
+            f"{image.mode!r}); decode it as 'rgb', and make numbers of its colours by a transform"
+        )
+    if image.mode == "1":
+        values = values.astype(np.uint8)
+    elif image.mode == "I" and image.format in _UP_TO_16_BITS:
+        values = values.astype(np.uint16)
+    elif _is_signed(image):
+        values = values.view(np.int8) if image.mode == "L" else values
+    elif image.mode == "I" and values.min(initial=0) < 0:
+        raise SampleError("its numbers reach 2**31, more than int32 holds; store smaller ones")
+    # Pillow spreads these over the range of a type; of a PPM the largest one stands in its header
+    most = _MOST_OF_SHORT.get(str(raw)) if isinstance(raw, str) else raw[1]
+    if most is not None:
+        values = np.rint(values * (int(most) / np.iinfo(values.dtype).max)).astype(values.dtype)
+    return values[None]
 
 
 def open_image(
@@ -287,8 +335,8 @@ def open_image(
         is_fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
 
     Raises:
-        ValueError: The image has more than `MAX_PIXELS` pixels, or pixels of no known range.
-        SampleError: As of `decode_pil`.
+        ValueError: The image has more than `MAX_PIXELS` pixels.
+        SampleError: As of `decode_rgb`.
         OSError: It cannot be read.
     """
     mode = "L" if is_gray else "RGB"
@@ -344,13 +392,17 @@ def _require_few_pixels(width: int, height: int) -> None:
         raise ValueError(f"{width} x {height} pixels are more than {MAX_PIXELS}")
 
 
-def _decode(data: bytes, mode: str, backend: Backend) -> Pixels:
+def _decode(data: bytes, mode: str, backend: Backend, is_oriented: bool) -> Pixels:
     """All pixels of the image, shape (height, width) or (height, width, 3)."""
-    if backend == "turbo":
+    if backend == "turbo" and not is_oriented:
         with suppress(NotForTurboError):
             return _TurboImage(data, mode).whole()
-    image = decode_pil(data)
-    return np.asarray(_eight_bits(image, _bits_to_drop(image)).convert(mode))
+    image = _open(data)
+    _require_picture(image, mode)
+    image.load()
+    if is_oriented:
+        image = turned_upright(image, orientation_of(image))
+    return np.asarray(image.convert(mode))
 
 
 def _channels_first(pixels: Pixels) -> Pixels:
@@ -359,36 +411,45 @@ def _channels_first(pixels: Pixels) -> Pixels:
     return np.array(planes, order="C")  # a copy always: Pillow's memory is not writable
 
 
-def _bits_to_drop(image: Any) -> int:
-    """The bits by which the pixels of an image that was just opened are longer than a byte.
+def _require_picture(image: Any, mode: str) -> None:
+    """Refuse an image, just opened, whose numbers would not be seen in eight bits a channel.
 
     Raises:
-        ValueError: They are numbers of no known range.
+        SampleError: They are of one channel and longer, or indices of colours that would be gray.
     """
-    if image.mode.startswith("I;16"):
-        bits = image.tag_v2.get(_TIFF_BITS, (16,))[0] if image.format == "TIFF" else 16
-        return min(bits, 16) - 8
-    if image.mode == "I" and image.format in _UP_TO_16_BITS:
-        return 8
-    is_signed = image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
-    if image.mode in {"I", "F"} or is_signed:
-        raise ValueError(
-            f"its pixels are signed, or of 32 bits (Pillow's mode {image.mode!r}), and have no "
-            "upper byte to show; decode the field as 'pil', and scale the image by a transform"
+    if image.mode[0] in "IF" or _is_signed(image):
+        raise SampleError(
+            f"its pixels are one number each of more than 8 bits, or signed (Pillow's mode "
+            f"{image.mode!r}), which are no picture of 8 bits; decode classes, ids and depths as "
+            "'labels', and scale what is a picture by a transform"
         )
-    return 0
+    if mode == "L" and image.mode == "P":
+        colours = np.array(image.getpalette()).reshape(-1, 3)
+        if (colours != colours[:, :1]).any():
+            raise SampleError(
+                "its pixels are indices of a palette of colours, and their brightness would stand "
+                "for them; decode the indices as 'labels', or the colours as 'rgb'"
+            )
+    if ";16" in str(_raw_mode(image)) and current_process().name == "MainProcess":
+        _say_upper_bits()
 
 
-def _eight_bits(image: Any, bits_to_drop: int) -> Any:
-    """The image with the upper bits of longer pixels; Pillow would clip most of them to white."""
-    if not bits_to_drop:
-        return image
-    from PIL import Image
+def _raw_mode(image: Any) -> Any:
+    """How the pixels of an image that was just opened are stored; of a PPM also the largest one."""
+    arguments: Any = image.tile[0][3] if image.tile else ""
+    return arguments if image.format == "PPM" else str(arguments)
 
-    values = (np.asarray(image) >> bits_to_drop).astype(np.uint8)
-    if image.format == "TIFF" and image.tag_v2.get(_TIFF_MEANING) == _WHITE_IS_ZERO:
-        values = ~values  # Pillow does so for 8 bits alone
-    return Image.fromarray(values)
+
+def _is_signed(image: Any) -> bool:
+    return image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
+
+
+@cache
+def _say_upper_bits() -> None:
+    _log.warning(
+        "photographs of 16 bits a channel are decoded to their upper 8 bits; decode them as 'pil' "
+        "or by a function of your own if the others matter"
+    )
 
 
 def _factor(box: Box, size: int) -> int:
@@ -405,7 +466,7 @@ def _factor(box: Box, size: int) -> int:
 class _PillowImage:
     def __init__(self, data: bytes, mode: str, is_oriented: bool) -> None:
         self._image, self._mode = _open(data), mode
-        self._bits_to_drop = _bits_to_drop(self._image)
+        _require_picture(self._image, mode)
         self._orientation = orientation_of(self._image) if is_oriented else UPRIGHT
         self.width, self.height = self._upright_sides(self._image.size)
 
@@ -428,7 +489,7 @@ class _PillowImage:
             (box.left + box.width) * across,
             (box.top + box.height) * down,
         )
-        whole = _eight_bits(image, self._bits_to_drop).convert(self._mode)
+        whole = image.convert(self._mode)
         if self._orientation != UPRIGHT:
             whole = turned_upright(whole, self._orientation)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, MissingFieldError, count_of
 from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoders import CLASS, PIXEL_DECODERS, DecoderChoice
+from lightning_shards.samples.decoders import CLASS, LABELS, PIXEL_DECODERS, DecoderChoice
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
@@ -145,7 +145,7 @@ def _type_of(decoder: DecoderChoice) -> ArrayType | None:
         return SCALAR_DTYPES.get(str(decoder), "int64"), 0
     if decoder in NUMBER_DECODERS:
         return str(decoder), 1
-    if decoder in PIXEL_DECODERS:
+    if decoder in PIXEL_DECODERS - {LABELS}:
         return "uint8", 3
     return (str(decoder).removeprefix("json_"), None) if decoder in JSON_DECODERS else None
 

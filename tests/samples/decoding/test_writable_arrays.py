@@ -37,10 +37,11 @@ def image(mode, side, file_format):
 
 IMAGES = {
     f"{mode} {side} {file_format}": image(mode, side, file_format)
-    for mode in ("RGB", "L", "I;16")
+    for mode in ("RGB", "L")
     for side in (1, 2, 8)
-    for file_format in (("PNG",) if mode == "I;16" else ("PNG", "JPEG"))
+    for file_format in ("PNG", "JPEG")
 }
+DEEP = {f"I;16 {side} PNG": image("I;16", side, "PNG") for side in (1, 2, 8)}
 NPY = (ARRAY, np.asfortranarray(ARRAY), ARRAY[:0], np.array(1), np.array([1j]), ARRAY.astype(">f4"))
 
 MEMBERS = {
@@ -48,12 +49,12 @@ MEMBERS = {
     "npz": [saved(np.savez, ARRAY, ARRAY[:0])],
     "safetensors": [save({"a": torch.ones(2)}), save({"a": torch.ones(2), "b": torch.ones(1)})],
     "pth": [saved(lambda file: torch.save(torch.ones(2), file))],
-    "rgb": list(IMAGES.values()),
-    "gray": list(IMAGES.values()),
+    **{key: list(IMAGES.values()) for key in ("rgb", "rgb_oriented", "gray", "gray_oriented")},
+    "labels": [data for name, data in IMAGES.items() if "RGB" not in name] + list(DEEP.values()),
     **{name: [b"[[1, 2]]", b"[]", b"3"] for name in JSON_DECODERS},
     **{name: [bytes(16), bytes(8), b""] for name in NUMBER_DECODERS},
 }
-NO_ARRAYS = {"raw", "text", "int", "json", "pil", "pickle"}
+NO_ARRAYS = {"raw", "text", "int", "json", "pil", "pil_oriented", "pickle"}
 
 CASES = [
     pytest.param(name, data, id=f"{name} {number}")

@@ -1,0 +1,187 @@
+"""Maps of classes, ids and depths: `labels` keeps their numbers, pictures refuse to lose them."""
+
+import io
+import logging
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lightning_shards.errors import SampleError
+from lightning_shards.samples import images
+from lightning_shards.samples.crops import DecodeCenterCrop, DecodeResize
+from lightning_shards.samples.fields import make_fields
+
+IDS = [[0, 7, 24, 200], [3, 2, 1, 0]]
+
+
+def saved(image, file_format="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, file_format, **options)
+    return file.getvalue()
+
+
+def of(dtype, values=IDS):
+    return Image.fromarray(np.array(values, dtype))
+
+
+def palette(values=IDS):
+    """Indices of random colours."""
+    image = Image.fromarray(np.array(values, np.uint8)).convert("P")
+    image.putpalette(np.random.default_rng(0).integers(256, size=768, dtype=np.uint8).tobytes())
+    return image
+
+
+def png_of(depth, kind, *rows):
+    """A PNG of these packed rows; kind 0 is gray and 2 RGB."""
+
+    def chunk(name, data):
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    head = struct.pack(">IIBBBBB", 4, len(rows), depth, kind, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
+    return start + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def tiff_of(values, bits, sample_format):
+    """A gray TIFF of these numbers, unsigned in format 1 and signed in format 2."""
+    pixels, (height, width) = values.tobytes(), values.shape
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8}
+    tags |= {277: 1, 278: height, 279: len(pixels), 339: sample_format}
+    directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    head = struct.pack("<2sHI", b"II", 42, 8 + len(pixels)) + pixels
+    return head + struct.pack("<H", len(tags)) + directory + bytes(4)
+
+
+DEEP = {
+    "16 bit png": (saved(of(np.uint16)), np.uint16),
+    "16 bit tiff": (saved(of(np.uint16), "TIFF"), np.uint16),
+    "16 bit pgm": (saved(of(np.uint16), "PPM"), np.uint16),
+    "pgm up to 1000": (
+        b"P5 4 2 1000\n" + np.array(IDS, ">u2").tobytes(), np.uint16,
+    ),
+    "32 bit tiff": (saved(of(np.int32), "TIFF"), np.int32),
+    "float tiff": (saved(of(np.float32), "TIFF"), np.float32),
+    "signed 16 bit tiff": (tiff_of(np.array(IDS, np.int16), 16, 2), np.int32),
+    "signed 8 bit tiff": (tiff_of(np.array(IDS, np.uint8).view(np.int8), 8, 2), np.int8),
+}  # fmt: skip
+COLOURED = {
+    f"palette {kind.lower()}": (saved(palette(), kind, optimize=False), np.uint8)
+    for kind in ("PNG", "GIF", "BMP", "TIFF")
+}
+SHORT = {
+    "8 bit png": (saved(of(np.uint8)), np.uint8),
+    "8 bit jpeg": (saved(of(np.uint8, [[7] * 8] * 8), "JPEG", quality=100), np.uint8),
+    "pgm up to 201": (b"P5 4 2 201\n" + np.array(IDS, np.uint8).tobytes(), np.uint8),
+}
+VALUES = {"8 bit jpeg": [[7] * 8] * 8, "signed 8 bit tiff": [[0, 7, 24, -56], [3, 2, 1, 0]]}
+MAPS = SHORT | COLOURED | DEEP
+
+
+@pytest.mark.parametrize("kind", MAPS)
+def test_the_numbers_of_a_map_are_those_of_its_file(kind):
+    data, dtype = MAPS[kind]
+    (field,) = make_fields({"mask": "png"}, {"mask": "labels"}, frozenset())
+    values = field.decode({"__key__": "k", "__url__": "u", "png": data})
+    assert values.dtype == getattr(torch, np.dtype(dtype).name)
+    assert values.tolist() == [VALUES.get(kind, IDS)]
+
+
+@pytest.mark.parametrize(
+    ("data", "values"),
+    ids=["1", "2", "4", "palette", "tiff"],
+    argvalues=[
+        (png_of(1, 0, b"\xa0"), [1, 0, 1, 0]),
+        (png_of(2, 0, b"\x1b"), [0, 1, 2, 3]),
+        (png_of(4, 0, b"\x01\x2f"), [0, 1, 2, 15]),
+        (saved(palette([[0, 1, 2, 3]]), bits=2), [0, 1, 2, 3]),
+        (saved(Image.fromarray(np.array([[True, False]])), "TIFF"), [1, 0]),
+    ],
+)
+def test_numbers_of_few_bits_are_not_spread_over_eight(data, values):
+    labels = images.decode_labels(data)
+    assert labels.dtype == np.uint8
+    assert labels.tolist() == [[values]]
+
+
+def turned(data):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return saved(Image.open(io.BytesIO(data)), exif=exif)
+
+
+def test_labels_are_never_turned_and_pictures_on_demand():
+    upright = saved(of(np.uint8))
+    data = turned(upright)
+    assert images.decode_labels(data).tolist() == images.decode_gray(data).tolist() == [IDS]
+    expected = np.rot90(np.array(IDS), -1).tolist()
+    channels = {"gray_oriented": 1, "rgb_oriented": 3}
+    for decoder, number in channels.items():
+        (field,) = make_fields({"x": "png"}, {"x": decoder}, frozenset())
+        assert field.decode({"__key__": "k", "__url__": "u", "png": data}).tolist() == (
+            [expected] * number
+        )
+    (field,) = make_fields({"x": "png"}, {"x": "pil_oriented"}, frozenset())
+    assert (
+        np.array(field.decode({"__key__": "k", "__url__": "u", "png": data})).tolist() == expected
+    )
+    assert images.decode_rgb(upright, is_oriented=True).tolist() == [IDS] * 3
+
+
+PICTURES = [
+    images.decode_rgb,
+    images.decode_gray,
+    DecodeResize(size=2).pixels,
+    DecodeCenterCrop(size=1, resize=2, orient=True, gray=True).pixels,
+]
+
+
+@pytest.mark.parametrize("decode", PICTURES, ids=["rgb", "gray", "crop", "gray crop"])
+@pytest.mark.parametrize("kind", DEEP)
+def test_one_channel_of_more_than_eight_bits_is_no_picture(kind, decode):
+    with pytest.raises(SampleError, match=r"more than 8 bits, or signed .* as 'labels'"):
+        decode(DEEP[kind][0])
+
+
+@pytest.mark.parametrize("kind", COLOURED)
+def test_the_brightness_of_a_palette_stands_for_no_class(kind):
+    data = COLOURED[kind][0]
+    for decode in (images.decode_gray, DecodeResize(size=2, gray=True).pixels):
+        with pytest.raises(SampleError, match=r"indices of a palette .* 'labels', or the colours"):
+            decode(data)
+    assert images.decode_rgb(data).shape == (3, 2, 4)
+
+
+def test_a_palette_of_grays_is_a_picture():
+    grays = of(np.uint8).quantize(8)
+    assert (images.decode_gray(saved(grays)) == np.array(grays.convert("L"))).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    ids=["colours", "too large"],
+    argvalues=[
+        (saved(of(np.uint8).convert("RGB")), r"one channel, and this image has 3 .*'rgb'"),
+        (tiff_of(np.array([[2**31, 1]], np.uint32), 32, 1), r"reach 2\*\*31"),
+    ],
+)
+def test_what_is_no_map_is_refused(data, message):
+    with pytest.raises(SampleError, match=message):
+        images.decode_labels(data)
+
+
+def test_photographs_of_16_bits_keep_their_upper_byte_and_it_is_told_once(caplog):
+    images._say_upper_bits.cache_clear()
+    pixel = np.array([0, 0x0712, 0x1899, 0xC8FF], ">u2")
+    data = png_of(16, 2, np.repeat(pixel, 3).tobytes())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert images.decode_rgb(data).tolist() == [[[0, 7, 24, 200]]] * 3
+    [record] = caplog.records
+    assert "decoded to their upper 8 bits" in record.getMessage()
