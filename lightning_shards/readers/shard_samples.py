@@ -17,6 +17,7 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.repeats import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, program_problem
 from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
@@ -265,11 +266,13 @@ def read_shard(
         IndexMismatchError: It was replaced while it was read.
         StorageError: Its bytes could not be had, after all retries.
         DamagedShardError: It cannot be read to its end, or holds another number of samples.
+        SampleError: The members of a sample are not adjacent.
     """
-    number, read_by = skip, storages or Storages()
+    number, read_by, keys = skip, storages or Storages(), StreamedKeys(url)
     try:
         for sample in _samples(url, skip, read_by.of(url)):
             _require_count(number != expected, url, f"more than {number}", expected)
+            keys.add(sample["__key__"], [name for name in sample if not name.startswith("__")])
             yield sample
             number += 1
         _require_count(expected in (None, number), url, str(number), expected)

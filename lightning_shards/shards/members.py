@@ -9,7 +9,8 @@ read is an error that names the shard.
 import os
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ from lightning_shards.errors import (
     ShardError,
 )
 from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.repeats import KnownKeys
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.tar.plain_runs import SampleRun, scan_samples
@@ -68,6 +70,8 @@ class MemberTable:
         suffixes: The different suffixes, in lower case.
         file_size: Size of the tar when the table was made, in bytes.
         mtime_ns: Its time of change then, in ns; of a shard that is no file, its version.
+        split_sample: The first sample that is the rest of an earlier one, whose members are not
+            adjacent; None if there is none.
     """
 
     keys: NDArray[np.uint8]
@@ -80,6 +84,7 @@ class MemberTable:
     suffixes: tuple[str, ...]
     file_size: int
     mtime_ns: int
+    split_sample: int | None = None
     _lookup: _Lookup = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,7 +104,7 @@ class MemberTable:
         """Pickle the values; views cannot travel."""
         values = (self.keys, self.key_starts, self.sample_starts, self.offsets, self.sizes)
         rest = (self.crc32, self.suffix_ids, self.suffixes, self.file_size, self.mtime_ns)
-        return MemberTable, values + rest
+        return MemberTable, (*values, *rest, self.split_sample)
 
     @property
     def num_samples(self) -> int:
@@ -224,7 +229,7 @@ def table_of_samples(
     run: SampleRun, stamp: tuple[int, int], crc32s: NDArray[np.uint32] | None
 ) -> MemberTable:
     """The table of these samples, which are all of a shard; `crc32s` are those of its members."""
-    return MemberTable(
+    table = MemberTable(
         keys=np.frombuffer(run.keys, np.uint8),
         key_starts=_starts(run.key_lengths),
         sample_starts=_starts(run.num_members),
@@ -236,6 +241,20 @@ def table_of_samples(
         file_size=stamp[0],
         mtime_ns=stamp[1],
     )
+    return replace(table, split_sample=next(iter(find_repeats(table)["split"]), None))
+
+
+def find_repeats(table: MemberTable) -> dict[str, list[int]]:
+    """The samples whose key came before in their shard: `split` ones, and `duplicate` ones."""
+    found: dict[str, list[int]] = {"split": [], "duplicate": []}
+    keys, starts = table.keys.tobytes(), table.key_starts.tolist()
+    if len({keys[start:stop] for start, stop in pairwise(starts)}) < table.num_samples:
+        known = KnownKeys()
+        for sample in range(table.num_samples):
+            kind = known.add(table.key(sample), table.suffixes_of(sample))
+            if kind:
+                found[kind].append(sample)
+    return found
 
 
 def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

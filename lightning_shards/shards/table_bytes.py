@@ -39,7 +39,7 @@ small samples take about 700 MB."""
 
 _MOST_UNWRITTEN: Final = 2**28  # bytes: a block of 256 shards with 14,000 samples each
 _MAGIC: Final = b"LSmember"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PREFIX: Final = struct.Struct("<8sIIQ")
 _CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
 _ALIGNMENT: Final = 8
@@ -107,6 +107,7 @@ def packed(table: MemberTable) -> bytearray:
         "file_size": table.file_size,
         "mtime_ns": table.mtime_ns,
         "has_crc32": table.crc32 is not None,
+        "split_sample": table.split_sample,
         "suffixes": table.suffixes,
     }
     header = json.dumps(facts).encode("ascii")
@@ -161,8 +162,8 @@ def unpacked(data: mmap.mmap | bytes) -> MemberTable:
         position += values.nbytes
         arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
     names = {"suffixes": tuple(facts["suffixes"])}
-    stamp = {"file_size": facts["file_size"], "mtime_ns": facts["mtime_ns"]}
-    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **stamp)
+    values = {name: facts[name] for name in ("file_size", "mtime_ns", "split_sample")}
+    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **values)
     if not _is_sound(table):
         raise UnusableTableError("it points to where nothing is")
     return table
@@ -177,12 +178,17 @@ def _facts(content: object) -> dict[str, Any]:
         all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
         and type(facts.get("mtime_ns")) is int
         and type(facts.get("has_crc32")) is bool
+        and _is_number_or_none(facts.get("split_sample"), below=facts["num_samples"])
         and isinstance(suffixes, list)
         and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
     )
     if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
         raise UnusableTableError("its JSON is not that of a member table")
     return facts
+
+
+def _is_number_or_none(value: object, below: int) -> bool:
+    return value is None or (type(value) is int and 0 <= value < below)
 
 
 def _is_sound(table: MemberTable) -> bool:

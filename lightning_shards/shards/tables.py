@@ -33,6 +33,7 @@ from lightning_shards.errors import (
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.repeats import split_error
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (
@@ -63,6 +64,8 @@ class TableStore:
             the existing checksums.
         storages: What reads the shards; None for the package's own.
         unwritten: Where tables are kept that cannot be written; None: in this store alone.
+        takes_split: Whether samples may have members that are not adjacent, as for tools that tell
+            of them.
     """
 
     def __init__(
@@ -72,8 +75,9 @@ class TableStore:
         with_crc32: bool = False,
         storages: Storages | None = None,
         unwritten: UnwrittenTables | None = None,
+        takes_split: bool = False,
     ) -> None:
-        self._cache = cache
+        self._cache, self._takes_split = cache, takes_split
         self._with_crc32, self._storages = with_crc32, storages or Storages()
         self._unwritten = unwritten or UnwrittenTables()
 
@@ -95,6 +99,7 @@ class TableStore:
                 change as before and other members.
             IndexMismatchError: The shard holds another number of samples than expected, or a remote
                 one has another size than its table says.
+            SampleError: The members of a sample are not adjacent.
         """
         url = _url_of(path)
         table = self.kept_table(url)
@@ -106,6 +111,9 @@ class TableStore:
                 f"samples, {expected_samples} by the index; put the old shard back, or start the "
                 "run anew (where a wids JSON or a sizes.json counts it, remake that first)"
             )
+        split = table.split_sample
+        if split is not None and not self._takes_split:
+            raise split_error(url, table.key(split), table.suffixes_of(split))
         return table
 
     def is_scanned(self, path: str | os.PathLike[str]) -> bool:

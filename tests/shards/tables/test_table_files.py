@@ -81,7 +81,7 @@ def test_the_format_stays_what_it_is(tmp_path, path):
     os.utime(path, ns=(1, 1))
     write_table(tmp_path / "x.members", scan_members(path, with_crc32=True))
     digest = sha256((tmp_path / "x.members").read_bytes()).hexdigest()
-    assert digest[:16] == "5f01aa060b9cd8a3"  # a change needs another _VERSION
+    assert digest[:16] == "db5bcb2fc94f38ba"  # a change needs another _VERSION
 
 
 def test_no_file_is_no_table(tmp_path, caplog):
@@ -140,7 +140,7 @@ def _forge(sidecar, *, header=None, facts=None, values=()):
         header = json.dumps(json.loads(data[24 : 24 + length]) | (facts or {})).encode()
     header += b" " * (-len(header) % 8)
     checked = struct.pack("<Q", len(header)) + header + arrays
-    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 1, crc32(checked)) + checked)
+    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 2, crc32(checked)) + checked)
 
 
 FORGED_JSON = {
@@ -151,6 +151,8 @@ FORGED_JSON = {
     "not UTF-8": b"\xff",
 }
 FORGED_FACTS = {
+    "split sample beyond": {"split_sample": 10**6},
+    "no split sample": {"split_sample": True},
     "negative": {"num_samples": -1},
     "huge": {"num_members": 1 << 61},
     "beyond": {"num_samples": 1 << 90},
@@ -190,7 +192,7 @@ def test_a_sidecar_with_arrays_that_are_not_aligned_is_no_table(sidecar, caplog)
     data = sidecar.read_bytes()
     (length,) = struct.unpack_from("<Q", data, 16)
     checked = struct.pack("<Q", length + 3) + data[24 : 24 + length] + b"   " + data[24 + length :]
-    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 1, crc32(checked)) + checked)
+    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 2, crc32(checked)) + checked)
     assert open_table(sidecar) is None
     assert "its arrays are not aligned" in caplog.text
 
