@@ -236,7 +236,8 @@ def _look(url: str, *, options: IndexOptions, place: _Place) -> ShardSurvey:
     if with_crc32 is None:
         with_crc32 = not is_local(url) or "members" in options.formats
     if is_local(url):
-        table = TableStore(options.cache, with_crc32=with_crc32).table_of(url)
+        tables = TableStore(options.cache, with_crc32=with_crc32, takes_split=True)
+        table = tables.table_of(url)
         seen = describe_table(url, table)
         seen.md5 = file_md5(url) if with_crc32 else None
         seen.findings += find_odd_headers(url, table)

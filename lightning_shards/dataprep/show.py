@@ -40,7 +40,7 @@ class TabledShards:
 
     def table_of(self, url: str) -> MemberTable:
         """The member table of a shard; errors as of `TableStore.table_of`."""
-        return TableStore(self.cache, storages=self.storages).table_of(url)
+        return TableStore(self.cache, storages=self.storages, takes_split=True).table_of(url)
 
     def look(self, url: str) -> ShardSurvey:
         """The survey of a shard by its table; of a local one also by its odd headers."""

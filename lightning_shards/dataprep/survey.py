@@ -20,7 +20,7 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
 )
-from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.members import MemberTable, find_repeats
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import (
     BLOCK,
@@ -184,34 +184,19 @@ def describe_table(url: str, table: MemberTable) -> ShardSurvey:
 
 
 def _find_repeats(table: MemberTable, shard: str) -> list[Finding]:
-    """Findings about keys that a shard has more than once: split samples, and duplicates.
-
-    Members of one sample that are not adjacent make several samples with different fields.
-    """
-    first: dict[str, int] = {}  # the first sample of each key
-    fields: dict[int, set[str]] = {}
-    by_rule: dict[str, list[int]] = {"split sample": [], "duplicate key": []}
-    for sample in range(table.num_samples):
-        before = first.setdefault(table.key(sample), sample)
-        if before == sample:
-            continue
-        known = fields.setdefault(before, set(table.suffixes_of(before)))
-        now = set(table.suffixes_of(sample))
-        by_rule["split sample" if known.isdisjoint(now) else "duplicate key"].append(sample)
-        known |= now
+    """Findings about keys that a shard has more than once: split samples, and duplicates."""
     findings: list[Finding] = []
-    for rule, samples in by_rule.items():
+    rules = {"split": "split sample", "duplicate": "duplicate key"}
+    for kind, samples in find_repeats(table).items():
         if samples:
             key, count = table.key(samples[0]), len(samples)
             message = f"{count:,} samples have a key that came before, first {key!r}; {_REMEDY}"
             byte = int(table.offsets[table.sample_starts[samples[0]]])
-            findings.append(Finding(rule, message, shard, key, byte, count))
+            findings.append(Finding(rules[kind], message, shard, key, byte, count))
     return findings
 
 
-_REMEDY: Final = (
-    "write the shard again with the members of a sample side by side, and with one sample of a key"
-)
+_REMEDY: Final = "`reshard` joins members that are apart; of two samples remove or rename one"
 
 _LONGEST_END: Final = 10_240 + 2 * BLOCK
 """Zeros at the end of an archive: two blocks, and what fills the last record of tar."""

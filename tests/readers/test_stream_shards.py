@@ -63,8 +63,8 @@ def test_names_split_at_the_first_dot_after_the_last_slash(write_shard):
     ]
 
 
-def test_members_of_one_sample_are_adjacent(write_shard):
-    path = write_shard([("0.txt", b"a"), ("1.txt", b"b"), ("0.cls", b"c")])
+def test_a_key_that_comes_again_is_another_sample(write_shard):
+    path = write_shard([("0.txt", b"a"), ("1.txt", b"b"), ("0.txt", b"c")])
     assert [sample["__key__"] for sample in read(path)] == ["0", "1", "0"]
 
 
