@@ -4,9 +4,11 @@ Member tables tell where the members lie, and no other bytes are read.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, Final
 
@@ -14,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
-from lightning_shards.samples.images import decode_rgb, require_backend
+from lightning_shards.errors import ShardError
+from lightning_shards.samples.decoders import Decoding, decoding_of
+from lightning_shards.samples.images import (
+    UPRIGHT,
+    decode_rgb,
+    file_orientation,
+    require_backend,
+)
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
@@ -84,6 +93,34 @@ def choose_samples(counts: NDArray[np.int64], num: int, seed: int | None) -> dic
     return chosen
 
 
+def count_turned(samples: Mapping[str, int], tables: TabledShards, num: int) -> dict[str, int]:
+    """How many of evenly spaced photographs EXIF would turn; {} without any, or without Pillow.
+
+    Args:
+        samples: The number of samples of each shard.
+        tables: How the shards are read.
+        num: How many samples are looked at.
+    """
+    if find_spec("PIL") is None:
+        return {}
+    urls, orientations = list(samples), list[int]()
+    for shard, numbers in choose_samples(np.array([*samples.values()]), num, None).items():
+        with tables.reader(urls[shard]) as reader:
+            for number in numbers:
+                field = image_field(reader.table.suffixes_of(number))
+                with suppress(ShardError):  # `verify` tells of damage
+                    if field is not None:
+                        orientations.append(file_orientation(reader.read(number, field)))
+    turned = sum(orientation != UPRIGHT for orientation in orientations)
+    return {"looked_at": len(orientations), "turned_by_exif": turned} if orientations else {}
+
+
+def image_field(suffixes: Iterable[str]) -> str | None:
+    """The first of these suffixes that is of images."""
+    images = (suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb"))
+    return next(images, None)
+
+
 Picture = tuple[bytes, str, str]
 """An image file, and its caption: key and label."""
 
@@ -114,9 +151,8 @@ def contact_sheet(pictures: Sequence[Picture]) -> bytes:
             margins = (_PIXELS - image.width) // 2, (_PIXELS - image.height) // 2
             sheet.paste(image, (left + margins[0], top + margins[1]))
         for line, (text, ink) in enumerate(zip(caption, _INKS, strict=True)):
-            shown = " ".join(text.split())[-_MAX_LETTERS:].encode(
-                "latin-1", "replace"
-            )  # of the font
+            last = " ".join(text.split())[-_MAX_LETTERS:]
+            shown = last.encode("latin-1", "replace")  # of the font
             place = left, top + _PIXELS + 2 + line * _LINE_HEIGHT
             draw.text(place, shown.decode("latin-1"), fill=ink, font=font)
     out = BytesIO()

@@ -8,9 +8,14 @@ from typing import Final
 
 import numpy as np
 
-from lightning_shards.dataprep.show import Picture, TabledShards, choose_samples, contact_sheet
+from lightning_shards.dataprep.show import (
+    Picture,
+    TabledShards,
+    choose_samples,
+    contact_sheet,
+    image_field,
+)
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.index import load_index
@@ -70,8 +75,7 @@ def _pictures(
     """The pictures of those of these samples that have an image."""
     for number in numbers:
         suffixes = reader.table.suffixes_of(number)
-        rgb = [suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb")]
-        field = options.image or next(iter(rgb), None)
+        field = options.image or image_field(suffixes)
         label = ""
         if options.label in suffixes:
             text = reader.read(number, options.label).decode("utf-8", "replace").strip()
