@@ -270,8 +270,16 @@ def _other_length(saved: object, samples: object) -> str:
     )
 
 
+def _other_reader(saved: object, reader: object) -> str:
+    return (
+        f"the checkpoint was made with reader={_shown(saved)}, this run has reader={reader!r}, in "
+        f"another order; set reader: {saved} to resume, or start anew without the loader's state"
+    )
+
+
 _IN_WORDS: Mapping[str, Callable[[object, object], str]] = {
     "kept": _other_filter,
+    "reader": _other_reader,
     "epoch_samples": _other_length,
 }
 """What to say where these values differ."""

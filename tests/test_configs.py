@@ -98,6 +98,8 @@ STAND_INS: dict[str, tuple[Any, list[str], list[str]]] = {
     "ddp_multinode.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
 }
 
+DIGITS = {"digits.yaml": "shuffled by the indexed", "digits_stream.yaml": "resampled by the stream"}
+
 
 @pytest.fixture(autouse=True)
 def called_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +120,7 @@ def settings_of(module: ShardDataModule) -> dict[str, Any]:
 
 
 def test_every_config_is_run_by_a_test() -> None:
-    assert sorted([*STAND_INS, "digits.yaml"]) == CONFIGS
+    assert sorted([*STAND_INS, *DIGITS]) == CONFIGS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -169,17 +171,19 @@ def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_the_quickstarts_config_trains_on_two_ranks_by_its_command(
-    tmp_path: Path, start_program: Callable[..., Any]
+@pytest.mark.parametrize("name", DIGITS)
+def test_a_config_of_the_quickstart_trains_on_two_ranks_by_its_command(
+    name: str, tmp_path: Path, start_program: Callable[..., Any]
 ) -> None:
     for folder in ("configs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     pack_digits(tmp_path)
     command = Path(sys.executable).with_name("lightning-shards")
-    options = ["fit", "--config", "configs/digits.yaml", "--trainer.max_epochs=1"]
+    options = ["fit", "--config", f"configs/{name}", "--trainer.max_epochs=1"]
     with start_program([str(command), *options], tmp_path) as process:
         output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert output.count("data throughput: ") == 1
+    assert f"{DIGITS[name]} reader" in output
     assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/*.ckpt"))
     assert list(tmp_path.glob("lightning_logs/version_0/config.yaml"))

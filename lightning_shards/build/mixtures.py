@@ -185,7 +185,6 @@ def choose_reader(split: str, config: SplitConfig, index: ShardIndex) -> str:
             reader=part.reader,
             sampling=str(part.sampling),
             has_stages=bool(part.stages),
-            in_mixture=True,
         )
         for name, part in parts.items()
     }

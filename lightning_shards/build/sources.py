@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_BUFFER = 1000  # samples, of a stream's shuffle
+
 
 class FilterNeeds(NamedTuple):
     """What a split needs of a filter.
@@ -290,7 +292,6 @@ def _find(
         sampling=str(config.sampling),
         has_stages=bool(config.stages),
         patterns=patterns,
-        in_mixture=in_mixture,
     )
     is_remote = not all(map(is_local, urls))
     folder, settings = CacheFolder(data.loader.cache_dir), _transport_settings(data)
@@ -408,7 +409,7 @@ def _streamed(
         fields=fields,
         transforms=config.transforms or {},
         stages=tuple(config.stages),
-        shuffle_buffer=config.shuffle_buffer,
+        shuffle_buffer=_BUFFER if config.shuffle_buffer is None else config.shuffle_buffer,
         batch_format=data.batch_format,
         max_bad=_max_bad(split, config, data.batch_format),
         collation=data.collation_of(split),
@@ -429,6 +430,12 @@ def _indexed(
     storages: dict[str, MakeStorage] | None = None,
 ) -> IndexedSource:
     """The indexed source of a split, or of a component alone, with these settings."""
+    if config.shuffle_buffer is not None:
+        raise ConfigError(
+            f"shuffle_buffer={config.shuffle_buffer} of {split!r} is that of a stream, and these "
+            "shards are read by offsets, shuffled by shuffle_run and shuffle_block; leave it out, "
+            "or take reader='stream'"
+        )
     fields, joins = _fields_and_joins(data, config, index)
     cache = CacheFolder(data.loader.cache_dir)
     return IndexedSource(

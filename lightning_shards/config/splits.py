@@ -93,7 +93,8 @@ class SplitConfig:
             tars, or a dict of table, key, column and missing (``none`` or ``raise``).
         stages: Callables from an iterator of samples to an iterator of samples, or what names them
             as in `transforms`; run after the fields are decoded.
-        shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none.
+        shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; 0 for none. Default:
+            1000.
         shuffle_run: Indexed reader: samples kept together when shards are mixed; 0: whole shards.
         shuffle_block: Indexed reader: samples shuffled together.
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
@@ -133,7 +134,7 @@ class SplitConfig:
     batch_keys: list[str] | None = None
     join: dict[str, Any] | None = None
     stages: list[Any] = field(default_factory=list[Any])
-    shuffle_buffer: int = 1000
+    shuffle_buffer: int | None = None
     shuffle_run: int = 64
     shuffle_block: int = 16_384
     on_bad_sample: Literal["raise", "substitute"] = "raise"
@@ -161,10 +162,9 @@ class SplitConfig:
         require_choice("reader", self.reader, ("auto", "stream", "indexed"))
         require_choice("remainder", self.remainder, (None, "drop", "pad", "balanced"))
         require_choice("on_bad_sample", self.on_bad_sample, ("raise", "substitute"))
-        for name, value in (("dataset_size", self.dataset_size), ("batch_size", self.batch_size)):
-            if value is not None:
-                require_at_least(name, value, 1)
-        require_at_least("shuffle_buffer", self.shuffle_buffer, 0)
+        for name, least in (("dataset_size", 1), ("batch_size", 1), ("shuffle_buffer", 0)):
+            if getattr(self, name) is not None:
+                require_at_least(name, getattr(self, name), least)
         require_at_least("shuffle_run", self.shuffle_run, 0)
         require_at_least("shuffle_block", self.shuffle_block, 1)
         require_at_least("max_bad", self.max_bad, 0)

@@ -36,8 +36,6 @@ class ReaderChoice:
         sampling: Name of the sampling.
         has_stages: Whether there are stages, which need a stream.
         patterns: The shards as the user names them, joined, for messages.
-        in_mixture: Whether they are a component of a mixture, of which resampled ones may be
-            indexed, too.
     """
 
     split: str
@@ -45,19 +43,18 @@ class ReaderChoice:
     sampling: str
     has_stages: bool
     patterns: str = "URLS"
-    in_mixture: bool = False
 
     def of(self, index: ShardIndex) -> Literal["stream", "indexed"]:
         """The reader of these shards.
 
-        `auto` takes `stream` if sampling is `resampled`, there are stages, or a shard is remote and
-        no member tables of such shards were found.
+        `auto` takes `stream` if there are stages, or a shard is remote and no member tables of such
+        shards lie beside them.
 
         Raises:
             ConfigError: The reader cannot read them.
         """
         remote = _one_of_each_scheme(index.urls)
-        streams = self._must_stream or (remote and not index.has_tables)
+        streams = self.has_stages or (remote and not index.has_tables)
         if self.reader == "stream" or (self.reader == "auto" and streams):
             return "stream"
         self._require_ranges(remote, index)
@@ -111,7 +108,7 @@ class ReaderChoice:
 
     def _with_tables_found(self, index: ShardIndex, tables: TableStore) -> ShardIndex:
         """The index, for which the table of the first remote shard stands for those of all."""
-        if self.reader == "stream" or (self.reader == "auto" and self._must_stream):
+        if self.reader == "stream" or (self.reader == "auto" and self.has_stages):
             return index
         remote = _one_of_each_scheme(index.urls)
         if not remote or not all(map(has_ranges, remote)):
@@ -136,9 +133,12 @@ class ReaderChoice:
         return replace(index, has_tables=has_tables)
 
     def _has_table(self, url: str, tables: TableStore) -> bool:
-        """Whether a table lies beside this shard; no, if its server only says that it cannot."""
+        """Whether a table lies beside this shard; no, if its server only says that it cannot.
+
+        What is kept of a run before decides nothing, or two machines would choose two readers.
+        """
         try:
-            return tables.is_beside(url)
+            return tables.is_beside(url, or_kept=self.reader == "indexed")
         except StorageError as error:
             if self.reader == "indexed":
                 raise
@@ -152,10 +152,6 @@ class ReaderChoice:
             return False
         is_exact = self.reader == "indexed" or self.sampling != "resampled"
         return is_exact or (wants_total and index.total is None)
-
-    @property
-    def _must_stream(self) -> bool:
-        return self.has_stages or (self.sampling == "resampled" and not self.in_mixture)
 
     def _require_ranges(self, remote: Sequence[str], index: ShardIndex) -> None:
         """Refuse shards of which samples cannot be read by themselves."""
@@ -224,8 +220,8 @@ def reader_of_mixture(
     Components that are drawn with replacement are indexed as well.
 
     Args:
-        choices: By the name of the component, all with one `reader` and `in_mixture`. What they
-            call `split` should name the component, as in ``train.mix.web``.
+        choices: By the name of the component, all with one `reader`. What they call `split` should
+            name the component, as in ``train.mix.web``.
         indexes: Their shards.
 
     Raises:

@@ -81,10 +81,18 @@ class SourceDescription:
         if self.index is not None and self.index.kept is not None:
             left = f"{self.index.kept.samples:,} of {self.index.samples:,} samples"
             shards += f" (keep and exclude leave {left})"
+        in_steps = f"{count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"
         return (
             f"{count_of(plan.samples, 'sample')}{shards}, {self.sampling} by the {self.reader} "
-            f"reader, {count_of(steps, 'step')} of {plan.world_size} x {plan.batch_size} samples"
+            f"reader{self._draws_text()}, {in_steps}"
         )
+
+    def _draws_text(self) -> str:
+        """What is drawn with replacement, if anything is."""
+        if self.sampling != "resampled" or self.mixture is not None:
+            return ""
+        drawn = "shards" if self.is_streamed else f"runs of {count_of(self.run, 'sample')}"
+        return f" ({drawn} are drawn with replacement; sampling: shuffled gives each sample once)"
 
 
 class ServedSample(NamedTuple):

@@ -156,13 +156,15 @@ class TableStore:
                 self._keep(url, table)
         return missing
 
-    def is_beside(self, url: str) -> bool:
-        """Whether there is a table of this remote shard, which is then kept.
+    def is_beside(self, url: str, *, or_kept: bool = False) -> bool:
+        """Whether there is a table beside this remote shard, which is then kept.
+
+        With `or_kept` one that is kept is enough.
 
         Raises:
             ShardError: There is one that cannot be used, or the store does not answer.
         """
-        if self._is_kept(url) or is_beside(url, self._storages.of(url)):
+        if (or_kept and self._is_kept(url)) or is_beside(url, self._storages.of(url)):
             self.fetch([url])
             return True
         return False

@@ -82,7 +82,7 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
         *({"x": "cls"}, {".cls": "int"}),
     )
     assert (bare.transforms, bare.batch_size, bare.stages) == ({"x": double}, 4, [])
-    assert (bare.shuffle_run, bare.shuffle_block, bare.shuffle_buffer) == (5, 16_384, 1000)
+    assert (bare.shuffle_run, bare.shuffle_block, bare.shuffle_buffer) == (5, 16_384, None)
     assert {part.mix for part in (own, bare)} == {None}
 
 

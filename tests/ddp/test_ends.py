@@ -87,7 +87,7 @@ def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
     case = {
         "name": "bad",
         "splits": {
-            "train": {"urls": str(shard), "options": {"shuffle_buffer": 0}},
+            "train": {"urls": str(shard), "options": {"reader": "stream", "shuffle_buffer": 0}},
         },
         "data": {"num_workers": 1, "batch_size": 2},
     }

@@ -45,7 +45,7 @@ def start_method(name: str) -> Case:
 NUMBERS = "numbers.parquet"
 """The number of each sample by its key; training steps compare both."""
 
-UNSHUFFLED: dict[str, Any] = {"shuffle_buffer": 0}
+UNSHUFFLED: dict[str, Any] = {"reader": "stream", "shuffle_buffer": 0}
 FILTERED: dict[str, Any] = {
     "sampling": "shuffled",
     "exclude": {"hash_of": "key", "of": 3, "parts": [0]},

@@ -9,7 +9,12 @@ import torch
 from jitter import jitter, jitter_globally
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import ConfigError, IndexMismatchError, MissingFieldError
+from lightning_shards.errors import (
+    ConfigError,
+    IndexMismatchError,
+    MissingFieldError,
+    StateError,
+)
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
@@ -149,12 +154,25 @@ def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
         assert batch["image"][:, 0, 0, 0].tolist() == numbers
 
 
-def test_auto_reads_local_exact_splits_by_index_and_streams_the_rest(urls, tmp_path):
-    readers = {}
+def test_auto_reads_local_shards_by_index_whatever_the_sampling(urls, tmp_path):
     for sampling in SAMPLINGS:
         loader = make(urls, tmp_path, sampling=sampling, reader="auto").loader("train")
-        readers[sampling] = loader.identity["reader"]
-    assert readers == {"shuffled": "indexed", "sequential": "indexed", "resampled": "stream"}
+        assert loader.identity["reader"] == "indexed"
+
+
+@pytest.mark.parametrize(("before", "now"), [("stream", "auto"), ("indexed", "stream")])
+def test_a_checkpoint_of_the_other_reader_is_refused(urls, tmp_path, before, now):
+    state = make(urls, tmp_path, sampling="resampled", reader=before).loader("train").state_dict()
+    loader = make(urls, tmp_path, sampling="resampled", reader=now).loader("train")
+    with pytest.raises(StateError, match=rf"reader='{before}'.*set reader: {before} to resume"):
+        loader.load_state_dict(state)
+
+
+def test_the_buffer_of_a_stream_is_no_setting_of_the_indexed_reader(urls, tmp_path):
+    module = make(urls, tmp_path, sampling="resampled", reader="auto", shuffle_buffer=100)
+    with pytest.raises(ConfigError, match=r"shuffle_buffer=100 of 'train'.* take reader='stream'"):
+        module.loader("train")
+    make(urls, tmp_path, sampling="resampled", reader="stream", shuffle_buffer=9).loader("train")
 
 
 def test_stages_are_refused_by_the_indexed_reader(urls, tmp_path):

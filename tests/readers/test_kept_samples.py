@@ -138,7 +138,7 @@ def test_the_digest_that_is_expected_is_that_of_what_is_served(make, reader, wor
 
 @pytest.mark.parametrize(("reader", "sampling"), KINDS)
 def test_the_replay_gives_the_keys_that_are_served(make, reader, sampling):
-    module = make(reader=reader, sampling=sampling, remainder="pad", shuffle_buffer=4)
+    module = make(reader=reader, sampling=sampling, remainder="pad")
     loader = module.loader("train", rank=1, world_size=2)
     keys = [batch["__key__"] for batch in loader]
     rows = batch_keys(module.source("train"), Place(1, 2), 0, range(len(keys)), num_workers=1)

@@ -18,9 +18,9 @@ FIFTH = {"hash_of": "key", "of": 5, "parts": [0]}
 
 SPLITS = {
     "kept indexed": {"train": {"sampling": "shuffled", "exclude": FIFTH}},
-    "kept stream": {"train": {"exclude": FIFTH}},
-    "resampled stream": {"train": {}},
-    "resampled stream, no buffer": {"train": {"shuffle_buffer": 0}},
+    "kept stream": {"train": {"exclude": FIFTH, "reader": "stream"}},
+    "resampled stream": {"train": {"reader": "stream"}},
+    "resampled stream, no buffer": {"train": {"reader": "stream", "shuffle_buffer": 0}},
     "shuffled stream": {"train": {"sampling": "shuffled", "reader": "stream"}},
     "shuffled indexed": {"train": {"sampling": "shuffled", "shuffle_run": 3, "shuffle_block": 8}},
     "resampled indexed": {"train": {"reader": "indexed", "shuffle_run": 2}},
