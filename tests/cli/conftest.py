@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def called_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def called_from_python(monkeypatch):
     """Without pytest's own options, without a seed for what comes after, and with our path."""
     monkeypatch.setattr(sys, "argv", ["lightning-shards"])
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -66,13 +66,13 @@ def called_from_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def config() -> dict[str, Any]:
+def config():
     """A small configuration, this test's own."""
     return deepcopy(CONFIG)
 
 
 @pytest.fixture
-def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def transforms(tmp_path, monkeypatch):
     """The module `my_transforms`, which can be imported."""
     (tmp_path / "my_transforms.py").write_text(TRANSFORMS)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -80,12 +80,10 @@ def transforms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def make_cli(tmp_path: Path, config: dict[str, Any]) -> MakeCLI:
+def make_cli(tmp_path, config):
     """Reads the configuration, changed, and the options; runs nothing."""
 
-    def made(
-        *options: str, cli: type[ShardCLI] = ShardCLI, settings: Any = None, **changes: Any
-    ) -> ShardCLI:
+    def made(*options, cli=ShardCLI, settings=None, **changes):
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(config | changes, sort_keys=False))
         kinds = {"model_class": BoringModel} | (settings or {})
@@ -95,10 +93,10 @@ def make_cli(tmp_path: Path, config: dict[str, Any]) -> MakeCLI:
 
 
 @pytest.fixture
-def refused(make_cli: MakeCLI, capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(make_cli, capsys):
     """What the command line says of these options, and that it ends with exit status 2."""
 
-    def told(*options: str, **changes: Any) -> str:
+    def told(*options, **changes):
         with pytest.raises(SystemExit) as ended:
             make_cli(*options, **changes)
         assert ended.value.code == 2

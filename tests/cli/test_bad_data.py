@@ -31,12 +31,7 @@ def write(path: Path, labels: list[str]) -> None:
 
 
 @pytest.fixture
-def fit(
-    tmp_path: Path,
-    config: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Fit:
+def fit(tmp_path, config, monkeypatch, capsys):
     """Fits on data with one fault: exit status and lines of stderr."""
     path = tmp_path / "shards" / "0.tar"
     (tmp_path / "faulty.py").write_text("def refuse(label):\n    raise RuntimeError('no')\n")
@@ -46,7 +41,7 @@ def fit(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def fitted(case: str, *options: str) -> tuple[int, list[str]]:
+    def fitted(case, *options):
         write(path, ["bag" if case == "label" else "1", "2", "3", "4"])
         if case == "damage":
             data = bytearray(path.read_bytes())
@@ -67,7 +62,7 @@ def fit(
 
 @pytest.mark.parametrize("case", ["label", "damage", "transform"])
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_bad_data_are_one_line_and_exit_status_1(fit: Fit, case: str, workers: str) -> None:
+def test_bad_data_are_one_line_and_exit_status_1(fit, case, workers):
     status, lines = fit(case, f"--data.num_workers={workers}")
     assert status == 1
     assert not any("Traceback" in line for line in lines)
@@ -80,8 +75,6 @@ def test_bad_data_are_one_line_and_exit_status_1(fit: Fit, case: str, workers: s
     ("case", "error"),
     [("label", SampleError), ("damage", DamagedShardError), ("transform", TransformError)],
 )
-def test_the_error_itself_is_raised_if_that_is_wished(
-    fit: Fit, case: str, error: type[Exception]
-) -> None:
+def test_the_error_itself_is_raised_if_that_is_wished(fit, case, error):
     with pytest.raises(error):
         fit(case, "--traceback")

@@ -3,8 +3,6 @@
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -57,13 +55,7 @@ class Net(pl.LightningModule):
 
 
 @pytest.fixture
-def run(
-    tmp_path: Path,
-    pack_shards: Callable[..., list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    config: dict[str, Any],
-) -> Run:
+def run(tmp_path, pack_shards, monkeypatch, capsys, config):
     """Runs a command in a folder of 12 and 3 samples, a model and config.yaml: what it prints."""
     pack_shards([5, 7], "train")
     pack_shards([3], "val")
@@ -78,7 +70,7 @@ def run(
     settings = {"model": {"class_path": "net.Net"}, "data": data, "trainer": trainer}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
 
-    def ran(*options: str) -> str:
+    def ran(*options):
         monkeypatch.setattr(sys, "argv", ["lightning-shards", *options])
         main()
         return capsys.readouterr().out
@@ -88,8 +80,8 @@ def run(
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
 def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_resumes(
-    tmp_path: Path, run: Run
-) -> None:
+    tmp_path, run
+):
     run("fit", "--config", "config.yaml")
     saved = tmp_path / "lightning_logs/version_0"
     [checkpoint] = (saved / "checkpoints").glob("*.ckpt")
@@ -104,9 +96,7 @@ def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed from")
-def test_the_saved_config_of_a_mix_changed_on_the_command_line_resumes(
-    tmp_path: Path, run: Run
-) -> None:
+def test_the_saved_config_of_a_mix_changed_on_the_command_line_resumes(tmp_path, run):
     """`no` would be read as a bool, were it saved without quotes; 1e-9 as a text."""
     mix = {name: {"urls": "shards/train-*.tar", "weight": 2} for name in ("web", "no")}
     stage = {"epoch": 1, "weights": {"web": 1.0, "no": 3.0}}
@@ -128,9 +118,7 @@ def test_the_saved_config_of_a_mix_changed_on_the_command_line_resumes(
     assert torch.load(resumed, weights_only=True)["global_step"] == 12
 
 
-def test_validate_and_predict_run_over_each_sample_once(
-    run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_validate_and_predict_run_over_each_sample_once(run, caplog):
     assert "val_loss" in run("validate", "--config", "config.yaml")
     told = run("predict", "--config", "config.yaml", "--data.batch_size", "1")
     predicted = [line.split()[1:] for line in told.splitlines() if line.startswith("predicted")]
@@ -139,12 +127,8 @@ def test_validate_and_predict_run_over_each_sample_once(
 
 
 def test_predict_writes_its_predictions_and_keeps_none_in_memory(
-    tmp_path: Path,
-    run: Run,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, run, caplog, capsys, monkeypatch
+):
     kept: list[bool] = []
     monkeypatch.setattr(
         ShardPredictionWriter,
@@ -169,10 +153,8 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(
     assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
 
 
-def test_the_printed_config_of_a_command_runs_and_prints_as_itself(
-    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def printed(*options: str) -> str:
+def test_the_printed_config_of_a_command_runs_and_prints_as_itself(tmp_path, run, capsys):
+    def printed(*options):
         with pytest.raises(SystemExit) as ended:
             run("fit", *options, "--print_config")
         assert not ended.value.code
@@ -185,7 +167,7 @@ def test_the_printed_config_of_a_command_runs_and_prints_as_itself(
     assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/epoch=0-step=3.ckpt"))
 
 
-def test_a_run_saves_its_options_too(tmp_path: Path, run: Run) -> None:
+def test_a_run_saves_its_options_too(tmp_path, run):
     run("fit", "--config", "config.yaml", "--data.train.batch_size=4")
     saved = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
     assert saved["data"]["train"]["batch_size"] == 4
@@ -193,9 +175,7 @@ def test_a_run_saves_its_options_too(tmp_path: Path, run: Run) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(
-    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(tmp_path, run, caplog):
     written = (tmp_path / "config.yaml").read_text()
     for _ in range(2):
         run("fit", "--config", "config.yaml", "--trainer.logger=false")
@@ -203,9 +183,7 @@ def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(
     assert f"config.yaml exists in {tmp_path} and is kept" in caplog.text
 
 
-def test_a_fit_without_a_logger_saves_its_config_where_there_is_none(
-    tmp_path: Path, run: Run
-) -> None:
+def test_a_fit_without_a_logger_saves_its_config_where_there_is_none(tmp_path, run):
     (tmp_path / "config.yaml").rename(tmp_path / "mine.yaml")
     run("fit", "--config", "mine.yaml", "--trainer.logger=false")
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["batch_size"] == 2

@@ -19,12 +19,10 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def printed(
-    tmp_path: Path, config: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> Callable[..., dict[str, Any]]:
+def printed(tmp_path, config, capsys):
     """What `fit --print_config` prints of the configuration with these options and data."""
 
-    def made(*options: str, settings: Any = None, **data: Any) -> dict[str, Any]:
+    def made(*options, settings=None, **data):
         trainer = config["trainer"] | {"max_epochs": 7}
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump({"trainer": trainer, "data": config["data"] | data}))
@@ -85,9 +83,7 @@ ONE_CLASS = {"model_class": Net, "datamodule_class": NamedClasses}
 
 
 @pytest.mark.parametrize("cli", [Linked, LinkedModels, LinkedModelsAndData])
-def test_a_setting_and_an_attribute_of_the_data_reach_the_model(
-    cli: type[ShardCLI], make_cli: MakeCLI, config: dict[str, Any]
-) -> None:
+def test_a_setting_and_an_attribute_of_the_data_reach_the_model(cli, make_cli, config):
     options, data = ["--data.classes=[cat, dog]"], config["data"]
     settings: dict[str, Any] = dict(ONE_CLASS)
     if cli is not Linked:
@@ -101,15 +97,13 @@ def test_a_setting_and_an_attribute_of_the_data_reach_the_model(
     assert (made.datamodule.num_classes, made.model.num_classes) == (2, 2)
 
 
-def test_what_is_linked_cannot_be_given_apart(refused: Refused) -> None:
+def test_what_is_linked_cannot_be_given_apart(refused):
     told = refused("--model.batch_size=16", cli=Linked, settings=ONE_CLASS)
     assert told == 'Linked "model.batch_size" must be given via "data.batch_size".'
 
 
 @pytest.mark.parametrize("flat", [True, False])
-def test_subclass_mode_takes_any_data_module_and_the_flat_form(
-    flat: bool, make_cli: MakeCLI, config: dict[str, Any]
-) -> None:
+def test_subclass_mode_takes_any_data_module_and_the_flat_form(flat, make_cli, config):
     data: Any = config["data"]
     if not flat:
         data = {"class_path": f"{__name__}.NamedClasses", "init_args": data | {"classes": ["a"]}}
@@ -126,9 +120,7 @@ def test_subclass_mode_takes_any_data_module_and_the_flat_form(
         ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at least"),
     ],
 )
-def test_subclass_mode_refuses_in_one_line_too(
-    option: str, message: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_subclass_mode_refuses_in_one_line_too(option, message, refused, config):
     data = {"class_path": f"{__name__}.NamedClasses", "init_args": config["data"]}
     told = refused(option, settings={"subclass_mode_data": True}, data=data)
     assert told.startswith("data")
@@ -136,9 +128,7 @@ def test_subclass_mode_refuses_in_one_line_too(
     assert "\n" not in told
 
 
-def test_the_environment_is_read_where_it_is_asked_for(
-    make_cli: MakeCLI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_read_where_it_is_asked_for(make_cli, monkeypatch):
     monkeypatch.setenv("PL_DATA__BATCH_SIZE", "5")
     monkeypatch.setenv("PL_DATA__TRAIN__URLS", "env-{0..3}.tar")
     assert make_cli().datamodule.batch_size == 32
@@ -149,9 +139,7 @@ def test_the_environment_is_read_where_it_is_asked_for(
     assert make_cli("--data.batch_size=6", settings=settings).datamodule.batch_size == 6
 
 
-def test_a_yaml_and_its_interpolations_are_one_file(
-    make_cli: MakeCLI, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatch):
     monkeypatch.setenv("SHARDS", "/data")
     data = config["data"] | {"batch_size": "${trainer.max_epochs}", "seed": "${data.batch_size}"}
     data["train"] = {"urls": "${oc.env:SHARDS}/train-{000..003}.tar", "batch_size": "${data.seed}"}
@@ -160,7 +148,7 @@ def test_a_yaml_and_its_interpolations_are_one_file(
     assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
 
 
-def test_interpolations_see_what_options_changed(make_cli: MakeCLI, config: dict[str, Any]) -> None:
+def test_interpolations_see_what_options_changed(make_cli, config):
     data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
     made = make_cli("--trainer.max_epochs=7", data=data).datamodule
     assert made.batch_size == 7
@@ -179,9 +167,7 @@ def test_interpolations_see_what_options_changed(make_cli: MakeCLI, config: dict
         (1, ["--data.batch_size", "${trainer.max_epochs}"], 7),
     ],
 )
-def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
-    size: Any, options: list[str], wanted: int, printed: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_command_takes_the_interpolations_of_a_file_as_they_are(size, options, wanted, printed):
     """jsonargparse would look for them beside the settings of `fit`."""
     sets = {"by-hand": {"urls": "${data.train.urls}", "batch_size": 3}, "web": "${data.train}"}
     written = printed(*options, batch_size=size, val=None, val_sets=sets)["data"]
@@ -191,32 +177,26 @@ def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
     assert made["val/by-hand"] == SplitConfig("train-{000..003}.tar", batch_size=3)
 
 
-def test_a_split_of_urls_with_an_interpolation_in_them_is_one_of_a_command(
-    printed: Callable[..., dict[str, Any]],
-) -> None:
+def test_a_split_of_urls_with_an_interpolation_in_them_is_one_of_a_command(printed):
     told = printed(val="${data.train.urls}-0.tar", decode={"image": r"\${trainer.max_epochs}"})
     assert told["data"]["val"]["urls"] == "train-{000..003}.tar-0.tar"
     assert told["data"]["decode"] == {"image": "${trainer.max_epochs}"}
 
 
-def test_interpolation_can_be_switched_off_for_a_command(
-    printed: Callable[..., dict[str, Any]],
-) -> None:
+def test_interpolation_can_be_switched_off_for_a_command(printed):
     settings = {"parser_kwargs": {"parser_mode": "yaml"}}
     told = printed(settings=settings, val="${trainer.max_epochs}.tar")
     assert told["data"]["val"]["urls"] == "${trainer.max_epochs}.tar"
 
 
-def test_interpolation_can_be_switched_off(make_cli: MakeCLI, config: dict[str, Any]) -> None:
+def test_interpolation_can_be_switched_off(make_cli, config):
     data = config["data"] | {"train": {"urls": "${SHARDS}/a.tar"}}
     made = make_cli(data=data, settings={"parser_kwargs": {"parser_mode": "yaml"}})
     assert made.datamodule.splits["train"].urls == "${SHARDS}/a.tar"
 
 
 @pytest.mark.usefixtures("transforms")
-def test_a_saved_config_says_what_was_named_and_makes_the_same_module(
-    make_cli: MakeCLI, config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, config, tmp_path):
     named = {"class_path": "my_transforms.Times", "init_args": {"factor": 4}}
     data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
     data["transforms"] = {"image": named, "label": "my_transforms.double"}
@@ -235,8 +215,8 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_config_saved_with_links_or_in_subclass_mode_makes_the_same_module(
-    linked: bool, make_cli: MakeCLI, config: dict[str, Any], tmp_path: Path
-) -> None:
+    linked, make_cli, config, tmp_path
+):
     """Lightning saves what `--print_config` prints; what is linked is not in it."""
     settings: dict[str, Any] = ONE_CLASS
     if not linked:
@@ -255,7 +235,7 @@ def test_a_config_saved_with_links_or_in_subclass_mode_makes_the_same_module(
 
 
 @pytest.mark.slow
-def test_the_command_reads_the_environment_when_jsonargparse_is_told_to(tmp_path: Path) -> None:
+def test_the_command_reads_the_environment_when_jsonargparse_is_told_to(tmp_path):
     command = [str(Path(sys.executable).with_name("lightning-shards")), "fit", "--print_config"]
     command.append("--model=lightning.pytorch.demos.boring_classes.BoringModel")
     environment = {

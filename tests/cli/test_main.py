@@ -24,16 +24,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
 
 
 @pytest.mark.parametrize("options", [[], ["-h"], ["--help"]], ids=str)
-def test_help_shows_all_commands(
-    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_shows_all_commands(options, monkeypatch, capsys):
     assert run(monkeypatch, *options) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "  "]
     assert [row[0] for row in rows] == COMMANDS
     assert all(len(row) > 2 for row in rows)
 
 
-def test_the_tools_that_are_shown_are_those_that_exist() -> None:
+def test_the_tools_that_are_shown_are_those_that_exist():
     folder = Path(command.__file__).parent / "tools"
     modules = {path.stem for path in folder.glob("*.py") if "def main(" in path.read_text()}
     assert set(COMMANDS[4:]) == modules
@@ -43,23 +41,19 @@ def test_the_tools_that_are_shown_are_those_that_exist() -> None:
     ("name", "meant"),
     [("veryfy", "; did you mean 'verify'?"), ("fti", "; did you mean 'fit'?"), ("xyz", "")],
 )
-def test_an_unknown_command_names_the_nearest_and_all(
-    name: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_names_the_nearest_and_all(name, meant, monkeypatch, capsys):
     assert run(monkeypatch, name) == 2
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == f"lightning-shards: error: there is no command {name!r}{meant}"
     assert shown[1].startswith(f"commands are {', '.join(COMMANDS)}; ")
 
 
-def test_the_version_is_that_of_the_package(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"lightning-shards {lightning_shards.__version__}\n"
 
 
-def test_help_needs_neither_torch_nor_lightning() -> None:
+def test_help_needs_neither_torch_nor_lightning():
     code = (
         "import sys; sys.argv = ['lightning-shards', '--help']\n"
         "from lightning_shards.__main__ import main; main()\n"

@@ -1,13 +1,11 @@
 """The command line: what arrives, what is added, what it prints."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import (
@@ -28,7 +26,7 @@ def kinds(cli: ShardCLI) -> list[type]:
     return [type(callback) for callback in cli.trainer.callbacks]
 
 
-def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli: Callable[..., ShardCLI]) -> None:
+def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli):
     data = make_cli().datamodule
     assert isinstance(data, ShardDataModule)
     assert data.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=8)
@@ -38,7 +36,7 @@ def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli: Callable[..., S
     assert data.fields == {"image": "jpg;png", "label": "cls"}
 
 
-def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
+def test_options_win_over_the_yaml(make_cli):
     data = make_cli(
         "--data.train.urls=other-0.tar::other-1.tar",
         "--data.train.batch_size=3",
@@ -73,19 +71,11 @@ def test_options_win_over_the_yaml(make_cli: Callable[..., ShardCLI]) -> None:
         ("a.tar", ["--data.val=null"], None),
     ],
 )
-def test_a_split_may_be_its_urls_alone(
-    val: object,
-    options: list[str],
-    wanted: SplitConfig | None,
-    make_cli: Callable[..., ShardCLI],
-    config: dict[str, Any],
-) -> None:
+def test_a_split_may_be_its_urls_alone(val, options, wanted, make_cli, config):
     assert make_cli(*options, data=config["data"] | {"val": val}).datamodule.splits["val"] == wanted
 
 
-def test_an_empty_section_has_its_defaults_or_what_another_file_says(
-    make_cli: Callable[..., ShardCLI], config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_empty_section_has_its_defaults_or_what_another_file_says(make_cli, config, tmp_path):
     empty = config["data"] | {"loader": None}
     made = make_cli(data=empty, trainer=None)
     assert made.datamodule.loader_config == LoaderConfig()
@@ -107,9 +97,7 @@ MIX: dict[str, Any] = {
 }
 
 
-def test_options_change_a_mix_of_a_file(
-    make_cli: Callable[..., ShardCLI], config: dict[str, Any]
-) -> None:
+def test_options_change_a_mix_of_a_file(make_cli, config):
     options = ("--data.train.mix.web.weight=32", "--data.train.round=32")
     data = config["data"] | {"train": MIX}
     mix = MIX["mix"] | {"web": MIX["mix"]["web"] | {"weight": 32}}
@@ -117,12 +105,7 @@ def test_options_change_a_mix_of_a_file(
     assert make_cli(*options, data=data).datamodule.splits["train"] == wanted
 
 
-def test_a_printed_mix_reads_as_itself(
-    make_cli: Callable[..., ShardCLI],
-    config: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_printed_mix_reads_as_itself(make_cli, config, tmp_path, capsys):
     data = config["data"] | {"train": MIX}
     again = tmp_path / "again.yaml"
     again.write_text(printed(capsys, lambda: make_cli("--print_config", data=data)))
@@ -130,7 +113,7 @@ def test_a_printed_mix_reads_as_itself(
     assert cli.datamodule.splits["train"] == SplitConfig(**MIX)
 
 
-def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli: Callable[..., ShardCLI]) -> None:
+def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli):
     settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
     data = {
         "class_path": "lightning_shards.ShardDataModule",
@@ -141,9 +124,7 @@ def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli: Callable[..., Sha
     assert cli.datamodule.splits["val"] == SplitConfig("c.tar")
 
 
-def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(
-    make_cli: Callable[..., ShardCLI], tmp_path: Path
-) -> None:
+def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(make_cli, tmp_path):
     """A base, then an experiment's changes; or the data of many experiments in one file."""
     (tmp_path / "changes.yaml").write_text("data: {batch_size: 16, train: {sampling: shuffled}}")
     (tmp_path / "split.yaml").write_text("urls: other.tar")
@@ -167,9 +148,7 @@ def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(
         ("builtins.float", 21.0),
     ],
 )
-def test_transforms_and_stages_are_made_of_what_names_them(
-    named: Any, result: float, make_cli: Callable[..., ShardCLI], config: dict[str, Any]
-) -> None:
+def test_transforms_and_stages_are_made_of_what_names_them(named, result, make_cli, config):
     data = config["data"] | {"transforms": {"label": named}, "device_transforms": {"image": named}}
     data["train"] = data["train"] | {"stages": [named], "transforms": {"label": named}}
     module = make_cli(data=data).datamodule
@@ -184,7 +163,7 @@ def test_transforms_and_stages_are_made_of_what_names_them(
 
 
 @pytest.mark.usefixtures("transforms")
-def test_transforms_and_stages_can_be_given_as_options(make_cli: Callable[..., ShardCLI]) -> None:
+def test_transforms_and_stages_can_be_given_as_options(make_cli):
     module = make_cli(
         "--data.transforms.label=my_transforms.double",
         "--data.train.stages+=my_transforms.double",
@@ -194,7 +173,7 @@ def test_transforms_and_stages_can_be_given_as_options(make_cli: Callable[..., S
     assert [stage(4) for stage in module.splits["train"].stages] == [8, 8]
 
 
-def test_our_callbacks_are_added_once(make_cli: Callable[..., ShardCLI]) -> None:
+def test_our_callbacks_are_added_once(make_cli):
     found = kinds(make_cli())
     assert [found.count(kind) for kind in OURS] == [1] * len(OURS)
 
@@ -202,8 +181,8 @@ def test_our_callbacks_are_added_once(make_cli: Callable[..., ShardCLI]) -> None
 @pytest.mark.parametrize("ours", OURS)
 @pytest.mark.parametrize("as_list", [True, False])
 def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
-    as_list: bool, ours: type, make_cli: Callable[..., ShardCLI], config: dict[str, Any]
-) -> None:
+    as_list, ours, make_cli, config
+):
     listed: Any = {"class_path": f"lightning_shards.{ours.__name__}"}
     if as_list:
         checkpoint = {"class_path": "ModelCheckpoint", "init_args": {"save_top_k": -1}}
@@ -214,9 +193,7 @@ def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
     assert [each.save_top_k for each in saved] == [-1 if as_list else 1]
 
 
-def test_callbacks_of_the_callers_own_defaults_stay(
-    make_cli: Callable[..., ShardCLI],
-) -> None:
+def test_callbacks_of_the_callers_own_defaults_stay(make_cli):
     class Own(pl.Callback):
         pass
 
@@ -225,9 +202,7 @@ def test_callbacks_of_the_callers_own_defaults_stay(
 
 
 @pytest.mark.parametrize("own", [EarlyStopping("loss"), [ExactResume()]])
-def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(
-    own: Any, make_cli: Callable[..., ShardCLI]
-) -> None:
+def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(own, make_cli):
     defaults = {"callbacks": own}
     before = repr(defaults)
     cli = make_cli(settings={"trainer_defaults": defaults})
@@ -239,11 +214,9 @@ def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(
     assert repr(defaults) == before
 
 
-def test_a_callback_of_ours_that_the_parser_brings_is_not_added_again(
-    make_cli: Callable[..., ShardCLI],
-) -> None:
+def test_a_callback_of_ours_that_the_parser_brings_is_not_added_again(make_cli):
     class WithResume(ShardCLI):
-        def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        def add_arguments_to_parser(self, parser):
             super().add_arguments_to_parser(parser)
             parser.add_lightning_class_args(ExactResume, "resume")
 
@@ -257,9 +230,7 @@ def printed(capsys: pytest.CaptureFixture[str], run: Callable[[], object]) -> st
     return capsys.readouterr().out
 
 
-def test_a_printed_config_reads_as_itself(
-    make_cli: Callable[..., ShardCLI], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_printed_config_reads_as_itself(make_cli, tmp_path, capsys):
     first = printed(capsys, lambda: make_cli("--data.seed=3", "--print_config"))
     again = tmp_path / "again.yaml"
     again.write_text(first)
@@ -273,18 +244,14 @@ def test_a_printed_config_reads_as_itself(
     assert cli.datamodule.seed == 3
 
 
-def test_help_of_a_split_shows_a_sentence_under_each_field(
-    make_cli: Callable[..., ShardCLI], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_a_split_shows_a_sentence_under_each_field(make_cli, capsys):
     text = " ".join(printed(capsys, lambda: make_cli("--data.train.help")).split())
     assert "Shards: paths or URLs with braces, local wildcards" in text
     for name in SplitConfig.__dataclass_fields__:
         assert f"--data.train.{name} " in text
 
 
-def test_help_shows_a_sentence_under_each_setting_of_the_module_and_the_loader(
-    make_cli: Callable[..., ShardCLI], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_shows_a_sentence_under_each_setting_of_the_module_and_the_loader(make_cli, capsys):
     text = " ".join(printed(capsys, lambda: make_cli("--help")).split())
     assert "Samples per rank and step" in text
     assert "Batches that each worker keeps ready" in text

@@ -4,8 +4,6 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +19,7 @@ Refused = Callable[..., str]
     "option",
     ["--data.batch=3", "--data.train.batch=3", "--data.loader.pre=1", "--trainer.max_epoch=3"],
 )
-def test_an_abbreviated_or_misspelt_option_is_refused(option: str, refused: Refused) -> None:
+def test_an_abbreviated_or_misspelt_option_is_refused(option, refused):
     assert option.partition("=")[0].rpartition(".")[2] in refused(option)
 
 
@@ -29,18 +27,14 @@ def test_an_abbreviated_or_misspelt_option_is_refused(option: str, refused: Refu
     ("where", "key"),
     [("data", "batchsize"), ("train", "url"), ("loader", "prefech"), ("trainer", "max_epoch")],
 )
-def test_a_misspelt_key_in_the_yaml_is_refused(
-    where: str, key: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_misspelt_key_in_the_yaml_is_refused(where, key, refused, config):
     data, trainer = config["data"], config["trainer"]
     places = {"data": data, "trainer": trainer, "train": data["train"], "loader": data["loader"]}
     places[where][key] = 1
     assert key in refused(data=data, trainer=trainer)
 
 
-def test_a_wrong_setting_of_a_mix_names_split_and_component(
-    refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_wrong_setting_of_a_mix_names_split_and_component(refused, config):
     mix = {"web": {"urls": "a.tar", "weight": 1}, "labels": {"urls": "b.tar", "weight": 2}}
     data = config["data"] | {"train": {"mix": mix, "dataset_size": 64}}
     told = refused("--data.train.mix.web.shuffle_run=-1", data=data)
@@ -63,9 +57,7 @@ def test_a_wrong_setting_of_a_mix_names_split_and_component(
         (["--data.train.mix={web: {urls: a.tar, urls: b.tar}}"], "the key 'urls' is there twice"),
     ],
 )
-def test_a_weight_that_yaml_would_read_as_another_number_is_refused(
-    options: list[str], told: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_weight_that_yaml_would_read_as_another_number_is_refused(options, told, refused, config):
     mix = {"web": {"urls": "a.tar", "weight": 1}, "labels": {"urls": "b.tar", "weight": 2}}
     data = config["data"] | {"train": {"mix": mix, "dataset_size": 64}}
     message = refused(*options, data=data)
@@ -82,17 +74,13 @@ def test_a_weight_that_yaml_would_read_as_another_number_is_refused(
         ("trainer", "max_epoch", "max_epochs"),
     ],
 )
-def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(
-    where: str, key: str, meant: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(where, key, meant, refused, config):
     data, trainer = config["data"], config["trainer"]
     {"data": data, "trainer": trainer, "loader": data["loader"]}[where][key] = 1
     assert refused(data=data, trainer=trainer).endswith(f"; did you mean {meant!r}?")
 
 
-def test_a_misspelt_group_in_the_yaml_is_answered_by_the_nearest(
-    refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_misspelt_group_in_the_yaml_is_answered_by_the_nearest(refused, config):
     data = config["data"] | {"vall": {"urls": "val.tar"}}
     assert refused(data=data).endswith("vall.urls'; did you mean 'val'?")
 
@@ -106,9 +94,7 @@ def test_a_misspelt_group_in_the_yaml_is_answered_by_the_nearest(
         ("dta.train.urls", "; did you mean 'data'?"),
     ],
 )
-def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(
-    option: str, meant: str, refused: Refused
-) -> None:
+def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(option, meant, refused):
     assert refused(f"--{option}=x") == f"unrecognized arguments: --{option}=x{meant}"
 
 
@@ -135,8 +121,8 @@ def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(
     ],
 )
 def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
-    option: str, message: str, refused: Refused
-) -> None:
+    option, message, refused
+):
     told = refused(option)
     assert re.match(message, told), told
     assert "\n" not in told
@@ -186,9 +172,7 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
         ("--trainer.accelerator=quantum", "trainer: You selected an invalid accelerator name"),
     ],
 )
-def test_our_own_message_stands_plainly_behind_the_section_or_split(
-    option: str, message: str, refused: Refused
-) -> None:
+def test_our_own_message_stands_plainly_behind_the_section_or_split(option, message, refused):
     told = refused(option)
     assert told.startswith(message)
     assert "\n" not in told
@@ -202,9 +186,7 @@ def test_our_own_message_stands_plainly_behind_the_section_or_split(
         ("${data.seed", "no viable alternative at input '${data.seed'"),
     ],
 )
-def test_an_interpolation_that_leads_nowhere_is_refused(
-    text: str, message: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_an_interpolation_that_leads_nowhere_is_refused(text, message, refused, config):
     told = refused(data=config["data"] | {"batch_size": text})
     assert told.startswith(message)
     assert "\n" not in told
@@ -219,9 +201,7 @@ def test_an_interpolation_that_leads_nowhere_is_refused(
         ({"trainer": 3}, "trainer: "),
     ],
 )
-def test_a_section_of_other_values_is_refused(
-    sections: dict[str, Any], place: str, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_a_section_of_other_values_is_refused(sections, place, refused, config):
     data = sections.get("data")
     changed = sections if not isinstance(data, dict) else {"data": config["data"] | data}
     told = refused(**changed)
@@ -229,20 +209,18 @@ def test_a_section_of_other_values_is_refused(
     assert "\n" not in told
 
 
-def test_an_error_of_anything_else_keeps_all_of_its_message(refused: Refused) -> None:
+def test_an_error_of_anything_else_keeps_all_of_its_message(refused):
     told = refused("--trainer.callbacks={class_path: ModelCheckpoint, init_args: {save_topk: 3}}")
     assert "Option 'save_topk' is not accepted" in told
 
 
-def test_a_parser_made_to_raise_raises(make_cli: MakeCLI) -> None:
+def test_a_parser_made_to_raise_raises(make_cli):
     settings = {"parser_kwargs": {"exit_on_error": False}}
     with pytest.raises(ArgumentError, match="batch_size must be a whole number"):
         make_cli("--data.train.batch_size=0", settings=settings)
 
 
-def test_an_error_in_the_users_own_code_keeps_its_traceback(
-    make_cli: MakeCLI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_users_own_code_keeps_its_traceback(make_cli, tmp_path, monkeypatch):
     (tmp_path / "broken_transforms.py").write_text("def flip(image):\n    return imag\n\n1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ZeroDivisionError):
@@ -265,12 +243,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         ("--data.train.batch_size=0", "error: data.train: batch_size must be"),
     ],
 )
-def test_an_option_of_a_subcommand_is_refused_likewise(
-    option: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_option_of_a_subcommand_is_refused_likewise(option, message, monkeypatch, capsys):
     options = ["fit", "--model=BoringModel", "--data.fields.label=cls", "--data.train.urls=a.tar"]
     run_command(monkeypatch, *options, option)
     error = capsys.readouterr().err
@@ -313,14 +286,8 @@ def test_an_option_of_a_subcommand_is_refused_likewise(
 @pytest.mark.usefixtures("transforms")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
-    options: list[str],
-    message: str,
-    tmp_path: Path,
-    pack_shards: Callable[..., list[str]],
-    config: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    options, message, tmp_path, pack_shards, config, monkeypatch, capsys
+):
     pack_shards([5, 7], "train")
     shards = {"urls": "shards/train-*.tar"}
     config["data"] |= {"train": shards, "val": shards, "fields": {"label": "cls"}}
@@ -335,9 +302,7 @@ def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
 
 
 @pytest.mark.parametrize("given", [None, {"hash_of": "key", "of": 2, "parts": [0]}])
-def test_an_option_for_one_key_of_keep_is_told_to_give_the_whole_mapping(
-    given: object, refused: Refused, config: dict[str, Any]
-) -> None:
+def test_an_option_for_one_key_of_keep_is_told_to_give_the_whole_mapping(given, refused, config):
     data = config["data"]
     data["train"]["keep"] = given
     told = refused("--data.train.keep.of=3", "--data.train.keep.parts=[1]", data=data)

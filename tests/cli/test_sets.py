@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ HAND = SplitConfig("h.tar")
 
 
 @pytest.fixture
-def sets(config: dict[str, Any]) -> Callable[..., dict[str, Any]]:
+def sets(config):
     """The section `data` with two sets, or with these."""
     del config["data"]["val"]
     both = {"web": {"urls": "w.tar", "batch_size": 4}, "by-hand": "h.tar"}
@@ -47,33 +46,24 @@ def sets_of(cli: ShardCLI) -> dict[str, SplitConfig]:
         ),
     ],
 )
-def test_options_change_one_set_and_leave_the_others(
-    options: list[str],
-    changed: dict[str, SplitConfig],
-    make_cli: MakeCLI,
-    sets: Callable[..., dict[str, Any]],
-) -> None:
+def test_options_change_one_set_and_leave_the_others(options, changed, make_cli, sets):
     wanted = {"web": WEB, "by-hand": HAND} | changed
     found = sets_of(make_cli(*options, data=sets()))
     assert found == {f"val/{name}": split for name, split in wanted.items()}
     assert list(found) == ["val/web", "val/by-hand"]
 
 
-def test_an_option_adds_a_set_that_no_file_has(make_cli: MakeCLI) -> None:
+def test_an_option_adds_a_set_that_no_file_has(make_cli):
     cli = make_cli("--data.test_sets.new={urls: x.tar}")
     assert cli.datamodule.splits["test/new"] == SplitConfig("x.tar")
 
 
-def test_one_split_takes_the_place_of_the_sets_where_these_are_taken_out(
-    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]]
-) -> None:
+def test_one_split_takes_the_place_of_the_sets_where_these_are_taken_out(make_cli, sets):
     cli = make_cli("--data.val_sets=null", "--data.val=v.tar", data=sets())
     assert sets_of(cli) == {"val": SplitConfig("v.tar")}
 
 
-def test_a_second_file_lists_the_sets_anew_with_the_settings_of_the_first(
-    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_second_file_lists_the_sets_anew_with_the_settings_of_the_first(make_cli, sets, tmp_path):
     (tmp_path / "changes.yaml").write_text("data: {val_sets: {new: n.tar, web: {batch_size: 2}}}")
     cli = make_cli("--config", str(tmp_path / "changes.yaml"), data=sets())
     assert sets_of(cli) == {
@@ -82,9 +72,7 @@ def test_a_second_file_lists_the_sets_anew_with_the_settings_of_the_first(
     }
 
 
-def test_a_set_may_be_an_interpolation_or_hold_one(
-    make_cli: MakeCLI, sets: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
     given = {
         "seen": "${data.train}",
         "web": {"urls": "w.tar", "batch_size": "${data.train.batch_size}"},
@@ -95,7 +83,7 @@ def test_a_set_may_be_an_interpolation_or_hold_one(
     }
 
 
-def test_sets_of_a_subclass_are_changed_too(make_cli: MakeCLI) -> None:
+def test_sets_of_a_subclass_are_changed_too(make_cli):
     settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
     given = {"train": "a.tar", "fields": {"label": "cls"}, "val_sets": {"web": "b.tar"}}
     data = {"class_path": "lightning_shards.ShardDataModule", "init_args": given}
@@ -103,12 +91,7 @@ def test_sets_of_a_subclass_are_changed_too(make_cli: MakeCLI) -> None:
     assert sets_of(cli) == {"val/web": SplitConfig("c.tar")}
 
 
-def test_what_is_printed_reads_back_as_the_same_sets(
-    make_cli: MakeCLI,
-    sets: Callable[..., dict[str, Any]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_printed_reads_back_as_the_same_sets(make_cli, sets, tmp_path, capsys):
     with pytest.raises(SystemExit):
         make_cli("--data.val_sets.web.batch_size=8", "--print_config", data=sets())
     printed = yaml.safe_load(capsys.readouterr().out)
@@ -138,9 +121,7 @@ def test_what_is_printed_reads_back_as_the_same_sets(
         ),
     ],
 )
-def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(
-    options: list[str], message: str, refused: Refused, sets: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(options, message, refused, sets):
     told = refused(*options, data=sets())
     assert re.match(message, told), told
     assert "\n" not in told
@@ -160,9 +141,7 @@ def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(
         (["a.tar"], r"data\.val_sets: .*Given value: \['a\.tar'\]"),
     ],
 )
-def test_wrong_sets_of_a_file_end_in_one_line_with_their_key(
-    given: Any, message: str, refused: Refused, sets: Callable[..., dict[str, Any]]
-) -> None:
+def test_wrong_sets_of_a_file_end_in_one_line_with_their_key(given, message, refused, sets):
     told = refused(data=sets(given))
     assert re.match(message, told), told
 
@@ -177,9 +156,7 @@ def test_wrong_sets_of_a_file_end_in_one_line_with_their_key(
         ("data: {val: a.tar}\ndata: {val: b.tar}\n", "'data' is there twice, in lines 1 and 2"),
     ],
 )
-def test_a_key_that_is_twice_in_a_file_is_refused(
-    text: str, lines: str, refused: Refused, tmp_path: Path
-) -> None:
+def test_a_key_that_is_twice_in_a_file_is_refused(text, lines, refused, tmp_path):
     path = tmp_path / "twice.yaml"
     path.write_text(text)
     assert f"the key {lines}, and one would be lost" in refused("--config", str(path))

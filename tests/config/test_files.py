@@ -1,6 +1,5 @@
 """`ShardDataModule.from_config`: a DictConfig, a dict or a YAML make the module they describe."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,10 +46,10 @@ WANTED = ShardDataModule(
 
 
 @pytest.fixture(params=["dict", "DictConfig", "path", "str"])
-def given(request: pytest.FixtureRequest, tmp_path: Path):
+def given(request, tmp_path):
     """Turns settings into each of the forms that a configuration may have."""
 
-    def made(settings: dict[str, Any]) -> Any:
+    def made(settings):
         if request.param == "dict":
             return settings
         config = OmegaConf.create(settings)
@@ -272,14 +271,14 @@ def test_structured_splits_interpolate_and_make_a_module_that_a_saved_config_mak
     assert told(ShardDataModule.from_config(tmp_path / "data.yaml")) == told(module)
 
 
-def test_an_empty_section_of_a_file_has_its_defaults(tmp_path: Path) -> None:
+def test_an_empty_section_of_a_file_has_its_defaults(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("train: a.tar\nfields: {label: cls}\nloader:\n")
     assert ShardDataModule.from_config(path).loader_config == LoaderConfig()
 
 
 @pytest.mark.parametrize(("value", "kind"), [(3, "int"), (True, "bool"), ([], "list"), (0, "int")])
-def test_a_section_of_other_values_is_refused(value: Any, kind: str) -> None:
+def test_a_section_of_other_values_is_refused(value, kind):
     message = rf"^data.loader: it must be a mapping of settings, got a {kind}$"
     with pytest.raises(ConfigError, match=message):
         ShardDataModule.from_config(SETTINGS | {"loader": value})

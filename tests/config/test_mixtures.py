@@ -1,7 +1,6 @@
 """The settings of a mixture: read from every form of a configuration, and refused where wrong."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,12 +33,12 @@ WANTED = SplitConfig(
 
 
 @pytest.mark.parametrize("form", [dict, OmegaConf.create])
-def test_a_mix_is_read_from_a_configuration(form: Any) -> None:
+def test_a_mix_is_read_from_a_configuration(form):
     config = form({"train": TRAIN, "fields": {"label": "cls"}})
     assert ShardDataModule.from_config(config).splits["train"] == WANTED
 
 
-def test_a_mix_may_be_dicts_of_settings() -> None:
+def test_a_mix_may_be_dicts_of_settings():
     assert ShardDataModule(TRAIN, fields={"label": "cls"}).splits["train"] == WANTED
     assert SplitConfig(**TRAIN) == WANTED
     assert isinstance(TRAIN["mix"]["web"], dict)  # what the user gave is not written into
@@ -49,7 +48,7 @@ def double(value: int) -> int:
     return 2 * value
 
 
-def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_module() -> None:
+def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_module():
     mix = {
         "own": {
             "urls": "a.tar",
@@ -86,7 +85,7 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
     assert {part.mix for part in (own, bare)} == {None}
 
 
-def test_a_component_adds_to_the_mappings_of_its_split() -> None:
+def test_a_component_adds_to_the_mappings_of_its_split():
     """A decoder or a transform that a component does not speak of is not lost on the way."""
     own = {"fields": {"x": "a", "y": "b"}, "decode": {"y": "text"}, "transforms": {"y": double}}
     mix = {
@@ -108,7 +107,7 @@ def test_a_component_adds_to_the_mappings_of_its_split() -> None:
     assert (less.decode, less.transforms) == ({".b": "int"}, {})
 
 
-def test_a_component_adds_its_joins_to_those_of_its_split() -> None:
+def test_a_component_adds_its_joins_to_those_of_its_split():
     joins = {"own": {"cap": "c.parquet"}, "bare": {}, "less": {"ink": None}}
     mix = {name: {"urls": f"{name}.tar", "weight": 1, "join": join} for name, join in joins.items()}
     split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
@@ -117,7 +116,7 @@ def test_a_component_adds_its_joins_to_those_of_its_split() -> None:
     assert made == {"own": both, "bare": {"ink": "i.parquet"}, "less": None}
 
 
-def test_a_split_whose_components_all_take_its_joins_away_has_none() -> None:
+def test_a_split_whose_components_all_take_its_joins_away_has_none():
     mix = {"web": {"urls": "a.tar", "weight": 1, "join": {"ink": None}, "stages": [iter]}}
     split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
     assert not split.has_joins
@@ -127,7 +126,7 @@ def test_a_split_whose_components_all_take_its_joins_away_has_none() -> None:
 @pytest.mark.parametrize("text", ["3:1", "1/3"])
 @pytest.mark.parametrize("place", ["weight", "passes", "schedule"])
 @pytest.mark.parametrize("form", ["split", "config", "file"])
-def test_a_ratio_is_no_weight(text: str, place: str, form: str, tmp_path: Path) -> None:
+def test_a_ratio_is_no_weight(text, place, form, tmp_path):
     """YAML 1.1 would read 3:1 as 181, a number of base 60."""
     own = {"weight": 1} if place == "schedule" else {place: text}
     split: dict[str, Any] = {"mix": {"web": {"urls": "a.tar", **own}}, "dataset_size": 8}
@@ -149,7 +148,7 @@ HALF = {"hash_of": "key", "of": 2, "parts": [0]}
 
 
 @pytest.mark.parametrize("name", ["keep", "exclude"])
-def test_a_filter_of_a_split_is_not_replaced_by_that_of_a_component(name: str) -> None:
+def test_a_filter_of_a_split_is_not_replaced_by_that_of_a_component(name):
     mix = {"web": MIX["web"], "labels": MIX["labels"] | {name: HALF}}
     wanted = f"^component 'labels': it has {name}, and so has its split, .* take {name} out of the"
     with pytest.raises(ConfigError, match=wanted):
@@ -162,7 +161,7 @@ def test_a_filter_of_a_split_is_not_replaced_by_that_of_a_component(name: str) -
 
 
 @pytest.mark.parametrize("name", ["items", "get", "update", "class_path", "init_args", "mix"])
-def test_a_component_may_have_any_identifier_for_its_name(name: str) -> None:
+def test_a_component_may_have_any_identifier_for_its_name(name):
     config = {"train": TRAIN | {"mix": {name: MIX["web"]}, "schedule": []}}
     train = ShardDataModule.from_config(config | {"fields": {"label": "cls"}}).splits["train"]
     assert train is not None
@@ -170,14 +169,14 @@ def test_a_component_may_have_any_identifier_for_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["transforms", "decode"])
-def test_callables_of_a_component_are_loaded_by_what_names_them(name: str) -> None:
+def test_callables_of_a_component_are_loaded_by_what_names_them(name):
     component = {"urls": "a.tar", "weight": 1, name: {"label": "builtins.float"}}
     split = SplitConfig(mix={"web": component}, dataset_size=1)
     assert split.mix is not None
     assert getattr(split.mix["web"], name) == {"label": float}
 
 
-def test_no_secret_of_a_component_is_shown() -> None:
+def test_no_secret_of_a_component_is_shown():
     mix = {"web": {"urls": "https://user:secret@host/a.tar?X-Signature=secret", "weight": 1}}
     shown = repr(SplitConfig(mix=mix, dataset_size=1))
     assert "host/a.tar" in shown
@@ -233,7 +232,7 @@ def with_web(**settings: Any) -> dict[str, Any]:
         ({"dataset_size": None}, "needs either dataset_size or epoch_of, got dataset_size=None"),
     ],
 )
-def test_a_mix_that_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_mix_that_cannot_work_is_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         SplitConfig(**TRAIN | settings)
 
@@ -271,9 +270,7 @@ def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConf
         ({"keep": [3]}, r"^component 'web': keep must be a mapping .*, got \[3\]; a list of keys"),
     ],
 )
-def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
-    component: dict[str, Any], message: str
-) -> None:
+def test_a_hand_made_component_of_other_types_is_refused_by_its_name(component, message):
     with pytest.raises(ConfigError, match=message):
         hand_made(component)
 
@@ -312,9 +309,7 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(
         ),
     ],
 )
-def test_hand_made_settings_of_a_mix_of_other_types_are_refused(
-    split: dict[str, Any], message: str
-) -> None:
+def test_hand_made_settings_of_a_mix_of_other_types_are_refused(split, message):
     with pytest.raises(ConfigError, match=message):
         hand_made(**split)
 
@@ -326,13 +321,13 @@ def test_hand_made_settings_of_a_mix_of_other_types_are_refused(
         ("schedule", [WeightChangeConfig({"web": 1}, epoch=1)]),
     ],
 )
-def test_settings_of_a_mix_are_refused_where_there_is_none(name: str, value: Any) -> None:
+def test_settings_of_a_mix_are_refused_where_there_is_none(name, value):
     with pytest.raises(ConfigError, match=f"^{name}=.* is a setting of a mix, and this split has"):
         SplitConfig("a.tar", **{name: value})
 
 
 @pytest.mark.parametrize("split", ["val", "test", "predict"])
-def test_only_training_takes_a_mix(split: str) -> None:
+def test_only_training_takes_a_mix(split):
     message = f"^{split} takes no mix, .*; for each sample once give the urls of all components"
     with pytest.raises(ConfigError, match=message):
         DataConfig(**{split: TRAIN}, fields={"label": "cls"})
@@ -348,19 +343,17 @@ def other_fields(**settings: Any) -> DataConfig:
     "settings",
     [{}, {"split": {"unit": 6}}, {"split": {"unit": 8}, "batch_format": "tuple"}],
 )
-def test_fields_of_other_names_are_refused_where_a_batch_could_hold_both(
-    settings: dict[str, Any],
-) -> None:
+def test_fields_of_other_names_are_refused_where_a_batch_could_hold_both(settings):
     message = "^component 'labels' has the field 'mask', and component 'web' has not; give all"
     with pytest.raises(ConfigError, match=message):
         other_fields(**settings)
 
 
-def test_whole_batches_of_one_component_may_have_fields_of_their_own() -> None:
+def test_whole_batches_of_one_component_may_have_fields_of_their_own():
     assert other_fields(split={"unit": 8}).train is not None
 
 
-def test_a_wrong_field_of_a_component_is_refused_by_its_name() -> None:
+def test_a_wrong_field_of_a_component_is_refused_by_its_name():
     mix = MIX | {"web": MIX["web"] | {"decode": {"label": "jxl"}}}
     with pytest.raises(ConfigError, match=r"^component 'web': .*asks for decoder 'jxl'"):
         DataConfig(TRAIN | {"mix": mix}, fields={"label": "cls"})
@@ -376,9 +369,7 @@ def test_a_wrong_field_of_a_component_is_refused_by_its_name() -> None:
         ({"text": None}, {"score": None}, []),
     ],
 )
-def test_joined_fields_of_batches_are_those_of_all_components(
-    of_web: Any, of_labels: Any, in_all: list[str]
-) -> None:
+def test_joined_fields_of_batches_are_those_of_all_components(of_web, of_labels, in_all):
     mix = {
         "web": ComponentConfig("web.tar", weight=3, join=of_web),
         "labels": ComponentConfig("labels.tar", weight=1, join=of_labels),

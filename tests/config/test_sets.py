@@ -16,7 +16,7 @@ SETTINGS = ["val_sets", "test_sets", "predict_sets"]
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_set_is_given_as_a_split_is(setting: str) -> None:
+def test_a_set_is_given_as_a_split_is(setting):
     kind = setting.removesuffix("_sets")
     given: dict[str, Any] = {
         "urls": "a.tar",
@@ -34,7 +34,7 @@ def test_a_set_is_given_as_a_split_is(setting: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["dict", "DictConfig", "path"])
-def test_sets_are_read_from_a_configuration_of_any_form(form: str, tmp_path: Path) -> None:
+def test_sets_are_read_from_a_configuration_of_any_form(form, tmp_path):
     settings = {**FIELDS, "val_sets": {"web": "w.tar", "by-hand": {"urls": "${val_sets.web}"}}}
     config: Any = settings if form == "dict" else OmegaConf.create(settings)
     if form == "path":
@@ -45,18 +45,18 @@ def test_sets_are_read_from_a_configuration_of_any_form(form: str, tmp_path: Pat
     assert module.splits["val/by-hand"] == SplitConfig("w.tar")
 
 
-def test_a_structured_configuration_may_hold_sets() -> None:
+def test_a_structured_configuration_may_hold_sets():
     sets = {"web": OmegaConf.structured(SplitConfig("w.tar", batch_size=4))}
     module = ShardDataModule.from_config(OmegaConf.create({**FIELDS, "val_sets": sets}))
     assert module.splits["val/web"] == SplitConfig("w.tar", batch_size=4)
 
 
-def test_no_sets_are_as_if_there_were_none() -> None:
+def test_no_sets_are_as_if_there_were_none():
     module = ShardDataModule(**FIELDS, val="a.tar", val_sets={}, test_sets=None)
     assert [name for name, split in module.splits.items() if split] == ["val"]
 
 
-def test_names_and_settings_are_two_forms_of_one_thing() -> None:
+def test_names_and_settings_are_two_forms_of_one_thing():
     splits: Any = {
         "train": SplitConfig("t"),
         "val": None,
@@ -105,9 +105,7 @@ def test_names_and_settings_are_two_forms_of_one_thing() -> None:
         ),
     ],
 )
-def test_sets_that_cannot_be_are_refused_with_the_remedy(
-    settings: dict[str, Any], message: str
-) -> None:
+def test_sets_that_cannot_be_are_refused_with_the_remedy(settings, message):
     with pytest.raises(ConfigError, match=message):
         ShardDataModule(**FIELDS, **settings)
 
@@ -135,12 +133,12 @@ def test_sets_that_cannot_be_are_refused_with_the_remedy(
         (["a"], r"^data\.val_sets: .*Expected a <class 'dict'> Given value: \['a'\]"),
     ],
 )
-def test_an_error_of_a_configuration_names_the_key_of_the_set(sets: Any, message: str) -> None:
+def test_an_error_of_a_configuration_names_the_key_of_the_set(sets, message):
     with pytest.raises(ConfigError, match=message):
         ShardDataModule.from_config({**FIELDS, "val_sets": sets})
 
 
-def test_a_configuration_is_left_as_it_was() -> None:
+def test_a_configuration_is_left_as_it_was():
     config = {**FIELDS, "val_sets": {"web": {"urls": "a.tar"}, "hand": "b.tar"}}
     ShardDataModule.from_config(config)
     assert config["val_sets"] == {"web": {"urls": "a.tar"}, "hand": "b.tar"}
@@ -160,16 +158,14 @@ def test_a_configuration_is_left_as_it_was() -> None:
         ),
     ],
 )
-def test_a_key_that_is_twice_in_one_place_of_a_file_is_refused(
-    text: str, told: str, tmp_path: Path
-) -> None:
+def test_a_key_that_is_twice_in_one_place_of_a_file_is_refused(text, told, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("fields: {label: cls}\n" + text)
     with pytest.raises(ConfigError, match=f"the key {told}"):
         ShardDataModule.from_config(path)
 
 
-def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path: Path) -> None:
+def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
         "fields: {label: cls}\n"
@@ -184,7 +180,7 @@ def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", [None, 3, [], {}], ids=str)
-def test_what_names_no_split_is_told_which_there_are(name: Any) -> None:
+def test_what_names_no_split_is_told_which_there_are(name):
     data = ShardDataModule("a.tar", **FIELDS)
     splits = "train, val, test, predict"
     wanted = f"^there is no {re.escape(str(name))} split; a split is one of {splits}$"

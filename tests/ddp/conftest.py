@@ -1,14 +1,12 @@
 """Runs `rank.py` on two real ranks and gives the tests its records."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning  # noqa: F401 all programs of this folder do, and a folder without it is left out
 import pytest
-from forked_programs import ForkedPrograms
 
 RANK_SCRIPT = Path(__file__).with_name("rank.py")
 
@@ -32,10 +30,10 @@ class Finished:
 
 
 @pytest.fixture(scope="session")
-def start_ranks(forked_programs: ForkedPrograms) -> Callable[..., Any]:
+def start_ranks(forked_programs):
     """Starts two ranks on some cases; for tests that watch them while they run."""
 
-    def start(folder: Path, cases: list[dict[str, Any]]) -> Any:
+    def start(folder, cases):
         (folder / "cases.json").write_text(json.dumps(cases))
         return forked_programs.started([RANK_SCRIPT, folder], folder, ranks=2)
 
@@ -43,10 +41,10 @@ def start_ranks(forked_programs: ForkedPrograms) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(forked_programs: ForkedPrograms) -> Callable[..., Finished]:
+def run_ranks(forked_programs):
     """Runs two ranks on some cases to their end."""
 
-    def run(folder: Path, cases: list[dict[str, Any]], timeout_s: float) -> Finished:
+    def run(folder, cases, timeout_s):
         (folder / "cases.json").write_text(json.dumps(cases))
         command = [RANK_SCRIPT, folder]
         output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=timeout_s)

@@ -2,13 +2,11 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from forked_programs import ForkedPrograms
 from waiting import is_running, wait_for
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
@@ -27,11 +25,7 @@ def blocked(folder: Path, rank: int) -> dict[str, Any] | None:
 
 
 @pytest.fixture(scope="module")
-def killed(
-    tmp_path_factory: pytest.TempPathFactory,
-    pack_into: Callable[..., list[str]],
-    start_ranks: Callable[..., Any],
-) -> Iterator[dict[int, dict[str, Any]]]:
+def killed(tmp_path_factory, pack_into, start_ranks):
     """Two ranks within a step; rank 0 is killed, and when its workers had their time, rank 1."""
     folder = tmp_path_factory.mktemp("killed")
     pack_into(folder, [20, 20], "shard")
@@ -61,25 +55,21 @@ def killed(
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_no_worker_outlives_a_rank_that_is_killed(
-    killed: dict[int, dict[str, Any]], rank: int
-) -> None:
+def test_no_worker_outlives_a_rank_that_is_killed(killed, rank):
     assert len(killed[rank]["workers"]) == killed[rank]["running_before"] == 2
     assert killed[rank]["workers_left"] == []
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_no_other_process_outlives_a_rank_that_is_killed(
-    killed: dict[int, dict[str, Any]], rank: int
-) -> None:
+def test_no_other_process_outlives_a_rank_that_is_killed(killed, rank):
     """Such as the fork server."""
     assert len(killed[rank]["helpers"]) >= 2
     assert killed[rank]["helpers_left"] == []
 
 
 def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
-    tmp_path: Path, pack_into: Callable[..., list[str]], forked_programs: ForkedPrograms
-) -> None:
+    tmp_path, pack_into, forked_programs
+):
     shard = Path(pack_into(tmp_path, [40], "shard")[0])
     bad = shard.read_bytes().replace(b"PNG", b"GNP")  # all of them, but for the first few
     first = shard.read_bytes()[:20_000]
@@ -120,8 +110,8 @@ trainer.fit(BoringModel(), data)
 
 
 def test_a_script_without_a_main_guard_ends_with_an_error_that_says_how_to_write_one(
-    tmp_path: Path, pack_into: Callable[..., list[str]], forked_programs: ForkedPrograms
-) -> None:
+    tmp_path, pack_into, forked_programs
+):
     pack_into(tmp_path, [20], "shard")
     (tmp_path / "script.py").write_text(UNGUARDED)
     output, statuses = forked_programs.run(["script.py"], tmp_path, ranks=2)

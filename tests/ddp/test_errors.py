@@ -118,11 +118,7 @@ def as_cases(folder: Path, pack_into: Callable[..., list[str]]) -> list[dict[str
 
 
 @pytest.fixture(scope="module")
-def ran(
-    tmp_path_factory: pytest.TempPathFactory,
-    pack_into: Callable[..., list[str]],
-    run_ranks: Callable[..., Any],
-) -> Any:
+def ran(tmp_path_factory, pack_into, run_ranks):
     """All cases, run by one pair of ranks that goes on after each error."""
     folder = tmp_path_factory.mktemp("errors")
     return run_ranks(folder, as_cases(folder, pack_into), timeout_s=120)
@@ -130,7 +126,7 @@ def ran(
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_both_ranks_raise_the_same_error_with_the_remedy(ran: Any, name: str, rank: int) -> None:
+def test_both_ranks_raise_the_same_error_with_the_remedy(ran, name, rank):
     expected, end = EXPECTED[name], ran.end(name, rank)
     assert (end["kind"], end.get("type")) == ("error", expected.error)
     assert [text for text in expected.texts if text not in end["message"]] == []
@@ -141,9 +137,7 @@ def test_both_ranks_raise_the_same_error_with_the_remedy(ran: Any, name: str, ra
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", EXPECTED)
-def test_the_error_comes_before_a_step_within_seconds_and_leaves_no_worker(
-    ran: Any, name: str, rank: int
-) -> None:
+def test_the_error_comes_before_a_step_within_seconds_and_leaves_no_worker(ran, name, rank):
     records = ran.of(name, rank)
     assert [each["kind"] for each in records] == ["error"]
     assert records[0]["seconds"] < WITHIN_S
@@ -151,5 +145,5 @@ def test_the_error_comes_before_a_step_within_seconds_and_leaves_no_worker(
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_ranks_can_fit_after_all_these_errors(ran: Any, rank: int) -> None:
+def test_the_ranks_can_fit_after_all_these_errors(ran, rank):
     assert ran.end("works again", rank)["global_step"] == 4

@@ -73,11 +73,7 @@ def as_cases(folder: Any, pack_into: Callable[..., list[str]]) -> list[dict[str,
 
 
 @pytest.fixture(scope="module")
-def ran(
-    tmp_path_factory: pytest.TempPathFactory,
-    pack_into: Callable[..., list[str]],
-    run_ranks: Callable[..., Any],
-) -> Any:
+def ran(tmp_path_factory, pack_into, run_ranks):
     """All cases, run by one pair of ranks that goes on after each error."""
     folder = tmp_path_factory.mktemp("sets")
     return run_ranks(folder, as_cases(folder, pack_into), timeout_s=120)
@@ -88,9 +84,7 @@ def validated(ran: Any, name: str, rank: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["no workers", "a worker", "resumed"])
-def test_every_validation_sees_each_sample_of_each_set_once_over_the_ranks(
-    ran: Any, name: str
-) -> None:
+def test_every_validation_sees_each_sample_of_each_set_once_over_the_ranks(ran, name):
     records = [each for rank in RANKS for each in validated(ran, name, rank)]
     epochs = sorted({each["epoch"] for each in records})
     assert epochs == list(range(3 if name == "a worker" else 2))
@@ -108,7 +102,7 @@ def test_every_validation_sees_each_sample_of_each_set_once_over_the_ranks(
 
 
 @pytest.mark.parametrize("name", ["no workers", "a worker", "resumed"])
-def test_both_ranks_take_the_same_steps_of_each_set(ran: Any, name: str) -> None:
+def test_both_ranks_take_the_same_steps_of_each_set(ran, name):
     steps = [
         [(each["epoch"], each["loader"], each["step"]) for each in validated(ran, name, rank)]
         for rank in RANKS
@@ -122,16 +116,14 @@ def test_both_ranks_take_the_same_steps_of_each_set(ran: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_fit_resumed_within_an_epoch_validates_and_trains_the_rest(ran: Any, rank: int) -> None:
+def test_a_fit_resumed_within_an_epoch_validates_and_trains_the_rest(ran, rank):
     steps = [(each["epoch"], each["step"]) for each in ran.of("resumed", rank, "train")]
     assert steps == [(0, 4), (0, 5), *((1, step) for step in range(6))]
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", FAILURES)
-def test_one_set_that_fails_is_the_same_error_of_both_ranks_before_a_step(
-    ran: Any, name: str, rank: int
-) -> None:
+def test_one_set_that_fails_is_the_same_error_of_both_ranks_before_a_step(ran, name, rank):
     error, texts, blamed = FAILURES[name]
     [end] = ran.of(name, rank)
     assert (end["kind"], end.get("type")) == ("error", error)

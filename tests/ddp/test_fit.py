@@ -96,11 +96,7 @@ def as_json(case: Case, folder: Path, pack_into: Callable[..., list[str]]) -> di
 
 
 @pytest.fixture(scope="module")
-def ran(
-    tmp_path_factory: pytest.TempPathFactory,
-    pack_into: Callable[..., list[str]],
-    run_ranks: Callable[..., Any],
-) -> Any:
+def ran(tmp_path_factory, pack_into, run_ranks):
     """All cases, run by one pair of ranks."""
     folder = tmp_path_factory.mktemp("fit")
     numbers = range(sum(TRAIN))
@@ -127,13 +123,13 @@ def real_ids(records: list[dict[str, Any]]) -> Counter[tuple[int, int]]:
     return found
 
 
-def test_no_rank_says_a_warning(ran: Any) -> None:  # in the ranks themselves they are errors
+def test_no_rank_says_a_warning(ran):  # in the ranks themselves they are errors
     assert "Warning" not in ran.output
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_rank_takes_the_planned_steps_in_every_epoch(ran: Any, name: str, rank: int) -> None:
+def test_every_rank_takes_the_planned_steps_in_every_epoch(ran, name, rank):
     case = BY_NAME[name]
     planned = [(epoch, step) for epoch in range(case.epochs) for step in range(case.steps)]
     assert list(batches_of(ran, name, rank)) == planned
@@ -142,9 +138,7 @@ def test_every_rank_takes_the_planned_steps_in_every_epoch(ran: Any, name: str, 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_the_loader_and_the_trainer_know_the_number_of_steps(
-    ran: Any, name: str, rank: int
-) -> None:
+def test_the_loader_and_the_trainer_know_the_number_of_steps(ran, name, rank):
     case, end = BY_NAME[name], ran.end(name, rank)
     assert end["num_training_batches"] == case.steps
     assert end["length"] == (case.left or sum(case.train)) // (2 * BATCH_SIZE)
@@ -152,23 +146,23 @@ def test_the_loader_and_the_trainer_know_the_number_of_steps(
     assert end["global_step"] == case.epochs * case.steps
 
 
-def test_every_fit_ends_with_one_report_by_rank_0(ran: Any) -> None:
+def test_every_fit_ends_with_one_report_by_rank_0(ran):
     assert ran.output.count("data throughput: ") == len(CASES)
 
 
-def test_every_epoch_of_an_indexed_fit_is_proven_by_one_line_of_rank_0(ran: Any) -> None:
+def test_every_epoch_of_an_indexed_fit_is_proven_by_one_line_of_rank_0(ran):
     proven = [line for line in ran.output.splitlines() if ", as the order says (digest" in line]
     indexed = [case for case in CASES if case.train_options.get("sampling") == "shuffled"]
     assert len(proven) == sum(case.epochs for case in indexed), proven
 
 
-def test_the_progress_bar_counts_to_its_total_each_epoch(ran: Any) -> None:
+def test_the_progress_bar_counts_to_its_total_each_epoch(ran):
     bars = [(each["n"], each["total"]) for each in ran.of("no workers", 0, "bar")]
     assert bars == [(6, 6)] * 3
 
 
 @pytest.mark.parametrize("name", WITH_VAL)
-def test_every_validation_sees_each_sample_once_over_the_ranks(ran: Any, name: str) -> None:
+def test_every_validation_sees_each_sample_once_over_the_ranks(ran, name):
     case = BY_NAME[name]
     per_epoch = 2 if name.startswith("two validations") else 1
     records = [each for rank in RANKS for each in ran.of(name, rank, "val") if not each["sanity"]]
@@ -182,7 +176,7 @@ def test_every_validation_sees_each_sample_once_over_the_ranks(ran: Any, name: s
 
 
 @pytest.mark.parametrize("name", WITH_VAL)
-def test_a_metric_over_the_samples_with_weight_1_is_exact(ran: Any, name: str) -> None:
+def test_a_metric_over_the_samples_with_weight_1_is_exact(ran, name):
     samples = sum(BY_NAME[name].val)
     for rank in RANKS:
         metrics = [each for each in ran.of(name, rank, "metrics") if not each["sanity"]]
@@ -190,24 +184,24 @@ def test_a_metric_over_the_samples_with_weight_1_is_exact(ran: Any, name: str) -
 
 
 @pytest.mark.parametrize("name", WITH_VAL)
-def test_both_ranks_validate_the_same_number_of_steps(ran: Any, name: str) -> None:
+def test_both_ranks_validate_the_same_number_of_steps(ran, name):
     steps = [
         [(each["epoch"], each["step"]) for each in ran.of(name, rank, "val")] for rank in RANKS
     ]
     assert steps[0] == steps[1]
 
 
-def test_one_sample_for_two_ranks_is_repeated_with_weight_0(ran: Any) -> None:
+def test_one_sample_for_two_ranks_is_repeated_with_weight_0(ran):
     weights = [ran.of("one val sample", rank, "val")[-1]["weights"] for rank in RANKS]
     assert weights == [[1, 0, 0, 0], [0, 0, 0, 0]]
 
 
-def test_three_samples_for_two_ranks_need_no_repeats(ran: Any) -> None:
+def test_three_samples_for_two_ranks_need_no_repeats(ran):
     name = "fewer val samples than a global batch"
     assert [ran.of(name, rank, "val")[-1]["weights"] for rank in RANKS] == [[1, 1], [1]]
 
 
-def test_each_worker_of_each_rank_begins_at_a_draw_of_its_own(ran: Any) -> None:
+def test_each_worker_of_each_rank_begins_at_a_draw_of_its_own(ran):
     counts = np.array(TRAIN, dtype=np.int64)
     for rank in RANKS:
         batches = batches_of(ran, "two workers", rank)
@@ -219,12 +213,12 @@ def test_each_worker_of_each_rank_begins_at_a_draw_of_its_own(ran: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if BY_NAME[name].steps > 2])
-def test_ranks_train_on_different_samples(ran: Any, name: str) -> None:
+def test_ranks_train_on_different_samples(ran, name):
     first, second = (batches_of(ran, name, rank) for rank in RANKS)
     assert not [place for place in first if first[place] == second[place]]
 
 
-def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran: Any) -> None:
+def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran):
     for epoch in range(2):
         seen = Counter(
             tuple(sample)
@@ -236,7 +230,7 @@ def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran: Any) ->
         assert seen == all_ids(TRAIN)
 
 
-def test_filtered_ranks_together_train_on_what_is_left(ran: Any) -> None:
+def test_filtered_ranks_together_train_on_what_is_left(ran):
     begins, third = (0, 44, 44), parse_parts("exclude", FILTERED["exclude"])
     for epoch in range(2):
         keys = [
@@ -252,7 +246,7 @@ def test_filtered_ranks_together_train_on_what_is_left(ran: Any) -> None:
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", [name for name in WHOLE if BY_NAME[name].epochs > 1])
-def test_another_epoch_is_another_order(ran: Any, name: str, rank: int) -> None:
+def test_another_epoch_is_another_order(ran, name, rank):
     batches = batches_of(ran, name, rank)
     orders = [
         str([ids for (number, _), ids in batches.items() if number == epoch])
@@ -262,7 +256,7 @@ def test_another_epoch_is_another_order(ran: Any, name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_same_seed_gives_the_same_samples_and_another_seed_others(ran: Any, rank: int) -> None:
+def test_the_same_seed_gives_the_same_samples_and_another_seed_others(ran, rank):
     first = batches_of(ran, "two workers", rank)
     assert batches_of(ran, "two workers again", rank) == first
     another, seed_0 = (batches_of(ran, name, rank) for name in ("another seed", "no workers"))
@@ -270,19 +264,19 @@ def test_the_same_seed_gives_the_same_samples_and_another_seed_others(ran: Any, 
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_start_method_changes_no_sample(ran: Any, rank: int) -> None:
+def test_the_start_method_changes_no_sample(ran, rank):
     orders = [batches_of(ran, name, rank) for name in START_METHODS]
     assert orders[0] == orders[1] == orders[2]
     assert len(orders[0]) == 12
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_reloading_the_loaders_changes_no_sample(ran: Any, rank: int) -> None:
+def test_reloading_the_loaders_changes_no_sample(ran, rank):
     assert batches_of(ran, "reloading", rank) == batches_of(ran, "saving", rank)
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left(ran: Any, rank: int) -> None:
+def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left(ran, rank):
     whole, resumed = (batches_of(ran, name, rank) for name in ("saving", "resumed within an epoch"))
     assert list(resumed) == list(whole)[4:]
     assert all(resumed[1, step] == whole[1, step] for step in range(6))  # and then as ever
@@ -290,9 +284,7 @@ def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left(ran: Any, r
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
-    ran: Any, rank: int
-) -> None:
+def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(ran, rank):
     resumed = batches_of(ran, "resumed at an epoch's end", rank)
     whole = batches_of(ran, "no workers", rank)
     assert resumed == {(2, step): whole[2, step] for step in range(6)}
@@ -300,14 +292,14 @@ def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("name", BY_NAME)
-def test_no_worker_process_is_left_after_a_fit(ran: Any, name: str, rank: int) -> None:
+def test_no_worker_process_is_left_after_a_fit(ran, name, rank):
     during = ran.of(name, rank, "train")[0]["workers"]
     assert len(during) >= BY_NAME[name].num_workers
     assert ran.end(name, rank)["workers"] == []
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_the_workers_of_the_first_epoch_serve_all_epochs(ran: Any, rank: int) -> None:
+def test_the_workers_of_the_first_epoch_serve_all_epochs(ran, rank):
     for name in ("two workers", *START_METHODS, "a limit"):
         firsts = [each for each in ran.of(name, rank, "train") if each["step"] == 0]
         workers = [set(each["workers"]) for each in firsts]

@@ -2,7 +2,6 @@
 
 import csv
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,13 @@ MIXED = ("no workers", "a worker", "resumed")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, run_ranks: Callable[..., Any]) -> Any:
+def ran(tmp_path_factory, run_ranks):
     """All cases, run by one pair of ranks: epochs of 32 samples, 4 steps of 2 x 4."""
     folder = tmp_path_factory.mktemp("mixtures")
     options = {"sampling": "shuffled", "shuffle_run": 2, "round": 8, "dataset_size": 32}
     options["mix"] = mix_of(folder / "shards", tuple(COUNTS))
 
-    def case(name: str, num_workers: int = 0, **more: Any) -> dict[str, Any]:
+    def case(name, num_workers=0, **more):
         splits = {"train": {"urls": None, "options": options}}
         data = {"num_workers": num_workers, "batch_size": 4}
         trainer = {"max_epochs": 3, "log_every_n_steps": 1}
@@ -54,21 +53,21 @@ def components_of(ids: list[list[int]]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_each_step_of_both_ranks_holds_the_weights(ran: Any, name: str) -> None:
+def test_each_step_of_both_ranks_holds_the_weights(ran, name):
     steps = trained(ran, name, *RANKS)
     assert len(steps) == (6 if name == "resumed" else 12)
     for ids in steps.values():
         assert Counter(components_of(ids)) == dict(enumerate(WEIGHTS.values()))
 
 
-def test_neither_workers_nor_a_resume_change_what_a_rank_is_given(ran: Any) -> None:
+def test_neither_workers_nor_a_resume_change_what_a_rank_is_given(ran):
     for rank in RANKS:
         alone = trained(ran, "no workers", rank)
         assert trained(ran, "a worker", rank) == alone
         assert trained(ran, "resumed", rank) == dict(list(alone.items())[6:])
 
 
-def test_each_epoch_is_proven_over_both_ranks(ran: Any) -> None:
+def test_each_epoch_is_proven_over_both_ranks(ran):
     lines = [line for line in ran.output.splitlines() if "2 ranks" in line and "order" in line]
     told = Counter(line.partition(" (digest")[0] for line in lines)
     whole = "epoch {}: 32 samples in 4 steps of 2 ranks, as the order says"
@@ -77,16 +76,14 @@ def test_each_epoch_is_proven_over_both_ranks(ran: Any) -> None:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_another_order_on_one_rank_ends_both(ran: Any, rank: int) -> None:
+def test_another_order_on_one_rank_ends_both(ran, rank):
     end = ran.end("tampered", rank)
     assert (end["kind"], end["type"]) == ("error", "DigestError")
     assert "epoch 0: the samples served to 2 ranks are not those of the" in end["message"]
 
 
 @pytest.mark.parametrize(("folder", "first"), [("of all", 1), ("of the rest", 7)])
-def test_loggers_are_told_how_far_all_ranks_together_have_come(
-    ran: Any, folder: str, first: int
-) -> None:
+def test_loggers_are_told_how_far_all_ranks_together_have_come(ran, folder, first):
     [path] = (ran.folder / folder).rglob("metrics.csv")
     with path.open() as file:
         lines = [line for line in csv.DictReader(file) if line["data/component/web/samples"]]

@@ -2,11 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_programs import ForkedPrograms
 from waiting import is_running, wait_for
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
@@ -27,13 +25,8 @@ def waits_in_a_collective(folder: Path, stalled: int) -> bool:
 @pytest.mark.parametrize("are_both_told", [True, False])
 @pytest.mark.parametrize("stalled", [0, 1])
 def test_a_rank_that_gets_no_batch_ends_with_those_that_wait_for_it(
-    tmp_path: Path,
-    pack_into: Callable[..., list[str]],
-    forked_programs: ForkedPrograms,
-    stalled: int,
-    *,
-    are_both_told: bool,
-) -> None:
+    tmp_path, pack_into, forked_programs, stalled, *, are_both_told
+):
     pack_into(tmp_path, [40], "shard")
     with forked_programs.started([PROGRAM, tmp_path, stalled], tmp_path, ranks=2) as running:
         assert wait_for(lambda: waits_in_a_collective(tmp_path, stalled), STALLED_WITHIN_S)

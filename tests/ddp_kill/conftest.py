@@ -78,6 +78,6 @@ class Programs:
 
 
 @pytest.fixture(scope="session")
-def programs(start_program: Callable[..., Any], forked_programs: ForkedPrograms) -> Programs:
+def programs(start_program, forked_programs):
     """Runs the programs of this folder."""
     return Programs(start_program, forked_programs)

@@ -9,7 +9,6 @@ were trained on.
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -237,12 +236,7 @@ def run_chain(chain: Chain, folder: Path, programs: Any) -> Outcome:
 
 
 @pytest.fixture(scope="module", params=CHAINS, ids=lambda chain: chain.name)
-def outcome(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    pack_into: Callable[..., list[str]],
-    programs: Any,
-) -> Outcome:
+def outcome(request, tmp_path_factory, pack_into, programs):
     """One chain, run once for all tests."""
     folder = tmp_path_factory.mktemp("chain")
     pack_into(folder, TRAIN, "train")
@@ -284,12 +278,12 @@ def whole_epochs(outcome: Outcome) -> list[int]:
     return [epoch for epoch in trained if len(trained[epoch]) == planned[epoch]]
 
 
-def test_each_stop_leaves_the_checkpoint_that_it_should(outcome: Outcome) -> None:
+def test_each_stop_leaves_the_checkpoint_that_it_should(outcome):
     steps = tuple(len(ledger["steps"]) for ledger in outcome.ledgers)
     assert steps == outcome.chain.resumed_after
 
 
-def test_the_final_weights_were_trained_on_each_planned_sample_once(outcome: Outcome) -> None:
+def test_the_final_weights_were_trained_on_each_planned_sample_once(outcome):
     trained = samples_of(outcome.told[0]["steps"])
     planned = planned_samples(outcome)
     order = SampleOrder(np.array(TRAIN, np.int64), 0, "shuffled", run=4)
@@ -301,7 +295,7 @@ def test_the_final_weights_were_trained_on_each_planned_sample_once(outcome: Out
         assert total < SAMPLES or Counter(ids) == all_ids(TRAIN)
 
 
-def test_a_fit_ends_after_its_epochs_or_its_steps(outcome: Outcome) -> None:
+def test_a_fit_ends_after_its_epochs_or_its_steps(outcome):
     told, trainer = outcome.told[0], outcome.chain.trainer
     epochs = list(samples_of(told["steps"]))
     assert epochs == list(range(trainer.get("max_epochs", len(epochs))))
@@ -309,18 +303,18 @@ def test_a_fit_ends_after_its_epochs_or_its_steps(outcome: Outcome) -> None:
     assert told["global_step"] == trainer.get("max_steps", told["global_step"])
 
 
-def test_all_ranks_tell_the_same(outcome: Outcome) -> None:
+def test_all_ranks_tell_the_same(outcome):
     assert len(outcome.told) == outcome.chain.fits[-1].ranks
     assert all(told == outcome.told[0] for told in outcome.told)
 
 
-def test_each_epoch_is_validated_once_on_each_sample(outcome: Outcome) -> None:
+def test_each_epoch_is_validated_once_on_each_sample(outcome):
     validations = outcome.told[0]["validations"]
     assert [epoch for epoch, _ in validations] == whole_epochs(outcome)
     assert all(Counter(map(tuple, ids)) == all_ids(VAL) for _, ids in validations)
 
 
-def test_the_learning_rates_are_those_of_a_fit_that_was_never_stopped(outcome: Outcome) -> None:
+def test_the_learning_rates_are_those_of_a_fit_that_was_never_stopped(outcome):
     rates = [rate for _, _, rate in outcome.told[0]["steps"]]
     if not outcome.chain.schedule:
         assert set(rates) == {0.01}
@@ -337,7 +331,7 @@ def test_the_learning_rates_are_those_of_a_fit_that_was_never_stopped(outcome: O
     assert rates == expected
 
 
-def test_no_process_outlives_a_kill(outcome: Outcome) -> None:
+def test_no_process_outlives_a_kill(outcome):
     for number, there, left in outcome.killed:
         fit = outcome.chain.fits[number]
         assert there >= fit.ranks * (1 + fit.num_workers)

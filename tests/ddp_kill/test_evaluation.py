@@ -3,7 +3,6 @@
 import io
 import itertools
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def pass_over(paths: list[Path]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, pack_into: Callable[..., list[str]]) -> Path:
+def folder(tmp_path_factory, pack_into):
     made = tmp_path_factory.mktemp("evaluation")
     pack_into(made, VAL, "val")
     pack_into(made, TEST, "test")
@@ -52,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, pack_into: Callable[..., li
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
-def told(request: pytest.FixtureRequest, folder: Path, programs: Any) -> list[dict[str, Any]]:
+def told(request, folder, programs):
     """What each rank of a group returned."""
     job = {"folder": str(folder), "ranks": request.param, "cases": CASES}
     return programs.run("run_evaluation.py", job)
@@ -61,12 +60,12 @@ def told(request: pytest.FixtureRequest, folder: Path, programs: Any) -> list[di
 @pytest.mark.parametrize("case", [case["name"] for case in CASES])
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_metrics_on_any_number_of_ranks_are_those_of_one_pass_over_the_files(
-    told: list[dict[str, Any]], folder: Path, split: str, case: str
-) -> None:
+    told, folder, split, case
+):
     expected = pass_over(sorted(folder.glob(f"{split}-*.tar")))
     assert [metrics[f"{split} {case}"] for metrics in told] == [expected] * len(told)
 
 
-def test_the_model_is_neither_always_right_nor_always_wrong(folder: Path) -> None:
+def test_the_model_is_neither_always_right_nor_always_wrong(folder):
     assert pass_over(sorted(folder.glob("val-*.tar")))["accuracy"] == float(np.float32(15 / 23))
     assert pass_over(sorted(folder.glob("test-*.tar")))["samples"] == 3.0

@@ -6,7 +6,6 @@ trained on what one mixture says that had all of these stages from the start on.
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,8 +121,8 @@ SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in r
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_weights_of_a_killed_chain_were_trained_on_what_the_mixture_says(
-    seed: int, tmp_path: Path, pack_into: Callable[..., list[str]], programs: Any
-) -> None:
+    seed, tmp_path, pack_into, programs
+):
     for name, counts in COUNTS.items():
         pack_component(tmp_path, name, counts)
     pack_into(tmp_path, VAL, "val")

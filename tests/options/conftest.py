@@ -5,14 +5,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
-from forked_programs import ForkedPrograms
 from waiting import is_running
 
 collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
@@ -37,12 +34,10 @@ class Records:
 
 
 @pytest.fixture(scope="session")
-def option_shards(
-    tmp_path_factory: pytest.TempPathFactory, pack_into: Callable[..., list[str]]
-) -> Callable[[str], Path]:
+def option_shards(tmp_path_factory, pack_into):
     """Makes folders with the same tiny shards for training and validation."""
 
-    def packed(name: str) -> Path:
+    def packed(name):
         folder = tmp_path_factory.mktemp(name)
         pack_into(folder, TRAIN, "train")
         pack_into(folder, VAL, "val")
@@ -59,12 +54,10 @@ def fail_with_errors(folder: Path, output: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def run_program(start_program: Callable[..., Any]) -> Callable[..., Records]:
+def run_program(start_program):
     """Runs a program of this folder to its end; one that hangs is ended, with all it started."""
 
-    def run(
-        folder: Path, program: str, arguments: Sequence[str] = (), launcher: Sequence[str] = ()
-    ) -> Records:
+    def run(folder, program, arguments=(), launcher=()):
         command = [sys.executable, *launcher, str(HERE / program), str(folder), *arguments]
         with start_program(command, folder) as process:
             try:
@@ -80,10 +73,10 @@ def run_program(start_program: Callable[..., Any]) -> Callable[..., Records]:
 
 
 @pytest.fixture(scope="session")
-def run_forked(forked_programs: ForkedPrograms) -> Callable[..., Records]:
+def run_forked(forked_programs):
     """Runs a program of this folder to its end on two ranks that have imported Lightning."""
 
-    def run(folder: Path, program: str) -> Records:
+    def run(folder, program):
         command = [HERE / program, folder]
         output, statuses = forked_programs.run(command, folder, ranks=2, timeout_s=280)
         if any(statuses):
@@ -94,7 +87,7 @@ def run_forked(forked_programs: ForkedPrograms) -> Callable[..., Records]:
 
 
 @pytest.fixture(scope="session")
-def recorder() -> ModuleType:
+def recorder():
     """The module `recorder.py`, which the programs import by its name."""
     spec = importlib.util.spec_from_file_location("option_recorder", HERE / "recorder.py")
     assert spec is not None
@@ -105,10 +98,10 @@ def recorder() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def processes_of_session() -> Callable[[int], list[int]]:
+def processes_of_session():
     """The running processes of a session, which is the group of all that a program started."""
 
-    def found(session: int) -> list[int]:
+    def found(session):
         pids: list[int] = []
         for process in psutil.process_iter():
             try:

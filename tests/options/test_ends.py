@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +28,8 @@ def waiting(folder: Path) -> list[dict[str, Any]]:
     ids=["Ctrl-C on two ranks and all workers", "SIGINT to the trainer process alone"],
 )
 def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
-    devices: int,
-    whole_group: bool,
-    option_shards: Callable[..., Any],
-    start_program: Callable[..., Any],
-    processes_of_session: Callable[[int], list[int]],
-) -> None:
+    devices, whole_group, option_shards, start_program, processes_of_session
+):
     folder = option_shards("interrupted")
     command = [sys.executable, str(HERE / "run_interrupted.py"), str(folder), str(devices)]
     with start_program(command, folder) as process:
@@ -66,10 +61,8 @@ def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_rank_that_raises_ends_the_other_and_all_workers(
-    option_shards: Callable[..., Any],
-    start_program: Callable[..., Any],
-    processes_of_session: Callable[[int], list[int]],
-) -> None:
+    option_shards, start_program, processes_of_session
+):
     folder = option_shards("one_raises")
     command = [sys.executable, str(HERE / "run_interrupted.py"), str(folder), "2", "raise"]
     with start_program(command, folder) as process:
@@ -83,14 +76,12 @@ def test_one_rank_that_raises_ends_the_other_and_all_workers(
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-def test_a_fit_that_raises_leaves_no_process(
-    reader: str, recorder: Any, option_shards: Callable[..., Any]
-) -> None:
+def test_a_fit_that_raises_leaves_no_process(reader, recorder, option_shards):
     folder = option_shards("raising")
     before = set(recorder.children())
 
     class Raising(recorder.Recorder):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def training_step(self, batch, batch_idx):
             if self.global_step == 5:
                 self.seen["workers"] = recorder.children()
                 raise ArithmeticError

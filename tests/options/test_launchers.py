@@ -1,8 +1,5 @@
 """Ranks that others than `ddp` start, ranks that share their data, and Fabric."""
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 # matrix: each launcher starts ranks of its own, which takes a minute in all
@@ -15,23 +12,23 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "
 
 
 @pytest.fixture(scope="module")
-def starting(option_shards: Callable[..., Any], run_program: Callable[..., Any]) -> Any:
+def starting(option_shards, run_program):
     """Strategies that start their ranks themselves, one after the other in one program."""
     return run_program(option_shards("starting"), "run_launched.py", STARTING)
 
 
 @pytest.fixture(scope="module")
-def started(option_shards: Callable[..., Any], run_program: Callable[..., Any]) -> Any:
+def started(option_shards, run_program):
     """What two ranks of `torchrun` do, one after the other."""
     return run_program(option_shards("started"), "run_launched.py", STARTED, TORCHRUN)
 
 
 @pytest.fixture(scope="module")
-def expected(recorder: Any, option_shards: Callable[..., Any]) -> Callable[[int, int], Any]:
+def expected(recorder, option_shards):
     """The steps of two epochs of a rank, from a loader without any Trainer."""
     data = recorder.make_data(option_shards("expected"), "indexed")
 
-    def steps(rank: int, world_size: int) -> dict[tuple[int, int], list[list[int]]]:
+    def steps(rank, world_size):
         loader = data.loader("train", rank=rank, world_size=world_size)
         return {
             (epoch, step): recorder.ids_of(batch)
@@ -44,18 +41,14 @@ def expected(recorder: Any, option_shards: Callable[..., Any]) -> Callable[[int,
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("launcher", STARTING)
-def test_ranks_that_a_strategy_starts_take_the_planned_samples(
-    starting: Any, expected: Any, launcher: str, rank: int
-) -> None:
+def test_ranks_that_a_strategy_starts_take_the_planned_samples(starting, expected, launcher, rank):
     assert starting.steps(launcher, rank) == expected(rank, 2)
     assert starting.of(launcher, rank)["place"] == [rank, 2]
     assert len(starting.of(launcher, rank)["val"]) == 2
 
 
 @pytest.mark.parametrize("launcher", [*STARTING, "torchrun", "tensor_parallel"])
-def test_the_trainer_of_every_launcher_knows_the_totals(
-    starting: Any, started: Any, launcher: str
-) -> None:
+def test_the_trainer_of_every_launcher_knows_the_totals(starting, started, launcher):
     ran = starting if launcher in STARTING else started
     steps, val_steps = (13, 4) if launcher == "tensor_parallel" else (6, 2)
     epoch = [["val", val_steps, val_steps], ["train", steps, steps]]
@@ -66,38 +59,32 @@ def test_the_trainer_of_every_launcher_knows_the_totals(
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("launcher", [*STARTING, *STARTED])
-def test_no_worker_is_left_when_the_data_of_a_rank_are_torn_down(
-    starting: Any, started: Any, launcher: str, rank: int
-) -> None:
+def test_no_worker_is_left_when_the_data_of_a_rank_are_torn_down(starting, started, launcher, rank):
     seen = (starting if launcher in STARTING else started).of(launcher, rank)
     assert len(seen["workers"]) == (1 if launcher == "fabric" else 2)  # train's, val's
     assert seen["left"] == []
 
 
 @pytest.mark.parametrize("launcher", STARTING)
-def test_no_process_is_left_of_the_ranks_that_a_strategy_started(
-    starting: Any, launcher: str
-) -> None:
+def test_no_process_is_left_of_the_ranks_that_a_strategy_started(starting, launcher):
     assert f"{launcher} left []" in starting.output
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_ranks_of_torchrun_take_the_planned_samples(started: Any, expected: Any, rank: int) -> None:
+def test_ranks_of_torchrun_take_the_planned_samples(started, expected, rank):
     assert started.steps("torchrun", rank) == expected(rank, 2)
     assert len(started.of("torchrun", rank)["val"]) == 2
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_tensor_parallel_ranks_get_the_same_batches_those_of_one_rank(
-    started: Any, expected: Any, rank: int
-) -> None:
+def test_tensor_parallel_ranks_get_the_same_batches_those_of_one_rank(started, expected, rank):
     seen = started.of("tensor_parallel", rank)
     assert (seen["place"], seen["world_size"]) == ([0, 1], 2)
     assert started.steps("tensor_parallel", rank) == expected(0, 1)
     assert [len(steps) for steps in seen["val"]] == [4, 4]
 
 
-def test_samples_of_tensor_parallel_ranks_are_counted_once(started: Any) -> None:
+def test_samples_of_tensor_parallel_ranks_are_counted_once(started):
     """26 of them, not 52; `torchrun`'s two ranks share 24."""
     for epoch in range(2):
         assert f"epoch {epoch}: 26 samples in 13 steps of 1 rank, as the order" in started.output
@@ -105,14 +92,14 @@ def test_samples_of_tensor_parallel_ranks_are_counted_once(started: Any) -> None
 
 
 @pytest.mark.parametrize("rank", RANKS)
-def test_fabric_trains_on_the_loader_of_its_rank(started: Any, expected: Any, rank: int) -> None:
+def test_fabric_trains_on_the_loader_of_its_rank(started, expected, rank):
     assert started.steps("fabric", rank) == expected(rank, 2)
 
 
-def test_fabric_refuses_to_wrap_a_loader_that_is_no_dataloader(started: Any) -> None:
+def test_fabric_refuses_to_wrap_a_loader_that_is_no_dataloader(started):
     """When this fails, Fabric has learnt it, and the README may say so."""
     assert "Only PyTorch DataLoader" in started.of("fabric", 0)["refused"]
 
 
-def test_no_launcher_says_a_warning(starting: Any, started: Any) -> None:
+def test_no_launcher_says_a_warning(starting, started):
     assert "Warning" not in starting.output + started.output

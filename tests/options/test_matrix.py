@@ -1,7 +1,6 @@
 """Trainer options on two real ranks, for both readers: steps, validations, totals, samples."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -108,7 +107,7 @@ each_reader = pytest.mark.parametrize("reader", READERS)
 
 
 @pytest.fixture(scope="module")
-def ran(option_shards: Callable[..., Any], run_forked: Callable[..., Any]) -> Any:
+def ran(option_shards, run_forked):
     """All options under both readers, by one pair of ranks."""
     folder = option_shards("matrix")
     cases = [
@@ -126,14 +125,14 @@ def ran(option_shards: Callable[..., Any], run_forked: Callable[..., Any]) -> An
     return run_forked(folder, "run_matrix.py")
 
 
-def test_no_process_says_a_warning(ran: Any) -> None:
+def test_no_process_says_a_warning(ran):
     """In ranks and workers they are errors; this sees those of Python's own helpers."""
     assert "Warning" not in ran.output
 
 
 @each_reader
 @each_fit
-def test_every_rank_takes_the_steps_that_the_option_says(ran: Any, name: str, reader: str) -> None:
+def test_every_rank_takes_the_steps_that_the_option_says(ran, name, reader):
     expected = [
         (epoch, step)
         for epoch, steps in enumerate(BY_NAME[name].epochs)
@@ -147,9 +146,7 @@ def test_every_rank_takes_the_steps_that_the_option_says(ran: Any, name: str, re
 
 @each_reader
 @each_fit
-def test_validations_run_when_the_option_says_and_see_the_same_samples_each_time(
-    ran: Any, name: str, reader: str
-) -> None:
+def test_validations_run_when_the_option_says_and_see_the_same_samples_each_time(ran, name, reader):
     option = BY_NAME[name]
     seen = [ran.of(f"{reader} {name}", rank) for rank in RANKS]
     for record in seen:
@@ -162,7 +159,7 @@ def test_validations_run_when_the_option_says_and_see_the_same_samples_each_time
 
 
 @each_reader
-def test_a_validation_sees_each_sample_once_over_the_ranks(ran: Any, reader: str) -> None:
+def test_a_validation_sees_each_sample_once_over_the_ranks(ran, reader):
     for number in range(2):
         steps = [ran.of(f"{reader} defaults", rank)["val"][number] for rank in RANKS]
         assert sorted(chain(*chain(*steps))) == VAL_IDS
@@ -170,9 +167,7 @@ def test_a_validation_sees_each_sample_once_over_the_ranks(ran: Any, reader: str
 
 @each_reader
 @each_fit
-def test_the_trainer_and_its_progress_bars_know_the_totals(
-    ran: Any, name: str, reader: str
-) -> None:
+def test_the_trainer_and_its_progress_bars_know_the_totals(ran, name, reader):
     option, record = BY_NAME[name], ran.of(f"{reader} {name}", 0)
     epoch = max(option.epochs)
     vals = [option.val_steps] if option.validations else []
@@ -188,7 +183,7 @@ def test_the_trainer_and_its_progress_bars_know_the_totals(
 
 @each_reader
 @each_fit
-def test_an_option_changes_no_sample_of_a_step(ran: Any, name: str, reader: str) -> None:
+def test_an_option_changes_no_sample_of_a_step(ran, name, reader):
     """An epoch under a limit is a shorter one; `overfit_batches` repeats the first epoch."""
     for rank in RANKS:
         plain = ran.steps(f"{reader} defaults", rank)
@@ -198,7 +193,7 @@ def test_an_option_changes_no_sample_of_a_step(ran: Any, name: str, reader: str)
 
 
 @each_reader
-def test_epochs_differ_and_ranks_share_no_sample_of_a_step(ran: Any, reader: str) -> None:
+def test_epochs_differ_and_ranks_share_no_sample_of_a_step(ran, reader):
     """Else the test above would say little."""
     first, second = (ran.steps(f"{reader} defaults", rank) for rank in RANKS)
     assert not [place for place in first if first[place] == second[place]]
@@ -208,7 +203,7 @@ def test_epochs_differ_and_ranks_share_no_sample_of_a_step(ran: Any, reader: str
         ]
 
 
-def test_the_indexed_reader_trains_on_each_sample_at_most_once_an_epoch(ran: Any) -> None:
+def test_the_indexed_reader_trains_on_each_sample_at_most_once_an_epoch(ran):
     for epoch in range(2):
         steps = [ran.steps("indexed defaults", rank) for rank in RANKS]
         ids = [tuple(i) for own in steps for (e, _), b in own.items() if e == epoch for i in b]
@@ -217,17 +212,13 @@ def test_the_indexed_reader_trains_on_each_sample_at_most_once_an_epoch(ran: Any
 
 @each_reader
 @pytest.mark.parametrize("name", [name for name in FITS if name.startswith("OneCycleLR")])
-def test_estimated_stepping_batches_are_the_steps_of_the_optimiser(
-    ran: Any, name: str, reader: str
-) -> None:
+def test_estimated_stepping_batches_are_the_steps_of_the_optimiser(ran, name, reader):
     for rank in RANKS:
         assert ran.of(f"{reader} {name}", rank)["estimated"] == BY_NAME[name].updates
 
 
 @each_reader
-def test_a_second_fit_of_one_module_begins_anew_with_the_same_samples(
-    ran: Any, reader: str
-) -> None:
+def test_a_second_fit_of_one_module_begins_anew_with_the_same_samples(ran, reader):
     for rank in RANKS:
         once = ran.of(f"{reader} defaults", rank)
         twice = ran.of(f"{reader} two fits", rank)
@@ -236,7 +227,7 @@ def test_a_second_fit_of_one_module_begins_anew_with_the_same_samples(
 
 
 @each_reader
-def test_max_time_ends_all_ranks_at_the_same_step(ran: Any, reader: str) -> None:
+def test_max_time_ends_all_ranks_at_the_same_step(ran, reader):
     first, second = (list(ran.steps(f"{reader} max_time", rank)) for rank in RANKS)
     assert first == second
     assert first == [divmod(number, STEPS) for number in range(len(first))]
@@ -248,9 +239,7 @@ def test_max_time_ends_all_ranks_at_the_same_step(ran: Any, reader: str) -> None
 
 
 @each_reader
-def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(
-    ran: Any, reader: str
-) -> None:
+def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(ran, reader):
     records = [ran.of(f"{reader} evaluation", rank) for rank in RANKS]
     for kind in ("val", "test"):
         steps = [record[kind][0] if kind == "val" else record[kind] for record in records]
@@ -260,9 +249,7 @@ def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(
 
 
 @each_reader
-def test_predictions_of_all_ranks_are_put_in_order_by_the_ids_in_their_batches(
-    ran: Any, reader: str
-) -> None:
+def test_predictions_of_all_ranks_are_put_in_order_by_the_ids_in_their_batches(ran, reader):
     batches = [
         batch for rank in RANKS for batch in ran.of(f"{reader} evaluation", rank)["predicted"]
     ]
@@ -277,7 +264,7 @@ def test_predictions_of_all_ranks_are_put_in_order_by_the_ids_in_their_batches(
 
 @each_reader
 @pytest.mark.parametrize("name", BY_NAME)
-def test_no_process_is_left_after_a_fit(ran: Any, name: str, reader: str) -> None:
+def test_no_process_is_left_after_a_fit(ran, name, reader):
     """But for the rank that the other one has started."""
     ranks = {ran.of(f"{reader} {name}", rank)["pid"] for rank in RANKS}
     for rank in RANKS:
@@ -286,7 +273,7 @@ def test_no_process_is_left_after_a_fit(ran: Any, name: str, reader: str) -> Non
         assert len({*record["workers"]} - ranks) == BY_NAME[name].workers
 
 
-def test_every_epoch_of_the_indexed_reader_is_proven(ran: Any) -> None:
+def test_every_epoch_of_the_indexed_reader_is_proven(ran):
     """Where the option lets an epoch end; `max_time` and a limit of steps end one before."""
     proven = ran.output.count(", as the order says (digest")
     epochs = sum(len(BY_NAME[name].epochs) for name in FITS)

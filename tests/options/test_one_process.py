@@ -1,8 +1,6 @@
 """Options that need no second rank: the tuner, seeds, written predictions; for both readers."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -28,15 +26,15 @@ each_reader = pytest.mark.parametrize("reader", ["indexed", "stream"])
 
 
 @pytest.fixture(scope="module")
-def folder(option_shards: Callable[[str], Path]) -> Path:
+def folder(option_shards):
     return option_shards("one")
 
 
 @pytest.fixture
-def make_trainer(recorder: Any, tmp_path: Path) -> Callable[..., pl.Trainer]:
+def make_trainer(recorder, tmp_path):
     """Makes trainers with our callbacks."""
 
-    def made(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    def made(*callbacks, **options):
         common = recorder.trainer_options(tmp_path, callbacks)
         return pl.Trainer(**common, devices=1, **{"max_epochs": 2} | options)
 
@@ -56,8 +54,8 @@ def sizes_of(seen: Any) -> list[int]:
 @each_reader
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
 def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
-    mode: Any, reader: str, recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    mode, reader, recorder, make_trainer, folder
+):
     before = set(recorder.children())
     data = recorder.make_data(folder, reader, num_workers=1)
     model, trainer = recorder.Recorder(), make_trainer()
@@ -77,12 +75,12 @@ def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
 
 
 def test_the_tuner_goes_back_over_a_checkpoint_of_another_batch_size_where_nothing_is_trained(
-    recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    recorder, make_trainer, folder
+):
     class Estimating(recorder.Recorder):
         """Has a loader made before the tuner saves its checkpoint, as a OneCycleLR does."""
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             assert self.trainer.estimated_stepping_batches
             return super().configure_optimizers()
 
@@ -95,8 +93,8 @@ def test_the_tuner_goes_back_over_a_checkpoint_of_another_batch_size_where_nothi
 
 
 def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(
-    recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    recorder, make_trainer, folder
+):
     data = recorder.make_data(folder, "indexed")
     tuner = Tuner(make_trainer())
     with pytest.raises(PlanError, match=r"26 samples do not fill one step of 1 rank x 32 samples"):
@@ -104,8 +102,8 @@ def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(
 
 
 def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
-    recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    recorder, make_trainer, folder
+):
     data = recorder.make_data(folder, "indexed")
     data.splits["train"] = replace(data.splits["train"], batch_size=2)
     message = r"batch_size=4 would change nothing: 'train' has a batch_size of its own, 2; leave"
@@ -116,8 +114,8 @@ def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
 
 
 def test_the_batch_size_of_validation_alone_leaves_that_of_training_free(
-    recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    recorder, make_trainer, folder
+):
     data = recorder.make_data(folder, "indexed")
     data.splits["val"] = replace(data.splits["val"], batch_size=VAL_SAMPLES)
     data.batch_size = 13
@@ -130,8 +128,8 @@ def test_the_batch_size_of_validation_alone_leaves_that_of_training_free(
 
 @each_reader
 def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
-    reader: str, recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    reader, recorder, make_trainer, folder
+):
     before = set(recorder.children())
     data = recorder.make_data(folder, reader, num_workers=1)
     model, trainer = recorder.Recorder(), make_trainer()
@@ -151,8 +149,8 @@ def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
 
 @each_reader
 def test_seed_everything_changes_no_sample_and_the_loader_draws_from_no_global_generator(
-    reader: str, recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    reader, recorder, make_trainer, folder
+):
     """So that dropout is the same with any data."""
     after: list[float] = []
     steps: list[Any] = []
@@ -186,8 +184,8 @@ class Collector(BasePredictionWriter):
 
 
 def test_a_prediction_writer_finds_the_ids_in_its_batches_and_there_is_no_warning(
-    recorder: Any, make_trainer: Any, folder: Path
-) -> None:
+    recorder, make_trainer, folder
+):
     collector = Collector()
     predictions = make_trainer(collector).predict(
         recorder.Recorder(), recorder.make_data(folder, "indexed")
@@ -199,12 +197,12 @@ def test_a_prediction_writer_finds_the_ids_in_its_batches_and_there_is_no_warnin
 
 @each_reader
 def test_an_overfitted_run_is_resumed_with_the_batches_it_repeats(
-    reader: str, recorder: Any, make_trainer: Any, folder: Path, tmp_path: Path
-) -> None:
+    reader, recorder, make_trainer, folder, tmp_path
+):
     """By the indexed reader; a stream has fresh draws until that epoch ends, as ever."""
 
     class Saving(recorder.Recorder):
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, *_):
             if self.global_step == 4:
                 self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
 

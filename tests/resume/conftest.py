@@ -2,10 +2,9 @@
 
 import pytest
 from chains import Ranks
-from forked_programs import ForkedPrograms
 
 
 @pytest.fixture(scope="session")
-def ranks(forked_programs: ForkedPrograms) -> Ranks:
+def ranks(forked_programs):
     """Fits on groups of ranks of any size."""
     return Ranks(forked_programs)

@@ -1,6 +1,5 @@
 """Loaders of a data module whose trainer has stopped: each pass over one is a whole epoch."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ class Raises(ShouldStop):
 
 
 @pytest.mark.parametrize("ends", ["whole", "interrupted", "resumed"])
-def test_a_train_loader_that_is_asked_for_after_a_fit_moves_on(ends: str, tmp_path: Path) -> None:
+def test_a_train_loader_that_is_asked_for_after_a_fit_moves_on(ends, tmp_path):
     data, path, callbacks = ToyData(), None, []
     if ends == "resumed":
         saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=2)
@@ -54,8 +53,8 @@ def test_a_train_loader_that_is_asked_for_after_a_fit_moves_on(ends: str, tmp_pa
 
 @pytest.mark.parametrize("evaluates", ["validate", "test after validate", "fit"])
 def test_an_evaluation_loader_that_is_asked_for_after_the_trainer_has_stopped_is_whole(
-    evaluates: str, tmp_path: Path
-) -> None:
+    evaluates, tmp_path
+):
     model, data = WithTest(), ToyData()
     trainer = make_trainer(tmp_path, limit_val_batches=1, max_epochs=1)
     if evaluates == "fit":

@@ -1,6 +1,5 @@
 """All ranks agree on a loader once; who asks for it again asks no other rank."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -30,12 +29,12 @@ class Asking(pl.Callback):
 
 
 @pytest.fixture
-def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
+def asking(monkeypatch):
     """Such a callback, which sees each agreement."""
     agreed: list[Any] = []
     real = datamodule.agree
 
-    def agree(*arguments: Any) -> None:
+    def agree(*arguments):
         agreed.append(arguments)
         real(*arguments)
 
@@ -44,9 +43,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Asking:
 
 
 @pytest.mark.parametrize("options", [{}, {"reload_dataloaders_every_n_epochs": 1}], ids=str)
-def test_asking_again_costs_no_collective(
-    options: dict[str, Any], asking: Asking, tmp_path: Path
-) -> None:
+def test_asking_again_costs_no_collective(options, asking, tmp_path):
     make_trainer(tmp_path, [asking], max_epochs=2, **options).fit(Ledger(), ToyData())
     assert asking.costs == [0] * 12
     assert len(asking.agreed) == 2
@@ -59,7 +56,7 @@ class Halving(pl.Callback):
         trainer.datamodule.batch_size = 2
 
 
-def test_a_loader_of_other_settings_is_agreed_on(asking: Asking, tmp_path: Path) -> None:
+def test_a_loader_of_other_settings_is_agreed_on(asking, tmp_path):
     options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
     make_trainer(tmp_path, [asking, Halving()], **options).fit(Ledger(), ToyData())
     assert asking.costs == [0] * (6 + 13)
@@ -89,8 +86,8 @@ class FailingData(ToyData):
 
 @pytest.mark.parametrize(("stage", "agreements"), [("source", 2), ("loader", 3)])
 def test_a_rank_that_fails_meets_the_others_only_where_they_make_new_loaders_too(
-    stage: str, agreements: int, asking: Asking, tmp_path: Path
-) -> None:
+    stage, agreements, asking, tmp_path
+):
     """Elsewhere they are in Lightning's barrier, and a collective would wait for them for ever."""
     callbacks = [asking, Halving()] if stage == "loader" else [asking]
     options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 1}
@@ -107,12 +104,12 @@ class AsksTooLate(pl.Callback):
         trainer.datamodule.train_dataloader()
 
 
-def test_a_loader_that_is_replaced_within_an_epoch_says_so(tmp_path: Path) -> None:
+def test_a_loader_that_is_replaced_within_an_epoch_says_so(tmp_path):
     with pytest.raises(ShardError, match=r"closed while .* iterated.*between two epochs"):
         make_trainer(tmp_path, [AsksTooLate()]).fit(Ledger(), ToyData())
 
 
-def test_each_fit_and_validation_agrees_anew(asking: Asking, tmp_path: Path) -> None:
+def test_each_fit_and_validation_agrees_anew(asking, tmp_path):
     data = ToyData()
     for _ in range(2):
         make_trainer(tmp_path, max_epochs=1).fit(Ledger(), data)
@@ -125,8 +122,8 @@ def test_each_fit_and_validation_agrees_anew(asking: Asking, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("batch_size", "is_said"), [(4, True), (2, False)])
 def test_the_first_line_remarks_when_more_than_one_percent_is_dropped(
-    batch_size: int, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    batch_size, is_said, tmp_path, caplog
+):
     caplog.set_level("INFO")
     make_trainer(tmp_path, max_epochs=1).fit(Ledger(), ToyData(batch_size))
     assert ("; drops 2 of 26 samples (7.7 %) in each epoch" in caplog.text) == is_said

@@ -1,7 +1,6 @@
 """Settings that a callback changes between epochs: a resumed run goes on as one without a stop."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -41,9 +40,7 @@ def halve_batches(data: ToyData) -> None:
 
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 @pytest.mark.parametrize("change", [take_other_shards, halve_batches])
-def test_a_checkpoint_is_compared_with_the_loader_that_the_fit_begins_with(
-    change: Callable[[Any], None], make: Any, tmp_path: Path
-) -> None:
+def test_a_checkpoint_is_compared_with_the_loader_that_the_fit_begins_with(change, make, tmp_path):
     options = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 4}
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
     whole = Ledger()

@@ -1,6 +1,5 @@
 """Our loader beside a foreign one in a combined loader: epochs end with ours, or are refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,9 +51,7 @@ class Pairs(Ledger):
 @pytest.mark.parametrize(
     ("other", "told"), [(range(10), "has 10 batches"), (Endless(), "has no known end")]
 )
-def test_an_epoch_that_does_not_end_with_our_loader_is_refused(
-    other: Any, told: str, mode: Any, make: Any, tmp_path: Path
-) -> None:
+def test_an_epoch_that_does_not_end_with_our_loader_is_refused(other, told, mode, make, tmp_path):
     with pytest.raises(ConfigError, match=rf"6 steps, .* {told}: .*min_size"):
         make(tmp_path).fit(Pairs(), CombinedData(other, mode))
 
@@ -62,9 +59,7 @@ def test_an_epoch_that_does_not_end_with_our_loader_is_refused(
 @pytest.mark.parametrize(
     ("other", "mode"), [(range(10), "min_size"), (range(6), None), (range(4), None)]
 )
-def test_an_epoch_that_ends_with_our_loader_is_resumed_within(
-    other: Any, mode: Any, tmp_path: Path
-) -> None:
+def test_an_epoch_that_ends_with_our_loader_is_resumed_within(other, mode, tmp_path):
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
     trainer = bare_trainer(tmp_path, callbacks=[saver], max_steps=4)
     trainer.fit(Pairs(), CombinedData(other, mode))
@@ -75,9 +70,7 @@ def test_an_epoch_that_ends_with_our_loader_is_resumed_within(
 
 
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
-def test_an_epoch_ends_with_our_loader_where_weight_averaging_counts_one_batch_more(
-    mode: Any, tmp_path: Path
-) -> None:
+def test_an_epoch_ends_with_our_loader_where_weight_averaging_counts_one_batch_more(mode, tmp_path):
     model = Pairs()
     model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(1))
     averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)
@@ -118,9 +111,7 @@ class Contained(Ledger):
 
 @pytest.mark.parametrize("batch_size", [4, 2])
 @pytest.mark.parametrize("kind", ["dict", "list", "nested", "CombinedLoader"])
-def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(
-    kind: str, batch_size: int, tmp_path: Path
-) -> None:
+def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(kind, batch_size, tmp_path):
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     make_trainer(tmp_path, [saver]).fit(Contained(), ContainedData(kind))
     found = {}

@@ -1,6 +1,5 @@
 """A loader of ours that a trainer was given by hand, beside others: it ends with the epoch."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
-from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
+from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, SplitConfig
 from lightning_shards.errors import StateError
 
 pytestmark = [
@@ -53,7 +52,7 @@ class Keys(pl.LightningModule):
 def make_loader(pack_shards, tmp_path):
     urls = pack_shards([4, 2])
 
-    def make() -> ShardLoader:
+    def make():
         config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
         train = SplitConfig(urls, sampling="shuffled")
         data = ShardDataModule(
@@ -66,7 +65,7 @@ def make_loader(pack_shards, tmp_path):
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    def make(*callbacks: pl.Callback) -> pl.Trainer:
+    def make(*callbacks):
         return pl.Trainer(
             accelerator="cpu",
             callbacks=list(callbacks),
@@ -85,7 +84,7 @@ def make_trainer(tmp_path):
 def fit(make_loader, make_trainer, tmp_path):
     """Two epochs of our loader and another; each step and each validation is saved."""
 
-    def run(mode: str, others: int, *callbacks: pl.Callback, **options: Any) -> Keys:
+    def run(mode, others, *callbacks, **options):
         savers = [
             ModelCheckpoint(tmp_path / "saved", "{step}", every_n_train_steps=1, save_top_k=-1),
             ModelCheckpoint(tmp_path / "saved", "validated-{step}", save_top_k=-1),
@@ -101,8 +100,8 @@ def fit(make_loader, make_trainer, tmp_path):
 
 @pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["alone", "SetEpoch"])
 def test_a_loader_that_ends_with_the_epoch_is_resumed_at_the_ends_of_epochs_alone(
-    callbacks: list[Any], fit: Any, tmp_path: Path
-) -> None:
+    callbacks, fit, tmp_path
+):
     whole = fit("min_size", 5, *callbacks).epochs
     assert [len(keys) for keys in whole.values()] == [STEPS] * 2
     paths = sorted(tmp_path.glob("saved/*.ckpt"))
@@ -115,9 +114,7 @@ def test_a_loader_that_ends_with_the_epoch_is_resumed_at_the_ends_of_epochs_alon
                 fit("min_size", 5, *callbacks, ckpt_path=path)
 
 
-def test_a_resume_after_our_loaders_end_within_the_epoch_is_refused(
-    fit: Any, tmp_path: Path
-) -> None:
+def test_a_resume_after_our_loaders_end_within_the_epoch_is_refused(fit, tmp_path):
     whole = fit("max_size", 5).epochs
     assert [keys.count(None) for keys in whole.values()] == [2, 2]
     assert fit("max_size", 5, ckpt_path=tmp_path / "saved/step=5.ckpt").epochs == whole
@@ -126,15 +123,13 @@ def test_a_resume_after_our_loaders_end_within_the_epoch_is_refused(
 
 
 @pytest.mark.parametrize("others", [2, STEPS])
-def test_a_loader_that_does_not_end_before_the_epoch_is_trained_on(others: int, fit: Any) -> None:
+def test_a_loader_that_does_not_end_before_the_epoch_is_trained_on(others, fit):
     epochs = fit("max_size_cycle", others).epochs
     assert [len(keys) for keys in epochs.values()] == [STEPS] * 2
     assert epochs[0] != epochs[1]
 
 
-def test_a_loader_may_be_iterated_again_and_again_after_a_fit(
-    make_loader: Any, make_trainer: Any
-) -> None:
+def test_a_loader_may_be_iterated_again_and_again_after_a_fit(make_loader, make_trainer):
     loader = make_loader()
     make_trainer().fit(Keys(), {"shards": loader}, DataLoader(range(2)))
     assert [len(list(loader)) for _ in range(2)] == [STEPS] * 2

@@ -5,10 +5,9 @@ chain, must be 0, 1, 2, ... in this order, as far as the plans go.
 """
 
 import random
-from pathlib import Path
 
 import pytest
-from chains import Ranks, Segment, Variant, fit_here, run_chain
+from chains import Segment, Variant, fit_here, run_chain
 from toy import Snapshots
 
 pytestmark = [
@@ -50,7 +49,7 @@ def draw_chain(draws: random.Random, worlds: tuple[int, ...]) -> list[Segment]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_a_chain_of_batch_sizes_trains_each_sample_once(variant: Variant, tmp_path: Path) -> None:
+def test_a_chain_of_batch_sizes_trains_each_sample_once(variant, tmp_path):
     draws = random.Random(variant.name)
     chains = [draw_chain(draws, worlds=(1,)) for _ in range(5)]
     resumes = [
@@ -60,9 +59,7 @@ def test_a_chain_of_batch_sizes_trains_each_sample_once(variant: Variant, tmp_pa
     assert sum(resumes) >= 3  # where a stop does not come there is none
 
 
-def test_a_window_that_the_batch_size_cut_is_not_rounded_down_into_what_was_trained(
-    tmp_path: Path,
-) -> None:
+def test_a_window_that_the_batch_size_cut_is_not_rounded_down_into_what_was_trained(tmp_path):
     """12 samples are trained, then 4 of 8 batches of 3 are done: windows end at batches 3 and 6."""
     chain = [
         Segment(4, stop=("on_train_batch_end", 2)),
@@ -73,7 +70,7 @@ def test_a_window_that_the_batch_size_cut_is_not_rounded_down_into_what_was_trai
     assert run_chain(fit_here, tmp_path, variant, chain) == 2
 
 
-def test_an_epoch_whose_limit_is_in_larger_batches_is_over(tmp_path: Path) -> None:
+def test_an_epoch_whose_limit_is_in_larger_batches_is_over(tmp_path):
     """8 of 12 samples are trained; half of 2 batches of 13 is one, which counts as done."""
     chain = [Segment(4, stop=("on_train_batch_end", 1)), Segment(13)]
     variant = Variant("limit_train_batches .5", {"limit_train_batches": 0.5})
@@ -84,9 +81,7 @@ def test_an_epoch_whose_limit_is_in_larger_batches_is_over(tmp_path: Path) -> No
 @pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_any_chain_of_batch_sizes_trains_each_sample_once(
-    variant: Variant, seed: int, tmp_path: Path
-) -> None:
+def test_any_chain_of_batch_sizes_trains_each_sample_once(variant, seed, tmp_path):
     draws = random.Random(f"{variant.name} {seed}")
     for number in range(20):
         chain = draw_chain(draws, worlds=(1,))
@@ -95,7 +90,7 @@ def test_any_chain_of_batch_sizes_trains_each_sample_once(
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_chains_of_worlds_train_each_sample_once(ranks: Ranks, tmp_path: Path) -> None:
+def test_chains_of_worlds_train_each_sample_once(ranks, tmp_path):
     """2 ranks, killed within an epoch, 1 rank, killed before its validation, 4 ranks; and back."""
     chains = [
         [
@@ -117,9 +112,7 @@ def test_chains_of_worlds_train_each_sample_once(ranks: Ranks, tmp_path: Path) -
 @pytest.mark.ddp
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_any_chain_of_worlds_trains_each_sample_once(
-    variant: Variant, ranks: Ranks, tmp_path: Path
-) -> None:
+def test_any_chain_of_worlds_trains_each_sample_once(variant, ranks, tmp_path):
     draws = random.Random(variant.name)
     for number in range(25):
         chain = draw_chain(draws, worlds=(1, 2, 4))

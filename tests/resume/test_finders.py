@@ -1,6 +1,5 @@
 """Lightning's finders among the callbacks: refused in a fit that resumes, left alone in others."""
 
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -55,7 +54,7 @@ def rate_finder() -> LearningRateFinder:
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(tmp_path_factory):
     """The folder of the checkpoints of a fit by step."""
     folder = tmp_path_factory.mktemp("saved")
     saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -66,9 +65,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 @pytest.mark.parametrize("finder", [rate_finder, BatchSizeFinder])
 @pytest.mark.parametrize("step", [2, 6, 9])
-def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(
-    step: int, finder: Any, make: Any, saved: Path, tmp_path: Path
-) -> None:
+def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(step, finder, make, saved, tmp_path):
     callback, model = finder(), Rated()
     name = type(callback).__name__
     with pytest.raises(StateError, match=f"{name} cannot be .*step={step}.*; run it before"):
@@ -79,7 +76,7 @@ def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(
     assert not list(tmp_path.glob(".*.ckpt"))
 
 
-def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path: Path) -> None:
+def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path):
     finders = [BatchSizeFinder("power", 2, 4, max_trials=2), rate_finder()]
     model, data = Rated(), ToyData(val_samples=0)
     make_trainer(tmp_path, finders).fit(model, data)
@@ -88,10 +85,8 @@ def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("step", [6, 9, 12, 15, 18])
-def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(
-    step: int, tmp_path: Path
-) -> None:
-    def finder() -> AtEpochStarts:
+def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(step, tmp_path):
+    def finder():
         return AtEpochStarts(num_training_steps=3, early_stop_threshold=None)
 
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
@@ -103,9 +98,7 @@ def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(
     assert model.seen == WHOLE
 
 
-def test_counters_that_are_set_back_before_a_resumed_fit_begins_are_refused(
-    saved: Path, tmp_path: Path
-) -> None:
+def test_counters_that_are_set_back_before_a_resumed_fit_begins_are_refused(saved, tmp_path):
     message = r"at batch 3 of epoch 1, .* stands at batch 3 of epoch 0: .*: SetsBack, ExactResume"
     trainer: Any = make_trainer(tmp_path)
     trainer.callbacks.insert(0, SetsBack())

@@ -1,6 +1,5 @@
 """Fits with a joined column resume where the table is the same, and say so where it is not."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,7 @@ def write(path: Path, offset: int = 0) -> Path:
     return path
 
 
-def test_a_fit_resumes_with_a_moved_table_and_not_with_a_changed_one(
-    pack_shards: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_a_fit_resumes_with_a_moved_table_and_not_with_a_changed_one(pack_shards, tmp_path):
     urls, table = pack_shards(COUNTS), write(tmp_path / "numbers.parquet")
     whole = fit(tmp_path, urls, table, batch_size=1, num_workers=0)
     stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))  # 8 of 20 in the second epoch

@@ -88,7 +88,7 @@ def failures(folder: Path, variant: Variant, wanted: slice) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("variant", [v for v in VARIANTS if v.name in IN_CI], ids=lambda v: v.name)
-def test_a_resumed_fit_ends_as_if_it_had_never_stopped(variant: Variant, tmp_path: Path) -> None:
+def test_a_resumed_fit_ends_as_if_it_had_never_stopped(variant, tmp_path):
     """Stopped around an epoch's end: around the end of the fit where `max_steps` is that."""
     at_end = slice(-20, None) if "max_steps" in variant.trainer else slice(-45, -22)
     assert failures(tmp_path, variant, at_end) == {}
@@ -97,14 +97,12 @@ def test_a_resumed_fit_ends_as_if_it_had_never_stopped(variant: Variant, tmp_pat
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(
-    variant: Variant, tmp_path: Path
-) -> None:
+def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(variant, tmp_path):
     assert failures(tmp_path, variant, slice(None)) == {}
 
 
 @pytest.mark.parametrize("steps", [7, 12, 15])
-def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps: int, tmp_path: Path) -> None:
+def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps, tmp_path):
     """Lightning counts the epoch that `max_steps` cut, and would begin the next one."""
     variant = Variant("more steps", {"max_steps": 18}, {"val_samples": 0})
     whole = fit(tmp_path, variant)
@@ -116,7 +114,7 @@ def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps: int, tmp_pat
     assert resumed == whole
 
 
-def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path: Path) -> None:
+def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path):
     whole = fit(tmp_path, Variant("whole"))
     checkpoint = None
     for number in range(5):
@@ -129,12 +127,10 @@ def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches != 1.` and over")
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
-def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(
-    make: Any, tmp_path: Path
-) -> None:
+def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(make, tmp_path):
     """Lightning's scheduler acts at the start of an epoch alone."""
 
-    def schedule() -> GradientAccumulationScheduler:
+    def schedule():
         return GradientAccumulationScheduler({0: 2, 1: 3})
 
     snapshots, whole = Snapshots(tmp_path), Ledger()
@@ -148,7 +144,7 @@ def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(
         assert resumed.steps == whole.steps, number
 
 
-def test_plateau_schedules_follow_a_validation_that_the_resumed_fit_has_run(tmp_path: Path) -> None:
+def test_plateau_schedules_follow_a_validation_that_the_resumed_fit_has_run(tmp_path):
     """A checkpoint holds no metric: one from after the validation cannot step them."""
     variant = Variant("plateau", model={"schedule": "plateau"})
     found = failures(tmp_path, variant, slice(None))

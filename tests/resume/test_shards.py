@@ -85,9 +85,7 @@ def fit(folder: Path, urls: list[str], batch_size: int, num_workers: int, **more
     return model.seen
 
 
-def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(
-    pack_shards: Callable[..., list[str]], tmp_path: Path
-) -> None:
+def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(pack_shards, tmp_path):
     urls = pack_shards([5, 9, 6])
     whole = fit(tmp_path, urls, batch_size=1, num_workers=0)
     stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))  # 8 of 20 in the second epoch
@@ -103,8 +101,8 @@ def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(
     ("counts", "split"), [([5, 9, 6], {}), ([9, 14, 9], {"exclude": THIRD})], ids=["all", "left"]
 )
 def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_draws(
-    pack_shards: Callable[..., list[str]], tmp_path: Path, counts: list[int], split: dict[str, Any]
-) -> None:
+    pack_shards, tmp_path, counts, split
+):
     urls = pack_shards(counts)
     more = {"settings": JOINT, "split": split}
     whole = fit(tmp_path, urls, batch_size=1, num_workers=0, **more)
@@ -172,15 +170,11 @@ LEFT_OUT = {
 @pytest.mark.parametrize(("counts", "split"), LEFT_OUT.values(), ids=LEFT_OUT)
 @pytest.mark.parametrize("chain", WORLDS)
 def test_chains_of_worlds_give_each_sample_the_same_joint_draws(
-    pack_shards: Callable[..., list[str]],
-    tmp_path: Path,
-    counts: list[int],
-    split: dict[str, Any],
-    chain: Sequence[tuple[int, int, int]],
-) -> None:
+    pack_shards, tmp_path, counts, split, chain
+):
     urls = pack_shards(counts)
 
-    def make(batch_size: int) -> ShardDataModule:
+    def make(batch_size):
         return module_of(tmp_path, urls, batch_size, 0, JOINT, split)
 
     whole = list(_rows(make(1).loader("train")))
@@ -198,8 +192,8 @@ def _rows(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def test_what_is_left_resumes_with_another_batch_size_at_the_next_kept_sample(
-    pack_shards: Callable[..., list[str]], tmp_path: Path
-) -> None:
+    pack_shards, tmp_path
+):
     urls, split = pack_shards([9, 14, 9]), {"exclude": THIRD}
     whole = fit(tmp_path, urls, batch_size=1, num_workers=0, split=split)
     stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))

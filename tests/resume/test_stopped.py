@@ -5,7 +5,7 @@ Lightning counts the epoch as done where `max_steps`, a callback or a signal end
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from chains import Ranks, Segment, Variant, run_chain
+from chains import Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toy import (
@@ -84,7 +84,7 @@ SAVERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def _own_signals() -> Iterator[None]:
+def _own_signals():
     """The handlers of signals that were there before: Lightning leaves SIGINT ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
@@ -110,9 +110,7 @@ def checkpoints_of_a_stopped_fit(folder: Path, stop: Any, **options: Any) -> dic
 @pytest.mark.usefixtures("_own_signals")
 @pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 50}], ids=str)
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_fit_goes_on_with_the_next_sample_after_any_stop(
-    stop: str, limits: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, limits, tmp_path):
     options = {"val_check_interval": 0.5, **limits}
     saved = checkpoints_of_a_stopped_fit(tmp_path, STOPS[stop](), **options)
     trained = {}
@@ -123,7 +121,7 @@ def test_a_fit_goes_on_with_the_next_sample_after_any_stop(
     assert trained == dict.fromkeys(saved, WHOLE)
 
 
-def test_a_window_that_a_stop_left_open_is_trained_again(tmp_path: Path) -> None:
+def test_a_window_that_a_stop_left_open_is_trained_again(tmp_path):
     """7 of 12 batches, in windows of 3: the gradients of the last one are lost."""
     options = {"accumulate_grad_batches": 3}
     stop = ShouldStop(("on_train_batch_end", 7))
@@ -147,9 +145,7 @@ class RaisesAt(ShouldStop):
     "stop", [("on_train_batch_start", 4), ("on_train_epoch_start", 1), ("on_train_batch_start", 9)]
 )
 @pytest.mark.parametrize("times", [1, 2])
-def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(
-    times: int, stop: tuple[str, int], make: Any, tmp_path: Path
-) -> None:
+def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make, tmp_path):
     """The same trainer goes on; all its checkpoints of ends of epochs are resumed."""
     saver = ModelCheckpoint(
         tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
@@ -178,9 +174,7 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(
         (ShouldStop, ("on_train_batch_end", 3), "4 of epoch 0, .* Lightning counts it as done"),
     ],
 )
-def test_a_fit_that_goes_on_in_memory_says_what_it_loses(
-    kind: Any, stop: tuple[str, int], told: str, make: Any, tmp_path: Path
-) -> None:
+def test_a_fit_that_goes_on_in_memory_says_what_it_loses(kind, stop, told, make, tmp_path):
     trainer = make(tmp_path, callbacks=[kind(stop)], enable_checkpointing=False)
     with contextlib.suppress(StopHereError):
         trainer.fit(Ledger(), ToyData())
@@ -194,7 +188,7 @@ def test_a_fit_that_goes_on_in_memory_says_what_it_loses(
         assert positions_of(model.steps) == WHOLE
 
 
-def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path: Path) -> None:
+def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path):
     trainer = make_trainer(tmp_path, max_epochs=1)
     model, data = Ledger(), ToyData()
     for epochs in (1, 2, 2, 3):
@@ -204,9 +198,7 @@ def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
-def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(
-    make: Any, tmp_path: Path
-) -> None:
+def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(make, tmp_path):
     """Lightning goes on from one without a state of ours and does not count that epoch."""
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=6)
     bare_trainer(tmp_path, callbacks=[saver], max_epochs=1).fit(Ledger(), ToyData())
@@ -228,8 +220,8 @@ def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(
 @pytest.mark.parametrize("saved_by", ["epochs", "by_hand"])
 @pytest.mark.parametrize("estimates", [False, True])
 def test_no_epoch_is_left_out_after_a_checkpoint_that_only_the_resumed_run_understands(
-    saved_by: str, tmp_path: Path, *, estimates: bool
-) -> None:
+    saved_by, tmp_path, *, estimates
+):
     """With `max_steps` Lightning would count the next epoch as done; stopped in it, and resumed."""
     options = {"max_epochs": 3, "max_steps": 50, "enable_checkpointing": False}
     saver = ModelCheckpoint(tmp_path, "epochs")
@@ -245,7 +237,7 @@ def test_no_epoch_is_left_out_after_a_checkpoint_that_only_the_resumed_run_under
     assert positions_of(model.steps) == WHOLE
 
 
-def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path: Path) -> None:
+def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path):
     trainer = make_trainer(tmp_path, [ShouldStop(("on_train_epoch_end", 1))])
     trainer.fit(SkipsRest(), ToyData())
     trainer.save_checkpoint(tmp_path / "skipped.ckpt")
@@ -256,7 +248,7 @@ def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks: Ranks, tmp_path: Path) -> None:
+def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks, tmp_path):
     chain = [
         Segment(2, 2, ("on_train_batch_end", 7), raises=False),
         Segment(3, 1, ("on_train_batch_end", 0), raises=False),
@@ -268,9 +260,7 @@ def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks: Ranks, tmp_pat
 @pytest.mark.usefixtures("_own_signals")
 @pytest.mark.parametrize("stop", [("on_train_batch_end", 2), ("on_validation_start", 0)])
 @pytest.mark.parametrize("kind", ["error", "SIGINT"])
-def test_a_validation_is_due_after_an_error_that_came_before_it(
-    kind: str, stop: tuple[str, int], tmp_path: Path
-) -> None:
+def test_a_validation_is_due_after_an_error_that_came_before_it(kind, stop, tmp_path):
     """The checkpoint is saved when Lightning has ended the fit, by who caught the error."""
     callback = RaisesAt(stop) if kind == "error" else SignalAt(signal.SIGINT, stop)
     options = {"val_check_interval": 3, "enable_checkpointing": False}
@@ -286,9 +276,7 @@ def test_a_validation_is_due_after_an_error_that_came_before_it(
 
 
 @pytest.mark.parametrize("stop", [("on_train_batch_end", 1), ("on_train_batch_start", 3)])
-def test_no_validation_is_due_after_an_error_elsewhere(
-    stop: tuple[str, int], tmp_path: Path
-) -> None:
+def test_no_validation_is_due_after_an_error_elsewhere(stop, tmp_path):
     trainer = make_trainer(
         tmp_path, [RaisesAt(stop)], val_check_interval=3, enable_checkpointing=False
     )
@@ -301,8 +289,8 @@ def test_no_validation_is_due_after_an_error_elsewhere(
 
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_a_validation_that_a_kill_cut_off_is_made_up_for_in_the_first_epoch_that_has_one(
-    sanity: int, tmp_path: Path
-) -> None:
+    sanity, tmp_path
+):
     """Without a sanity check Lightning sees the validation loader at that epoch's end first."""
     options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": sanity, "max_epochs": 4}
     saver = Saver(tmp_path / "steps", save_top_k=-1, every_n_train_steps=1)

@@ -1,6 +1,5 @@
 """Data, trainers, and one fit for each switch, for all tests of this folder."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 from fit_recorder import SWITCHES, TRAIN, VAL, CountedModule, Recorder, Run
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, SplitConfig
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,20 +20,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def make_data(
-    pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Any]:
+def make_data(pack_into, tmp_path_factory):
     """Makes data modules over one set of shards; each option of theirs can be given."""
     folder = tmp_path_factory.mktemp("data")
     urls = {"train": pack_into(folder, TRAIN, "train"), "val": pack_into(folder, VAL, "val")}
 
-    def made(
-        kind: type[ShardDataModule] = CountedModule,
-        *,
-        sampling: Any = None,
-        reader: Any = "auto",
-        **options: Any,
-    ) -> Any:
+    def made(kind=CountedModule, *, sampling=None, reader="auto", **options):
         defaults: dict[str, Any] = {
             "fields": {"image": "png", "label": "cls"},
             "decode": {"image": "gray"},
@@ -50,11 +41,11 @@ def make_data(
 
 
 @pytest.fixture(scope="session")
-def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., pl.Trainer]:
+def make_trainer(tmp_path_factory):
     """Makes trainers that say and write nothing by themselves."""
     folder = tmp_path_factory.mktemp("trainer")
 
-    def made(**options: Any) -> pl.Trainer:
+    def made(**options):
         defaults: dict[str, Any] = {
             "accelerator": "cpu",
             "devices": 1,
@@ -72,13 +63,11 @@ def make_trainer(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., pl.T
 
 
 @pytest.fixture(scope="session")
-def run_of(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> Callable[[str], Run]:
+def run_of(make_data, make_trainer):
     """One fit for each switch, made when it is first asked for."""
 
     @cache
-    def run(switch: str) -> Run:
+    def run(switch):
         fitted = Run(Recorder(), make_data(), make_trainer(**SWITCHES[switch][0]))
         fitted.trainer.fit(fitted.model, fitted.data)
         return fitted

@@ -1,6 +1,5 @@
 """What the batches look like to the module."""
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -21,36 +20,32 @@ def negative(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("batch_format", ["dict", "tuple"])
 @pytest.mark.parametrize("verb", ["fit", "test", "predict"])
 def test_device_transforms_run_and_then_the_modules_own_hook(
-    verb: str,
-    batch_format: str,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_shards: Callable[..., list[str]],
-) -> None:
+    verb, batch_format, make_data, make_trainer, pack_shards
+):
     class Module(Recorder):
         batches: list[Any]
 
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        def on_after_batch_transfer(self, batch, dataloader_idx):
             images, labels = batch.values() if isinstance(batch, dict) else batch
             return {"image": images.float() / 255, "label": labels, "hook ran": True}
 
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch, batch_idx):
             self.batches.append(batch)
             return self._loss(batch)
 
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             self.batches.append(batch)
 
         test_step = validation_step
 
-        def predict_step(self, batch: Any, batch_idx: int) -> list[int]:
+        def predict_step(self, batch, batch_idx):
             self.batches.append(batch)
             return batch["label"].tolist()
 
     class ImageAndLabel(ShardDataModule):
         """Hands the module's hook nothing but image and label, also of a dict."""
 
-        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        def on_after_batch_transfer(self, batch, dataloader_idx):
             if isinstance(batch, dict):
                 batch = {name: batch[name] for name in ("image", "label")}
             return super().on_after_batch_transfer(batch, dataloader_idx)
@@ -75,11 +70,9 @@ def test_device_transforms_run_and_then_the_modules_own_hook(
         assert numbers.remainder(10).tolist() == batch["label"].tolist()
 
 
-def test_a_tuple_batch_has_the_fields_in_their_order(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_tuple_batch_has_the_fields_in_their_order(make_data, make_trainer):
     class Module(TrainsOnly):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch, batch_idx):
             labels, images = batch
             assert (labels.shape, images.shape) == ((2,), (2, 1, 4, 4))
             assert images.dtype == torch.uint8
@@ -93,12 +86,10 @@ def test_a_tuple_batch_has_the_fields_in_their_order(
 
 
 def test_device_transforms_of_a_split_with_its_own_fields_find_them_in_its_order(
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_shards: Callable[..., list[str]],
-) -> None:
+    make_data, make_trainer, pack_shards
+):
     class Module(Recorder):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
+        def validation_step(self, batch, batch_idx):
             labels, images = batch
             self.validations.append((255 - images[:, 0, 0, 0].long()).tolist())
             assert labels.tolist() == [number % 10 for number in self.validations[-1]]
@@ -120,11 +111,7 @@ class Peeker(pl.Callback):
         data.peek("val")
 
 
-def test_a_fit_does_not_notice_that_its_data_is_peeked_at(
-    run_of: Callable[[str], Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+def test_a_fit_does_not_notice_that_its_data_is_peeked_at(run_of, make_data, make_trainer):
     model, data = Recorder(), make_data()
     make_trainer(callbacks=[Peeker()], max_epochs=2).fit(model, datamodule=data)
     undisturbed = run_of("none")

@@ -18,7 +18,7 @@ COUNTS = [4, 4]
 
 
 @pytest.fixture
-def others(pack_into: Callable[..., list[str]], tmp_path: Any) -> list[str]:
+def others(pack_into, tmp_path):
     """Shards of other samples, as many."""
     return pack_into(tmp_path, COUNTS, "others")
 
@@ -27,9 +27,7 @@ def shards_of(model: Recorder) -> set[int]:
     return {shard for _, _, ids in model.steps for shard, _ in ids}
 
 
-def test_a_second_fit_trains_on_the_shards_that_are_named_then(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], others: list[str]
-) -> None:
+def test_a_second_fit_trains_on_the_shards_that_are_named_then(make_data, make_trainer, others):
     data, model = make_data(sampling="shuffled"), Recorder()
     make_trainer(max_epochs=1).fit(model, data)
     assert shards_of(model) == {0, 1, 2}
@@ -59,10 +57,8 @@ WITHOUT_ONE_ANSWER: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("settings", WITHOUT_ONE_ANSWER.values(), ids=WITHOUT_ONE_ANSWER)
 def test_a_split_may_be_set_anew_whose_values_have_no_single_answer_to_equality(
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    settings: Callable[[], dict[str, Any]],
-) -> None:
+    make_data, make_trainer, settings
+):
     data, trainer = make_data(), make_trainer(max_epochs=1)
     for _ in range(2):
         data.splits["val"] = replace(data.splits["val"], **settings())
@@ -71,7 +67,7 @@ def test_a_split_may_be_set_anew_whose_values_have_no_single_answer_to_equality(
         assert sum(map(len, model.validations)) == 7
 
 
-def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data: Callable[..., Any]) -> None:
+def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data):
     data = make_data()
     folds: list[set[str]] = []
     for fold in range(2):
@@ -84,9 +80,7 @@ def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data: Callable[.
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])
-def test_a_list_is_read_again_when_it_has_changed(
-    make_data: Callable[..., Any], tmp_path: Any, is_mixed: bool
-) -> None:
+def test_a_list_is_read_again_when_it_has_changed(make_data, tmp_path, is_mixed):
     listed = tmp_path / "listed.txt"
     data = make_data(batch_size=1)
     keys = {key for batch in data.loader("val") for key in batch["__key__"]}
@@ -105,14 +99,14 @@ def test_a_list_is_read_again_when_it_has_changed(
 
 
 def test_a_list_that_changes_during_a_fit_is_read_by_the_next_one(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Any
-) -> None:
+    make_data, make_trainer, tmp_path
+):
     listed = tmp_path / "listed.txt"
     config = replace(make_data(sampling="sequential").splits["train"], remainder="balanced")
     data = make_data(train=replace(config, exclude=str(listed)))
 
     class Editing(pl.Callback):
-        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        def on_train_epoch_start(self, trainer, pl_module):
             listed.write_text("".join(f"#{Path(url).name}:0\n" for url in config.urls))
 
     listed.write_text(f"#{Path(config.urls[0]).name}:0\n")
@@ -124,12 +118,10 @@ def test_a_list_that_changes_during_a_fit_is_read_by_the_next_one(
         assert sum(len(ids) for _, _, ids in model.steps) == 2 * (20 - left_out)
 
 
-def test_shards_are_found_once_while_nothing_of_theirs_is_changed(
-    make_data: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_found_once_while_nothing_of_theirs_is_changed(make_data, monkeypatch):
     find, found = module.find_shards, list[str]()
 
-    def noted(data: Any, split: Any, **more: Any) -> Any:
+    def noted(data, split, **more):
         found.append(split)
         return find(data, split, **more)
 
@@ -141,9 +133,7 @@ def test_shards_are_found_once_while_nothing_of_theirs_is_changed(
     assert found == ["train"]
 
 
-def test_the_same_trainer_takes_a_changed_loader_config(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_the_same_trainer_takes_a_changed_loader_config(make_data, make_trainer):
     data, trainer = make_data(ShardDataModule, num_workers=1), make_trainer(max_epochs=1)
     pools: list[str] = []
     for pool in ("threads", "inline"):

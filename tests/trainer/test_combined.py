@@ -5,7 +5,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from fit_recorder import STEPS, VAL_STEPS, EstimatingRecorder, Recorder
@@ -68,14 +67,10 @@ class Batches(Recorder):
 
 
 @pytest.fixture
-def seen(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> Callable[..., list[tuple[int, Any]]]:
+def seen(make_data, make_trainer):
     """The batches of a fit or validation on combined loaders, with the positions of loaders."""
 
-    def run(
-        combine: Any, verb: str = "fit", kind: type[Combined] = Combined, **options: Any
-    ) -> list[tuple[int, Any]]:
+    def run(combine, verb="fit", kind=Combined, **options):
         data = make_data(kind, device_transforms={"label": marked}, **options)
         data.combine, model = combine, Batches()
         trainer = make_trainer(max_epochs=1, limit_val_batches=0 if verb == "fit" else 1.0)
@@ -108,9 +103,7 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("verb", ["fit", "validate"])
 @pytest.mark.parametrize("batch_format", ["dict", "tuple"])
-def test_the_part_of_our_loader_is_changed_and_no_other(
-    way: Any, verb: str, batch_format: str, seen: Callable[..., Any]
-) -> None:
+def test_the_part_of_our_loader_is_changed_and_no_other(way, verb, batch_format, seen):
     other = FOREIGN if batch_format == "dict" else PAIRS
     combine = lambda ours: CombinedLoader(way(ours, Wrapper(other)), "min_size")  # noqa: E731
     batches = seen(combine, verb, batch_format=batch_format)
@@ -120,7 +113,7 @@ def test_the_part_of_our_loader_is_changed_and_no_other(
         assert [is_ours(part) for part in parts_of(batch)] == [False, True]
 
 
-def test_a_part_of_a_loader_that_is_exhausted_is_left_alone(seen: Callable[..., Any]) -> None:
+def test_a_part_of_a_loader_that_is_exhausted_is_left_alone(seen):
     more = Wrapper(FOREIGN)
     combine = lambda ours: CombinedLoader([ours, more], "max_size")  # noqa: E731
     batches = [batch for _, batch in seen(combine, "validate")]
@@ -129,9 +122,7 @@ def test_a_part_of_a_loader_that_is_exhausted_is_left_alone(seen: Callable[..., 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_of_loaders_one_after_the_other_ours_is_changed(
-    is_first: bool, seen: Callable[..., Any]
-) -> None:
+def test_of_loaders_one_after_the_other_ours_is_changed(is_first, seen):
     combine = lambda ours: [ours, Wrapper(FOREIGN)][:: 1 if is_first else -1]  # noqa: E731
     batches = seen(combine, "validate")
     assert {(number, is_ours(batch)) for number, batch in batches} == {
@@ -142,9 +133,7 @@ def test_of_loaders_one_after_the_other_ours_is_changed(
 
 @pytest.mark.parametrize("wrap", [Wrapper, lambda loader: loader], ids=["wrapped", "ours"])
 @pytest.mark.parametrize("step", [1, -1], ids=["in order", "turned round"])
-def test_a_wrapped_set_goes_by_its_place_and_one_of_ours_by_its_name(
-    wrap: Any, step: int, seen: Callable[..., Any], make_data: Callable[..., Any]
-) -> None:
+def test_a_wrapped_set_goes_by_its_place_and_one_of_ours_by_its_name(wrap, step, seen, make_data):
     val = make_data().splits["val"]
     swapped = SplitConfig(val.urls, fields={"label": "cls", "image": "png"})
     step = step if wrap is not Wrapper else 1
@@ -161,30 +150,28 @@ def test_a_wrapped_set_goes_by_its_place_and_one_of_ours_by_its_name(
         assert (labels < 0).all()
 
 
-def test_one_wrapped_loader_is_changed(seen: Callable[..., Any]) -> None:
+def test_one_wrapped_loader_is_changed(seen):
     assert all(is_ours(batch) for _, batch in seen(Wrapper))
 
 
-def test_wrappers_of_which_none_is_known_are_refused(seen: Callable[..., Any]) -> None:
+def test_wrappers_of_which_none_is_known_are_refused(seen):
     for way in WAYS.values():
         with pytest.raises(ConfigError, match=r"none of .* a ShardLoader, but \['Wrapper'.*super"):
             seen(lambda ours, way=way: way(Wrapper(ours), Wrapper(FOREIGN)))
 
 
-def test_foreign_loaders_where_no_split_is_configured_are_left_alone(
-    seen: Callable[..., Any],
-) -> None:
+def test_foreign_loaders_where_no_split_is_configured_are_left_alone(seen):
     class OwnVal(Combined):
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self):
             return CombinedLoader({"a": Wrapper(FOREIGN), "b": Wrapper(FOREIGN)}, "min_size")
 
     batches = seen(None, "validate", OwnVal, val=None)
     assert not any(is_ours(part) for _, batch in batches for part in batch.values())
 
 
-def test_a_batch_that_a_hook_has_flattened_goes_by_its_names(seen: Callable[..., Any]) -> None:
+def test_a_batch_that_a_hook_has_flattened_goes_by_its_names(seen):
     class Flattened(Combined):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        def on_before_batch_transfer(self, batch, dataloader_idx):
             return {"other": batch["other"], "label": batch["shards"]["label"]}
 
     combine = partial(WAYS["a dict"], other=Wrapper(FOREIGN))
@@ -192,9 +179,9 @@ def test_a_batch_that_a_hook_has_flattened_goes_by_its_names(seen: Callable[...,
     assert all(is_ours(batch) and not is_ours(batch["other"]) for _, batch in batches)
 
 
-def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen: Callable[..., Any]) -> None:
+def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen):
     class Labels(Combined):
-        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        def on_before_batch_transfer(self, batch, dataloader_idx):
             return batch["label"]
 
     with pytest.raises(ConfigError, match="no dict or tuple, but a Tensor, which a hook"):
@@ -202,17 +189,15 @@ def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen: Callable[...
 
 
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-def test_an_example_input_is_left_alone(
-    kind: type[Recorder], make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_an_example_input_is_left_alone(kind, make_data, make_trainer):
     """Also where the loaders are there already, because the number of steps was asked for."""
 
     class WithExample(kind):  # type: ignore[misc,valid-type]
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.example_input_array = torch.ones(2, 16)
 
-        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        def forward(self, batch):
             assert batch.shape == (2, 16)
             return self.layer(batch)
 
@@ -220,9 +205,7 @@ def test_an_example_input_is_left_alone(
     make_trainer(max_epochs=1, enable_model_summary=True).fit(WithExample(), data)
 
 
-def test_an_input_that_is_exported_after_a_fit_is_left_alone(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_an_input_that_is_exported_after_a_fit_is_left_alone(make_data, make_trainer):
     """As `to_onnx` gives it to the hooks."""
     model, data = Recorder(), make_data(device_transforms={"image": torch.Tensor.float})
     make_trainer(max_epochs=1).fit(model, data)

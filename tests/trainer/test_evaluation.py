@@ -1,25 +1,22 @@
 """Validation, test and prediction: each sample once, from the beginning each time."""
 
-from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
-import lightning.pytorch as pl
 import pytest
-from fit_recorder import STEPS, SWITCHES, VAL, Recorder, Run, all_ids
+from fit_recorder import STEPS, SWITCHES, VAL, Recorder, all_ids
 
 from lightning_shards import SplitConfig
 
 
 @pytest.mark.parametrize("switch", ["none", "val_check_interval=.5", "reload", "max_steps=20"])
-def test_every_validation_sees_each_sample_once(switch: str, run_of: Callable[[str], Run]) -> None:
+def test_every_validation_sees_each_sample_once(switch, run_of):
     assert run_of(switch).model.validations == [all_ids(VAL)] * SWITCHES[switch][2]
 
 
 @pytest.mark.parametrize("sanity_steps", [0, 1, 2, -1])
 def test_a_sanity_check_takes_nothing_from_the_validation_after_it(
-    sanity_steps: int, make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    sanity_steps, make_data, make_trainer
+):
     model = Recorder()
     make_trainer(num_sanity_val_steps=sanity_steps, max_epochs=1).fit(model, make_data())
     assert model.sanity == (all_ids(VAL) if sanity_steps < 0 else all_ids(VAL)[: 2 * sanity_steps])
@@ -28,30 +25,21 @@ def test_a_sanity_check_takes_nothing_from_the_validation_after_it(
 
 @pytest.mark.parametrize(("limit", "samples"), [(1, 2), (3, 6), (0.5, 4), (99, 7)])
 def test_limited_validations_begin_at_the_beginning_each_time(
-    limit: float,
-    samples: int,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    limit, samples, make_data, make_trainer
+):
     model = Recorder()
     make_trainer(limit_val_batches=limit).fit(model, make_data())
     assert model.validations == [all_ids(VAL)[:samples]] * 3
 
 
-def test_limit_val_batches_0_validates_never_and_trains_all(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_limit_val_batches_0_validates_never_and_trains_all(make_data, make_trainer):
     model = Recorder()
     make_trainer(limit_val_batches=0).fit(model, make_data())
     assert model.validations == []
     assert len(model.steps) == 3 * STEPS
 
 
-def test_validate_test_and_predict_see_each_sample_once(
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_shards: Callable[..., list[str]],
-) -> None:
+def test_validate_test_and_predict_see_each_sample_once(make_data, make_trainer, pack_shards):
     model, trainer = Recorder(), make_trainer()
     data = make_data(
         test=SplitConfig(pack_shards([1, 4], "test")),
@@ -65,9 +53,7 @@ def test_validate_test_and_predict_see_each_sample_once(
     assert list(chain(*predicted)) == all_ids([2, 1, 2])
 
 
-def test_validate_can_be_called_before_between_and_after_fits(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_validate_can_be_called_before_between_and_after_fits(make_data, make_trainer):
     model, data, trainer = Recorder(), make_data(), make_trainer(max_epochs=1)
     trainer.validate(model, data, verbose=False)
     trainer.fit(model, data)

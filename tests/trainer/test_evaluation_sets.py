@@ -1,8 +1,6 @@
 """Several evaluation sets: a loader for each, in order, and each sample once in each of them."""
 
-from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 
 import lightning.pytorch as pl
@@ -58,7 +56,7 @@ class SetsRecorder(Recorder):
 
 
 @pytest.fixture(scope="module")
-def sets(pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def sets(pack_into, tmp_path_factory):
     """Three sets of unequal sizes; options of all of them can be given."""
     folder = tmp_path_factory.mktemp("sets")
     counts = {"web": WEB, "hand": HAND, "third": THIRD}
@@ -67,7 +65,7 @@ def sets(pack_into: Callable[..., list[str]], tmp_path_factory: pytest.TempPathF
 
 
 @pytest.fixture
-def make_sets(make_data: Callable[..., Any], sets: Callable[..., Sets]) -> Callable[..., Any]:
+def make_sets(make_data, sets):
     """Makes data modules that validate on the three sets."""
     return lambda **options: make_data(**{"val": None, "val_sets": sets()} | options)
 
@@ -77,13 +75,8 @@ def make_sets(make_data: Callable[..., Any], sets: Callable[..., Sets]) -> Calla
     "loader", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}], ids=str
 )
 def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
-    reader: Any,
-    loader: dict[str, Any],
-    make_sets: Callable[..., Any],
-    sets: Callable[..., Sets],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    reader, loader, make_sets, sets, make_trainer, tmp_path
+):
     config = LoaderConfig(cache_dir=str(tmp_path), **loader)
     data = make_sets(val_sets=sets(reader=reader), loader=config, num_workers=2)
     model, trainer = (
@@ -106,12 +99,7 @@ def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
         ({"max_steps": 20, "max_epochs": -1}, 2),
     ],
 )
-def test_every_validation_begins_each_set_anew(
-    options: dict[str, Any],
-    validations: int,
-    make_sets: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+def test_every_validation_begins_each_set_anew(options, validations, make_sets, make_trainer):
     model = SetsRecorder()
     make_trainer(**{"max_epochs": 3} | options).fit(model, make_sets())
     assert model.seen == [ONCE] * validations
@@ -119,8 +107,8 @@ def test_every_validation_begins_each_set_anew(
 
 @pytest.mark.parametrize("sanity_steps", [1, 2, -1])
 def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
-    sanity_steps: int, make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    sanity_steps, make_sets, make_trainer
+):
     model = SetsRecorder()
     make_trainer(num_sanity_val_steps=sanity_steps, max_epochs=1).fit(model, make_sets())
     most = None if sanity_steps < 0 else 2 * sanity_steps
@@ -138,13 +126,7 @@ def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
         ({"overfit_batches": 2}, (4, 4, 1)),
     ],
 )
-def test_a_limit_is_one_of_each_set(
-    options: dict[str, Any],
-    samples: tuple[int, ...],
-    make_sets: Callable[..., Any],
-    sets: Callable[..., Sets],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+def test_a_limit_is_one_of_each_set(options, samples, make_sets, sets, make_trainer):
     model = SetsRecorder()
     data = make_sets()
     if options == {"limit_val_batches": 0.5}:  # Lightning refuses half of one batch
@@ -155,11 +137,7 @@ def test_a_limit_is_one_of_each_set(
     assert all(seen == wanted for seen in model.seen)
 
 
-def test_validate_test_and_predict_read_their_own_sets(
-    make_sets: Callable[..., Any],
-    sets: Callable[..., Sets],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+def test_validate_test_and_predict_read_their_own_sets(make_sets, sets, make_trainer):
     web, hand, _ = sets().values()
     data = make_sets(test_sets={"h": hand, "w": web}, predict_sets={"w": web, "h": hand})
     model, trainer = (
@@ -174,17 +152,13 @@ def test_validate_test_and_predict_read_their_own_sets(
     assert sizes == [[2, 2, 2, 1], [2, 2, 1]]
 
 
-def test_one_set_is_a_list_of_one_loader_and_a_split_is_none(
-    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_data: Callable[..., Any]
-) -> None:
+def test_one_set_is_a_list_of_one_loader_and_a_split_is_none(make_sets, sets, make_data):
     loaders = make_sets(val_sets={"web": sets()["web"]}).val_dataloader()
     assert [loader.name for loader in loaders] == ["val/web"]
     assert isinstance(make_data().val_dataloader(), ShardLoader)
 
 
-def test_names_are_told_in_the_order_of_the_loaders(
-    make_sets: Callable[..., Any], make_data: Callable[..., Any], make_trainer: Any
-) -> None:
+def test_names_are_told_in_the_order_of_the_loaders(make_sets, make_data, make_trainer):
     data, trainer = make_sets(), make_trainer(max_epochs=1)
     trainer.fit(SetsRecorder(), data)
     assert data.eval_names("val") == NAMES
@@ -194,11 +168,7 @@ def test_names_are_told_in_the_order_of_the_loaders(
     assert (data.eval_names("test"), make_data().eval_names("val")) == ([], ["val"])
 
 
-def test_the_log_and_the_summary_name_each_set(
-    make_sets: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_log_and_the_summary_name_each_set(make_sets, make_trainer, caplog):
     data = make_sets()
     assert [line.partition(":")[0] for line in repr(data).splitlines()[1:]] == ["train", *NAMES]
     caplog.set_level("INFO")
@@ -208,7 +178,7 @@ def test_the_log_and_the_summary_name_each_set(
     assert "val/web: 7 samples from 2 shards" in repr(data)
 
 
-def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets: Callable[..., Any]) -> None:
+def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets):
     data = make_sets()
     assert repr(data.peek("val/hand")).startswith("val/hand: the first batch of epoch 0")
     assert [data.source(name).epochs.samples for name in NAMES] == [7, 5, 1]
@@ -216,9 +186,7 @@ def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets: Callable[...
     assert sorted(chain(*(ids_of(batch) for rank in ranks for batch in rank))) == all_ids(HAND)
 
 
-def test_names_that_there_are_not_are_refused_with_those_that_there_are(
-    make_sets: Callable[..., Any],
-) -> None:
+def test_names_that_there_are_not_are_refused_with_those_that_there_are(make_sets):
     data = make_sets()
     with pytest.raises(ConfigError, match=r"several evaluation sets; name one of \['val/web', "):
         data.loader("val")
@@ -230,9 +198,7 @@ def test_names_that_there_are_not_are_refused_with_those_that_there_are(
     assert data.eval_names("test") == []
 
 
-def test_device_transforms_go_by_the_fields_of_their_set(
-    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
-) -> None:
+def test_device_transforms_go_by_the_fields_of_their_set(make_sets, sets, make_trainer):
     """As tuples have no names: the label is the second entry in one set, the first in the other."""
     both = sets()
     swapped = {"label": "cls", "image": "png"}
@@ -244,16 +210,14 @@ def test_device_transforms_go_by_the_fields_of_their_set(
     labels: dict[int, list[int]] = {}
 
     class Labels(SetsRecorder):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
             labels.setdefault(dataloader_idx, []).extend(batch[1 - dataloader_idx].tolist())
 
     make_trainer().validate(Labels(), data, verbose=False)
     assert labels == {0: [-1 - i for i in range(7)], 1: [-1 - i for i in range(5)]}
 
 
-def test_a_batch_size_is_that_of_the_sets_that_have_none(
-    make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
-) -> None:
+def test_a_batch_size_is_that_of_the_sets_that_have_none(make_sets, sets, make_trainer):
     both = {"web": sets(batch_size=3)["web"], "hand": sets()["hand"]}
     data, trainer = make_sets(val_sets=both), make_trainer()
     trainer.validate(SetsRecorder(), data, verbose=False)
@@ -266,9 +230,7 @@ def test_a_batch_size_is_that_of_the_sets_that_have_none(
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
-def test_an_error_says_which_set_it_is_about(
-    stage: str, make_sets: Callable[..., Any], sets: Callable[..., Sets], make_trainer: Any
-) -> None:
+def test_an_error_says_which_set_it_is_about(stage, make_sets, sets, make_trainer):
     data = make_sets(val_sets=sets() | {"lost": SplitConfig("nowhere/*.tar")})
     with pytest.raises(ShardNotFoundError, match=r"^val/lost: no file matches"):
         getattr(make_trainer(), stage)(SetsRecorder(), data)
@@ -292,14 +254,8 @@ def below_four(label: int) -> int:
     ],
 )
 def test_an_error_while_sets_are_iterated_says_which_set_it_is_about(
-    settings: dict[str, Any],
-    message: str,
-    num_workers: int,
-    make_sets: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_into: Callable[..., list[str]],
-    tmp_path: Path,
-) -> None:
+    settings, message, num_workers, make_sets, make_trainer, pack_into, tmp_path
+):
     urls = pack_into(tmp_path, [6], "hand")
     hand = SplitConfig(urls, transforms={"label": below_four}, **settings)
     loader = LoaderConfig(cache_dir=str(tmp_path), multiprocessing_context="fork")
@@ -316,12 +272,12 @@ def test_an_error_while_sets_are_iterated_says_which_set_it_is_about(
 
 
 def test_workers_of_later_sets_end_with_their_turn_and_the_first_set_is_made_ahead(
-    make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_sets, make_trainer
+):
     opened: dict[int, list[str]] = {}
 
     class Watching(SetsRecorder):
-        def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
             loaders = self.trainer.val_dataloaders
             # who has a stream; no public name says it
             opened[dataloader_idx] = [each.name for each in loaders if each._open is not None]
@@ -331,16 +287,14 @@ def test_workers_of_later_sets_end_with_their_turn_and_the_first_set_is_made_ahe
 
 
 def test_the_ranks_agree_on_all_sets_at_once_and_again_when_one_has_changed(
-    make_sets: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    make_sets, make_trainer, monkeypatch
+):
     asked: list[Any] = []
     monkeypatch.setattr(datamodule, "agree", lambda facts, _: asked.append(facts))
     data = make_sets()
 
     class Changes(pl.Callback):
-        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        def on_train_epoch_start(self, trainer, pl_module):
             if trainer.current_epoch == 1:
                 urls = data.splits["val/hand"].urls
                 data.splits["val/hand"] = SplitConfig(urls, batch_size=1)
@@ -354,11 +308,8 @@ def test_the_ranks_agree_on_all_sets_at_once_and_again_when_one_has_changed(
 
 
 def test_predictions_of_each_set_are_in_a_file_with_its_name(
-    make_sets: Callable[..., Any],
-    sets: Callable[..., Sets],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    make_sets, sets, make_trainer, tmp_path
+):
     web, hand, _ = sets().values()
     data = make_sets(predict_sets={"web": web, "by-hand": hand})
     writer = ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)
@@ -374,11 +325,9 @@ def test_predictions_of_each_set_are_in_a_file_with_its_name(
     assert rows["predictions-by-hand.csv"][2].startswith("1:0,")
 
 
-def test_a_digest_that_differs_names_the_set(
-    make_sets: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_digest_that_differs_names_the_set(make_sets, make_trainer):
     class Loses(pl.Callback):
-        def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        def on_validation_end(self, trainer, pl_module):
             trainer.val_dataloaders[1].served.digest += 1
 
     trainer = make_trainer(callbacks=[Loses(), EpochDigest()], enable_checkpointing=False)

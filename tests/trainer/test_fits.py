@@ -1,12 +1,10 @@
 """Fits under Lightning's own switches: steps, validations, orders."""
 
-from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
-from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, Run, all_ids
+from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, all_ids
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 
@@ -16,9 +14,7 @@ pytestmark = pytest.mark.usefixtures("held_fork_server")
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_a_fit_takes_the_steps_and_validations_that_its_switches_say(
-    switch: str, run_of: Callable[[str], Run]
-) -> None:
+def test_a_fit_takes_the_steps_and_validations_that_its_switches_say(switch, run_of):
     _, batches, validations, optimiser_steps = SWITCHES[switch]
     model, _, trainer = run_of(switch)
     assert [len(epoch) for epoch in model.epochs().values()] == batches
@@ -29,25 +25,19 @@ def test_a_fit_takes_the_steps_and_validations_that_its_switches_say(
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_the_train_stream_starts_once_and_is_not_restarted_between_epochs(
-    switch: str, run_of: Callable[[str], Run]
-) -> None:
+def test_the_train_stream_starts_once_and_is_not_restarted_between_epochs(switch, run_of):
     assert run_of(switch).data.starts["train"] == [Cursor(0, 0)]
 
 
 @pytest.mark.parametrize("switch", ["none", "val_check_interval=.5", "reload", "max_steps=20"])
-def test_the_val_stream_rewinds_without_a_restart(
-    switch: str, run_of: Callable[[str], Run]
-) -> None:
+def test_the_val_stream_rewinds_without_a_restart(switch, run_of):
     """It is started for the sanity check, which is shorter, and for all validations."""
     assert len(run_of(switch).model.validations) > 1
     assert run_of(switch).data.starts["val"] == [Cursor(), Cursor()]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_steps_can_be_estimated_in_configure_optimizers(
-    switch: str, make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_steps_can_be_estimated_in_configure_optimizers(switch, make_data, make_trainer):
     options, _, _, optimiser_steps = SWITCHES[switch]
     model = EstimatingRecorder()
     make_trainer(**options).fit(model, make_data())
@@ -56,24 +46,20 @@ def test_steps_can_be_estimated_in_configure_optimizers(
 
 
 @pytest.mark.parametrize("switch", ["none", "limit_train_batches=4", "reload", "max_steps=20"])
-def test_each_epoch_has_another_order(switch: str, run_of: Callable[[str], Run]) -> None:
+def test_each_epoch_has_another_order(switch, run_of):
     orders = [str(batches) for batches in run_of(switch).model.epochs().values()]
     assert len(set(orders)) == len(orders) > 1
 
 
 @pytest.mark.parametrize("switch", ["limit_train_batches=4", "limit_train_batches=.5"])
-def test_a_limit_is_a_shorter_epoch_of_the_same_order(
-    switch: str, run_of: Callable[[str], Run]
-) -> None:
+def test_a_limit_is_a_shorter_epoch_of_the_same_order(switch, run_of):
     whole = run_of("none").model.epochs()
     for epoch, batches in run_of(switch).model.epochs().items():
         assert batches == whole[epoch][: len(batches)]
 
 
 @pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
-def test_one_seed_gives_one_order_and_another_seed_another(
-    sampling: str, make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_one_seed_gives_one_order_and_another_seed_another(sampling, make_data, make_trainer):
     orders: list[Any] = []
     for seed in (7, 7, 8):
         model = Recorder()
@@ -83,18 +69,14 @@ def test_one_seed_gives_one_order_and_another_seed_another(
     assert orders[0] != orders[2]
 
 
-def test_shuffled_training_serves_each_sample_once_an_epoch(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_shuffled_training_serves_each_sample_once_an_epoch(make_data, make_trainer):
     model = Recorder()
     make_trainer().fit(model, make_data(sampling="shuffled"))
     for batches in model.epochs().values():
         assert sorted(chain(*batches)) == all_ids(TRAIN)
 
 
-def test_a_second_fit_of_another_trainer_with_the_same_module_begins_anew(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_second_fit_of_another_trainer_with_the_same_module_begins_anew(make_data, make_trainer):
     data, first, second = make_data(), Recorder(), Recorder()
     make_trainer().fit(first, data)
     make_trainer().fit(second, data)
@@ -102,9 +84,7 @@ def test_a_second_fit_of_another_trainer_with_the_same_module_begins_anew(
     assert len(second.validations) == 3
 
 
-def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(make_data, make_trainer):
     whole, parts, data = Recorder(), Recorder(), make_data()
     make_trainer(max_epochs=4).fit(whole, make_data())
     trainer = make_trainer(max_epochs=2)
@@ -116,11 +96,8 @@ def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(
 
 @pytest.mark.parametrize(("limit", "batches"), [(1.0, 10), (4, 4)])
 def test_the_last_pass_of_weight_averaging_is_one_more_epoch_of_the_same_stream(
-    limit: float,
-    batches: int,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    limit, batches, make_data, make_trainer
+):
     model, data = Recorder(), make_data()
     model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(10))  # its statistics are taken last
     averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)

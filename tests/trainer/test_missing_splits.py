@@ -1,7 +1,6 @@
 """What a Trainer says of a split that is not there."""
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,17 +11,15 @@ from lightning_shards.errors import ConfigError
 
 
 def test_a_fit_without_a_val_split_runs_without_a_warning(  # a warning is an error here
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     model = TrainsOnly()
     make_trainer().fit(model, make_data(val=None))
     assert len(model.steps) == 3 * STEPS
     assert model.validations == []
 
 
-def test_a_validation_step_that_has_no_val_split_is_missed_and_told_so(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_validation_step_that_has_no_val_split_is_missed_and_told_so(make_data, make_trainer):
     model = Recorder()
     with pytest.warns(UserWarning, match="defined a `validation_step` but have no"):
         make_trainer().fit(model, make_data(val=None))
@@ -30,9 +27,7 @@ def test_a_validation_step_that_has_no_val_split_is_missed_and_told_so(
     assert model.validations == []
 
 
-def test_a_missing_split_is_an_error_that_says_how_to_add_it(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_missing_split_is_an_error_that_says_how_to_add_it(make_data, make_trainer):
     data = make_data(train=None)
     with pytest.raises(ConfigError, match=r"no 'train' split.*train=SplitConfig"):
         make_trainer().fit(Recorder(), data)
@@ -41,16 +36,14 @@ def test_a_missing_split_is_an_error_that_says_how_to_add_it(
             getattr(make_trainer(), verb)(Recorder(), data)
 
 
-def test_a_missing_val_split_is_an_error_for_validate(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_a_missing_val_split_is_an_error_for_validate(make_data, make_trainer):
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
         make_trainer().validate(Recorder(), make_data(val=None))
 
 
 def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is_not(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     added, removed = make_data(val=None), make_data()
     added.splits["val"], removed.splits["val"] = removed.splits["val"], None
     model = Recorder()
@@ -63,8 +56,8 @@ def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is
 
 
 def test_a_trainer_heeds_a_val_split_that_is_added_and_removed_between_its_fits(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     data, model, trainer = make_data(), Recorder(), make_trainer(max_epochs=1)
     val = data.splits["val"]
     for epochs, split in enumerate((None, val, None), 1):
@@ -77,10 +70,10 @@ def test_a_trainer_heeds_a_val_split_that_is_added_and_removed_between_its_fits(
 
 
 def test_a_method_that_asks_for_the_hidden_one_is_told_how_to_add_the_split(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     class Asking(CountedModule):
-        def val_dataloader(self) -> Any:
+        def val_dataloader(self):
             return super().val_dataloader()
 
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
@@ -111,11 +104,8 @@ class Batches(pl.Callback):
 @pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
 @pytest.mark.parametrize("is_assigned", [False, True], ids=["overridden", "assigned"])
 def test_an_own_method_for_a_loader_needs_no_configured_split(
-    verb: str,
-    is_assigned: bool,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    verb, is_assigned, make_data, make_trainer
+):
     data = make_data(CountedModule if is_assigned else OwnLoaders, val=None)
     if is_assigned:
         for split in ("val", "test", "predict"):

@@ -1,6 +1,5 @@
 """What the module gets of a mixture whose components differ in their fields."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,8 @@ def module(folder: Path, names: tuple[str, str], **settings: Any) -> ShardDataMo
 @pytest.mark.parametrize("names", [NAMES, NAMES[::-1]])
 @pytest.mark.parametrize("batch_keys", [None, ["__key__"]])
 def test_device_transforms_go_by_the_fields_that_a_batch_has(
-    names: tuple[str, str],
-    batch_keys: list[str] | None,
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    names, batch_keys, make_trainer, tmp_path
+):
     """Which batches lack a field is no surprise, whichever component comes first in the mix."""
     model = Keeping()
     transforms = dict.fromkeys(("label", "image", "mask"), negative)
@@ -74,9 +70,7 @@ class WithoutLabels(ShardDataModule):
         return super().on_after_batch_transfer(batch, dataloader_idx)
 
 
-def test_a_field_of_all_components_that_a_batch_lacks_is_told(
-    make_trainer: Callable[..., pl.Trainer], tmp_path: Path
-) -> None:
+def test_a_field_of_all_components_that_a_batch_lacks_is_told(make_trainer, tmp_path):
     data = module(tmp_path, NAMES, device_transforms={"label": negative})
     data.__class__ = WithoutLabels
     with pytest.raises(ConfigError, match="device_transforms names 'label', and the batch has no"):

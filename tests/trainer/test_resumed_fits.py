@@ -1,10 +1,7 @@
 """Fits that go on from a checkpoint, and checkpoints that are refused."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids, ids_of
@@ -16,11 +13,7 @@ pytestmark = pytest.mark.usefixtures("held_fork_server")
 
 
 @pytest.fixture(scope="module")
-def checkpoints(
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
+def checkpoints(make_data, make_trainer, tmp_path_factory):
     """A whole run of 3 epochs: its record, and checkpoints by name."""
     folder = tmp_path_factory.mktemp("checkpoints")
     model = Recorder()
@@ -37,13 +30,8 @@ def checkpoints(
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 @pytest.mark.parametrize("step", [4, 8, 12, 20, 24])
 def test_a_resumed_fit_takes_the_steps_that_are_left(
-    step: int,
-    kind: type[Recorder],
-    options: dict[str, Any],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    step, kind, options, checkpoints, make_data, make_trainer
+):
     model, trainer = kind(), make_trainer(**options)
     trainer.fit(model, make_data(), ckpt_path=checkpoints[f"step-step={step}"])
     done = [(epoch, batch) for epoch, batch, _ in checkpoints["model"].steps]
@@ -53,11 +41,8 @@ def test_a_resumed_fit_takes_the_steps_that_are_left(
 
 @pytest.mark.parametrize("step", [4, 8, 12, 24])
 def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_sample(
-    step: int,
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    step, checkpoints, make_data, make_trainer
+):
     model = Recorder()
     make_trainer().fit(model, make_data(), ckpt_path=checkpoints[f"step-step={step}"])
     assert model.steps == checkpoints["model"].steps[step:]
@@ -65,11 +50,8 @@ def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_sample(
 
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
-    epoch: int,
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    epoch, checkpoints, make_data, make_trainer
+):
     model, data = Recorder(), make_data()
     make_trainer().fit(model, data, ckpt_path=checkpoints[f"epoch-epoch={epoch}"])
     assert model.steps == checkpoints["model"].steps[(epoch + 1) * STEPS :]
@@ -84,12 +66,8 @@ def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
 )
 @pytest.mark.parametrize("number", range(6))
 def test_a_fit_resumed_after_any_validation_takes_the_steps_and_validations_that_are_left(
-    number: int,
-    options: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    number, options, make_data, make_trainer, tmp_path
+):
     """Two validations an epoch, and a checkpoint after each of them."""
     whole, resumed = Recorder(), Recorder()
     saver = Saver(tmp_path, "{step}", save_on_train_epoch_end=False)
@@ -112,12 +90,8 @@ class EarlyRecorder(Recorder):
 @pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
 @pytest.mark.parametrize("checkpoint", ["last", "validated"])
 def test_a_batch_taken_ahead_when_only_an_epochs_end_is_left_is_the_next_epochs_first(
-    checkpoint: str,
-    options: dict[str, Any],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    checkpoint, options, checkpoints, make_data, make_trainer
+):
     model = EarlyRecorder()
     make_trainer(**options).fit(
         model, make_data(), ckpt_path=checkpoints[f"{checkpoint}-step={STEPS}"]
@@ -126,8 +100,8 @@ def test_a_batch_taken_ahead_when_only_an_epochs_end_is_left_is_the_next_epochs_
 
 
 def test_a_fit_resumed_at_an_epochs_end_goes_on_with_a_split_that_serves_each_sample_once(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
-) -> None:
+    make_data, make_trainer, tmp_path
+):
     whole, resumed = Recorder(), Recorder()
     saver = Saver(tmp_path / "saved", "{epoch}")
     make_trainer(callbacks=[saver]).fit(whole, make_data(sampling="shuffled"))
@@ -138,8 +112,8 @@ def test_a_fit_resumed_at_an_epochs_end_goes_on_with_a_split_that_serves_each_sa
 
 
 def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch_and_says_so(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
-) -> None:
+    make_data, make_trainer, tmp_path
+):
     exact = {"sampling": "shuffled", "reader": "stream"}
     saver = Saver(tmp_path / "saved", "{step}", every_n_train_steps=4)
     make_trainer(max_steps=4, callbacks=[saver]).fit(Recorder(), make_data(**exact))
@@ -165,15 +139,8 @@ def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 @pytest.mark.parametrize("checkpoint", ["step-step=4", "epoch-epoch=1"])
 def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_out(
-    checkpoint: str,
-    kind: type[Recorder],
-    changes: dict[str, Any],
-    message: str,
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_shards: Callable[..., list[str]],
-) -> None:
+    checkpoint, kind, changes, message, checkpoints, make_data, make_trainer, pack_shards
+):
     options = dict(changes)
     if "train" in changes:
         options["train"] = SplitConfig(pack_shards(changes["train"], "train"))
@@ -200,14 +167,8 @@ class StoppingEarly(Recorder):
 @pytest.mark.parametrize("saved_by", ["hand", "epoch"])
 @pytest.mark.parametrize("stopped", [{"max_steps": STEPS + 4}, {}], ids=["max_steps", "callback"])
 def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
-    stopped: dict[str, int],
-    saved_by: str,
-    kind: type[Recorder],
-    options: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    stopped, saved_by, kind, options, make_data, make_trainer, tmp_path
+):
     """Lightning counts an epoch that `max_steps` or `should_stop` cut as done."""
     first = make_trainer(callbacks=[Saver(tmp_path, "epoch-{step}")], **stopped)
     first.fit(Recorder() if stopped else Stopping(), make_data())
@@ -220,11 +181,8 @@ def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
 
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_a_fit_that_leaves_out_an_epoch_that_had_no_batch_warns_of_it(
-    kind: type[Recorder],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+    kind, make_data, make_trainer, tmp_path
+):
     first = make_trainer()
     first.fit(StoppingEarly(), make_data())
     first.save_checkpoint(tmp_path / "early.ckpt")
@@ -236,11 +194,8 @@ def test_a_fit_that_leaves_out_an_epoch_that_had_no_batch_warns_of_it(
 
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_a_fit_with_max_steps_that_leaves_out_the_epoch_after_its_checkpoint_warns_of_it(
-    kind: type[Recorder],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    kind, checkpoints, make_data, make_trainer
+):
     model, path = kind(), checkpoints["epoch-epoch=0"]
     with pytest.warns(UserWarning, match=r"of an epoch's end, and with max_steps .* none of it"):
         make_trainer(max_steps=2 * STEPS).fit(model, make_data(), ckpt_path=path)
@@ -250,12 +205,8 @@ def test_a_fit_with_max_steps_that_leaves_out_the_epoch_after_its_checkpoint_war
 @pytest.mark.parametrize("options", [{"max_steps": 3 * STEPS}, {"max_steps": 40, "max_epochs": 3}])
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
-    kind: type[Recorder],
-    options: dict[str, int],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    kind, options, checkpoints, make_data, make_trainer
+):
     model, path = kind(), checkpoints["epoch-epoch=2"]
     make_trainer(**options).fit(model, make_data(), ckpt_path=path)  # warnings are errors
     assert model.steps == []
@@ -264,14 +215,8 @@ def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 @pytest.mark.parametrize(("step", "lost"), [(12, 2), (4, 1), (20, 0)])
 def test_a_fit_that_loses_the_gradients_of_an_open_window_warns_of_it(
-    step: int,
-    lost: int,
-    kind: type[Recorder],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    recwarn: pytest.WarningsRecorder,
-) -> None:
+    step, lost, kind, checkpoints, make_data, make_trainer, recwarn
+):
     """Checkpoints after batches 2 and 4 of an epoch, and one of an epoch's end."""
     trainer = make_trainer(accumulate_grad_batches=3)
     trainer.fit(kind(), make_data(), ckpt_path=checkpoints[f"step-step={step}"])
@@ -282,13 +227,7 @@ def test_a_fit_that_loses_the_gradients_of_an_open_window_warns_of_it(
 
 
 @pytest.mark.parametrize(("steps", "at"), [(STEPS, STEPS), (STEPS + 4, STEPS + 4)])
-def test_a_fit_that_leaves_nothing_out_does_not_warn(
-    steps: int,
-    at: int,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    tmp_path: Path,
-) -> None:
+def test_a_fit_that_leaves_nothing_out_does_not_warn(steps, at, make_data, make_trainer, tmp_path):
     saver = Saver(tmp_path, "{step}", every_n_train_steps=at)
     first = make_trainer(max_steps=steps, callbacks=[saver])
     first.fit(Recorder(), make_data())
@@ -305,31 +244,22 @@ def test_a_fit_that_leaves_nothing_out_does_not_warn(
 @pytest.mark.parametrize("limit", [3, 4])
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
 def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(
-    limit: int,
-    kind: type[Recorder],
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+    limit, kind, checkpoints, make_data, make_trainer
+):
     trainer = make_trainer(limit_train_batches=limit)
     with pytest.raises(StateError, match=f"after batch 4 of an epoch, whose end is now at {limit}"):
         trainer.fit(kind(), make_data(), ckpt_path=checkpoints["step-step=4"])
 
 
 def test_a_checkpoint_of_another_run_can_still_be_tested(
-    checkpoints: dict[str, Any],
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-    pack_shards: Callable[..., list[str]],
-) -> None:
+    checkpoints, make_data, make_trainer, pack_shards
+):
     model, data = Recorder(), make_data(seed=5, test=SplitConfig(pack_shards([3], "test")))
     make_trainer().test(model, data, ckpt_path=checkpoints["step-step=4"], verbose=False)
     assert model.tested == all_ids([3])
 
 
-def test_a_checkpoint_holds_plain_values_and_loads_with_weights_only(
-    checkpoints: dict[str, Any],
-) -> None:
+def test_a_checkpoint_holds_plain_values_and_loads_with_weights_only(checkpoints):
     checkpoint = torch.load(checkpoints["step-step=12"], weights_only=True)
     state = checkpoint["CountedModule"]
     assert {type(value) for value in state.values()} <= {int, str}
@@ -341,17 +271,17 @@ def test_a_checkpoint_holds_plain_values_and_loads_with_weights_only(
     [("step-step=4", 0, 8), ("step-step=20", 2, 0), ("epoch-epoch=0", 1, 0)],
 )
 def test_a_checkpoint_knows_the_samples_of_the_epoch_that_were_trained(
-    name: str, epoch: int, samples: int, checkpoints: dict[str, Any]
-) -> None:
+    name, epoch, samples, checkpoints
+):
     state = torch.load(checkpoints[name], weights_only=True)["CountedModule"]
     assert (state["epoch"], state["samples"]) == (epoch, samples)
 
 
 def test_a_checkpoint_of_an_exception_counts_the_trained_steps_alone(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer], tmp_path: Path
-) -> None:
+    make_data, make_trainer, tmp_path
+):
     class Failing(Recorder):
-        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        def training_step(self, batch, batch_idx):
             if batch_idx == 6:
                 self.trainer.save_checkpoint(tmp_path / "failed.ckpt")
                 raise ArithmeticError

@@ -2,11 +2,9 @@
 
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-import lightning.pytorch as pl
 import psutil
 import pytest
 import torch
@@ -27,7 +25,7 @@ def living_children() -> set[int]:
 
 
 @pytest.fixture
-def keep_sigint() -> Iterator[None]:
+def keep_sigint():
     """Lightning ignores the signal for good after a KeyboardInterrupt."""
     handler = signal.getsignal(signal.SIGINT)
     yield
@@ -60,12 +58,7 @@ class Failing(Recorder):
 @pytest.mark.parametrize("error", [None, ArithmeticError, KeyboardInterrupt], ids=str)
 @pytest.mark.parametrize("stage", ["training_step", "validation_step"])
 @pytest.mark.usefixtures("keep_sigint")
-def test_no_worker_outlives_a_fit_however_it_ends(
-    stage: str,
-    error: type[BaseException] | None,
-    make_data: Callable[..., Any],
-    make_trainer: Callable[..., pl.Trainer],
-) -> None:
+def test_no_worker_outlives_a_fit_however_it_ends(stage, error, make_data, make_trainer):
     before = living_children()
     model = Failing(stage, error)
     loader = LoaderConfig(multiprocessing_context="fork")
@@ -79,8 +72,8 @@ def test_no_worker_outlives_a_fit_however_it_ends(
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_no_worker_of_a_loader_outlives_a_fit_that_was_given_the_loader_alone(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     before = living_children()
     model = Failing("training_step", None)
     config = LoaderConfig(multiprocessing_context="fork")
@@ -90,13 +83,11 @@ def test_no_worker_of_a_loader_outlives_a_fit_that_was_given_the_loader_alone(
     assert living_children() - before == set()
 
 
-def test_workers_go_on_while_the_model_validates(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_workers_go_on_while_the_model_validates(make_data, make_trainer):
     class Watching(Recorder):
         workers: dict[int, set[int]]
 
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(self, batch, batch_idx):
             workers = self.trainer.datamodule._loaders["train"]._open.stream._workers
             self.workers.setdefault(self.current_epoch, set()).update(each.pid for each in workers)
 
@@ -108,9 +99,7 @@ def test_workers_go_on_while_the_model_validates(
     assert len(model.workers[0]) == 2
 
 
-def test_memory_is_not_pinned_for_the_cpu(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_memory_is_not_pinned_for_the_cpu(make_data, make_trainer):
     loader = LoaderConfig(multiprocessing_context="fork")
     data, trainer = make_data(ShardDataModule, num_workers=1, loader=loader), make_trainer()
     trainer.fit(Recorder(), data)
@@ -119,8 +108,8 @@ def test_memory_is_not_pinned_for_the_cpu(
 
 
 def test_samples_and_steps_do_not_depend_on_who_makes_the_batches_under_sequential(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+    make_data, make_trainer
+):
     """Evaluation sees the same samples from the trainer's own thread and from workers."""
     seen: list[Counter[tuple[int, int]]] = []
     loader = LoaderConfig(multiprocessing_context="fork")
@@ -132,9 +121,7 @@ def test_samples_and_steps_do_not_depend_on_who_makes_the_batches_under_sequenti
     assert seen == [Counter(all_ids(VAL))] * 3
 
 
-def test_the_number_of_workers_can_change_between_two_fits(
-    make_data: Callable[..., Any], make_trainer: Callable[..., pl.Trainer]
-) -> None:
+def test_the_number_of_workers_can_change_between_two_fits(make_data, make_trainer):
     data = make_data(ShardDataModule, loader=LoaderConfig(multiprocessing_context="fork"))
     producers: list[int] = []
     for num_workers in (0, 2):

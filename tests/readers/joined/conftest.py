@@ -1,8 +1,6 @@
 """Tables of the keys that `pack` gives to samples."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
@@ -12,16 +10,10 @@ WriteTable = Callable[..., str]
 
 
 @pytest.fixture
-def write_table(tmp_path: Path) -> WriteTable:
+def write_table(tmp_path):
     """Writes a Parquet table of columns; keys are numbers of samples, or texts."""
 
-    def write(
-        keys: Sequence[object],
-        columns: Mapping[str, Any],
-        name: str = "table.parquet",
-        key: str = "__key__",
-        **options: Any,
-    ) -> str:
+    def write(keys, columns, name="table.parquet", key="__key__", **options):
         texts = [f"{each:06d}" if isinstance(each, int) else each for each in keys]
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
