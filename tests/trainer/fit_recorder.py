@@ -132,9 +132,7 @@ SWITCHES: dict[str, tuple[dict[str, Any], list[int], int, int]] = {
     "none": ({}, [10, 10, 10], 3, 30),
     "limit_train_batches=4": ({"limit_train_batches": 4}, [4, 4, 4], 3, 12),
     "limit_train_batches=.5": ({"limit_train_batches": 0.5}, [5, 5, 5], 3, 15),
-    "limit_train_batches=99": ({"limit_train_batches": 99}, [10, 10, 10], 3, 30),
     "overfit_batches=3": ({"overfit_batches": 3}, [3, 3, 3], 3, 9),
-    "fast_dev_run": ({"fast_dev_run": True}, [1], 1, 1),
     "fast_dev_run=2": ({"fast_dev_run": 2}, [2], 1, 2),
     "max_steps=13": ({"max_steps": 13}, [10, 3], 1, 13),
     "max_steps=20": ({"max_steps": 20}, [10, 10], 2, 20),
@@ -143,7 +141,6 @@ SWITCHES: dict[str, tuple[dict[str, Any], list[int], int, int]] = {
         {"reload_dataloaders_every_n_epochs": 1, "limit_train_batches": 4}, [4, 4, 4], 3, 12,
     ),
     "val_check_interval=.5": ({"val_check_interval": 0.5}, [10, 10, 10], 6, 30),
-    "val_check_interval=3": ({"val_check_interval": 3}, [10, 10, 10], 9, 30),
     "val every 4 steps, over epochs": (
         {"val_check_interval": 4, "check_val_every_n_epoch": None}, [10, 10, 10], 7, 30,
     ),

@@ -24,7 +24,7 @@ COLLATE_FNS = pytest.mark.parametrize(
 
 @COLLATE_FNS
 @READERS
-@pytest.mark.parametrize("keys", [[], ["__id__"], ["__weight__", "__key__"], None])
+@pytest.mark.parametrize("keys", [[], ["__weight__", "__key__"], None])
 def test_a_batch_has_the_entries_that_are_named(pack_shards, make_module, reader, keys, collate_fn):
     split = SplitConfig(pack_shards([5]), sampling="sequential", reader=reader)
     module = make_module(

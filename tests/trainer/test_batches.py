@@ -1,12 +1,11 @@
 """What the batches look like to the module."""
 
-from itertools import chain
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from fit_recorder import STEPS, VAL, VAL_STEPS, Recorder, TrainsOnly
+from fit_recorder import STEPS, VAL_STEPS, Recorder
 
 from lightning_shards import ShardDataModule, SplitConfig
 
@@ -17,8 +16,9 @@ def negative(images: torch.Tensor) -> torch.Tensor:
     return 255 - images
 
 
-@pytest.mark.parametrize("batch_format", ["dict", "tuple"])
-@pytest.mark.parametrize("verb", ["fit", "test", "predict"])
+@pytest.mark.parametrize(
+    ("verb", "batch_format"), [("fit", "tuple"), ("test", "dict"), ("predict", "dict")]
+)
 def test_device_transforms_run_and_then_the_modules_own_hook(
     verb, batch_format, make_data, make_trainer, pack_shards
 ):
@@ -68,37 +68,6 @@ def test_device_transforms_run_and_then_the_modules_own_hook(
         numbers = (255 - 255 * batch["image"][:, 0, 0, 0]).round().long()
         assert numbers.max() < 20
         assert numbers.remainder(10).tolist() == batch["label"].tolist()
-
-
-def test_a_tuple_batch_has_the_fields_in_their_order(make_data, make_trainer):
-    class Module(TrainsOnly):
-        def training_step(self, batch, batch_idx):
-            labels, images = batch
-            assert (labels.shape, images.shape) == ((2,), (2, 1, 4, 4))
-            assert images.dtype == torch.uint8
-            self.steps.append((self.current_epoch, batch_idx, []))
-            return self._loss({"image": images, "label": labels})
-
-    model = Module()
-    fields = {"label": "cls", "image": "png"}
-    make_trainer().fit(model, make_data(val=None, fields=fields, batch_format="tuple"))
-    assert len(model.steps) == 3 * STEPS
-
-
-def test_device_transforms_of_a_split_with_its_own_fields_find_them_in_its_order(
-    make_data, make_trainer, pack_shards
-):
-    class Module(Recorder):
-        def validation_step(self, batch, batch_idx):
-            labels, images = batch
-            self.validations.append((255 - images[:, 0, 0, 0].long()).tolist())
-            assert labels.tolist() == [number % 10 for number in self.validations[-1]]
-
-    val = SplitConfig(pack_shards(VAL, "val"), fields={"label": "cls", "image": "png"})
-    data = make_data(val=val, batch_format="tuple", device_transforms={"image": negative})
-    model = Module()
-    make_trainer().validate(model, data, verbose=False)
-    assert list(chain(*model.validations)) == list(range(7))
 
 
 class Peeker(pl.Callback):

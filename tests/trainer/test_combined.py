@@ -101,8 +101,7 @@ def parts_of(batch: Any) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("verb", ["fit", "validate"])
-@pytest.mark.parametrize("batch_format", ["dict", "tuple"])
+@pytest.mark.parametrize(("verb", "batch_format"), [("fit", "tuple"), ("validate", "dict")])
 def test_the_part_of_our_loader_is_changed_and_no_other(way, verb, batch_format, seen):
     other = FOREIGN if batch_format == "dict" else PAIRS
     combine = lambda ours: CombinedLoader(way(ours, Wrapper(other)), "min_size")  # noqa: E731

@@ -70,14 +70,11 @@ def make_sets(make_data, sets):
     return lambda **options: make_data(**{"val": None, "val_sets": sets()} | options)
 
 
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.parametrize(
-    "loader", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}], ids=str
-)
+@pytest.mark.parametrize(("reader", "pool"), [("indexed", "processes"), ("stream", "threads")])
 def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
-    reader, loader, make_sets, sets, make_trainer, tmp_path
+    reader, pool, make_sets, sets, make_trainer, tmp_path
 ):
-    config = LoaderConfig(cache_dir=str(tmp_path), **loader)
+    config = LoaderConfig(cache_dir=str(tmp_path), pool=pool)
     data = make_sets(val_sets=sets(reader=reader), loader=config, num_workers=2)
     model, trainer = (
         SetsRecorder(),
@@ -94,9 +91,6 @@ def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
     [
         ({"val_check_interval": 0.5}, 6),
         ({"reload_dataloaders_every_n_epochs": 1}, 3),
-        ({"check_val_every_n_epoch": 2, "max_epochs": 4}, 2),
-        ({"num_sanity_val_steps": 0}, 3),
-        ({"max_steps": 20, "max_epochs": -1}, 2),
     ],
 )
 def test_every_validation_begins_each_set_anew(options, validations, make_sets, make_trainer):
@@ -105,7 +99,7 @@ def test_every_validation_begins_each_set_anew(options, validations, make_sets, 
     assert model.seen == [ONCE] * validations
 
 
-@pytest.mark.parametrize("sanity_steps", [1, 2, -1])
+@pytest.mark.parametrize("sanity_steps", [1, -1])
 def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
     sanity_steps, make_sets, make_trainer
 ):
@@ -119,9 +113,7 @@ def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
 @pytest.mark.parametrize(
     ("options", "samples"),
     [
-        ({"limit_val_batches": 1}, (2, 2, 1)),
         ({"limit_val_batches": 0.5}, (4, 2, 0)),
-        ({"limit_val_batches": 99}, (7, 5, 1)),
         ({"fast_dev_run": 2}, (4, 4, 1)),
         ({"overfit_batches": 2}, (4, 4, 1)),
     ],
@@ -158,24 +150,19 @@ def test_one_set_is_a_list_of_one_loader_and_a_split_is_none(make_sets, sets, ma
     assert isinstance(make_data().val_dataloader(), ShardLoader)
 
 
-def test_names_are_told_in_the_order_of_the_loaders(make_sets, make_data, make_trainer):
+def test_names_are_told_in_the_order_of_the_loaders(make_sets, make_data, make_trainer, caplog):
     data, trainer = make_sets(), make_trainer(max_epochs=1)
+    assert [line.partition(":")[0] for line in repr(data).splitlines()[1:]] == ["train", *NAMES]
+    caplog.set_level("INFO")
     trainer.fit(SetsRecorder(), data)
+    lines = [line for line in caplog.messages if "by the indexed reader" in line]
+    assert [line.partition(":")[0] for line in lines] == NAMES
+    assert "val/web: 7 samples from 2 shards" in repr(data)
     assert data.eval_names("val") == NAMES
     assert [loader.name for loader in trainer.val_dataloaders] == NAMES
     assert trainer.num_val_batches == [4, 3, 1]
     assert {f"size/dataloader_idx_{i}" for i in range(3)} <= trainer.callback_metrics.keys()
     assert (data.eval_names("test"), make_data().eval_names("val")) == ([], ["val"])
-
-
-def test_the_log_and_the_summary_name_each_set(make_sets, make_trainer, caplog):
-    data = make_sets()
-    assert [line.partition(":")[0] for line in repr(data).splitlines()[1:]] == ["train", *NAMES]
-    caplog.set_level("INFO")
-    make_trainer(max_epochs=1).fit(SetsRecorder(), data)
-    lines = [line for line in caplog.messages if "by the indexed reader" in line]
-    assert sorted(line.partition(":")[0] for line in lines) == sorted(["train", *NAMES])
-    assert "val/web: 7 samples from 2 shards" in repr(data)
 
 
 def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets):
@@ -242,19 +229,19 @@ def below_four(label: int) -> int:
     return label
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("num_workers", "settings", "message"),
     [
-        ({}, r"^val/hand: .*too many"),
+        (1, {}, r"^val/hand: .*too many"),
         (
+            0,
             {"on_bad_sample": "substitute", "max_bad": 1},
             r"^val/hand: 2 bad samples on this rank in epoch 0",
         ),
     ],
 )
 def test_an_error_while_sets_are_iterated_says_which_set_it_is_about(
-    settings, message, num_workers, make_sets, make_trainer, pack_into, tmp_path
+    num_workers, settings, message, make_sets, make_trainer, pack_into, tmp_path
 ):
     urls = pack_into(tmp_path, [6], "hand")
     hand = SplitConfig(urls, transforms={"label": below_four}, **settings)

@@ -36,7 +36,10 @@ def test_the_val_stream_rewinds_without_a_restart(switch, run_of):
     assert run_of(switch).data.starts["val"] == [Cursor(), Cursor()]
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize(
+    "switch",
+    ["limit_train_batches=.5", "max_steps=13", "reload, limit", "accumulate_grad_batches=3"],
+)
 def test_steps_can_be_estimated_in_configure_optimizers(switch, make_data, make_trainer):
     options, _, _, optimiser_steps = SWITCHES[switch]
     model = EstimatingRecorder()
@@ -56,17 +59,6 @@ def test_a_limit_is_a_shorter_epoch_of_the_same_order(switch, run_of):
     whole = run_of("none").model.epochs()
     for epoch, batches in run_of(switch).model.epochs().items():
         assert batches == whole[epoch][: len(batches)]
-
-
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
-def test_one_seed_gives_one_order_and_another_seed_another(sampling, make_data, make_trainer):
-    orders: list[Any] = []
-    for seed in (7, 7, 8):
-        model = Recorder()
-        make_trainer().fit(model, make_data(sampling=sampling, seed=seed))
-        orders.append(model.steps)
-    assert orders[0] == orders[1]
-    assert orders[0] != orders[2]
 
 
 def test_shuffled_training_serves_each_sample_once_an_epoch(make_data, make_trainer):
@@ -94,14 +86,13 @@ def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(make_data, make_tra
     assert parts.steps == whole.steps
 
 
-@pytest.mark.parametrize(("limit", "batches"), [(1.0, 10), (4, 4)])
 def test_the_last_pass_of_weight_averaging_is_one_more_epoch_of_the_same_stream(
-    limit, batches, make_data, make_trainer
+    make_data, make_trainer
 ):
     model, data = Recorder(), make_data()
     model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(10))  # its statistics are taken last
     averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)
     options: dict[str, Any] = {"callbacks": [averaging], "enable_checkpointing": False}
-    make_trainer(**options, max_epochs=2, limit_train_batches=limit).fit(model, data)
-    assert [len(epoch) for epoch in model.epochs().values()] == [batches] * 3
+    make_trainer(**options, max_epochs=2, limit_train_batches=4).fit(model, data)
+    assert [len(epoch) for epoch in model.epochs().values()] == [4] * 3
     assert data.starts["train"] == [Cursor(0, 0)]

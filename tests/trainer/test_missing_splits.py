@@ -36,11 +36,6 @@ def test_a_missing_split_is_an_error_that_says_how_to_add_it(make_data, make_tra
             getattr(make_trainer(), verb)(Recorder(), data)
 
 
-def test_a_missing_val_split_is_an_error_for_validate(make_data, make_trainer):
-    with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
-        make_trainer().validate(Recorder(), make_data(val=None))
-
-
 def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is_not(
     make_data, make_trainer
 ):
@@ -69,17 +64,6 @@ def test_a_trainer_heeds_a_val_split_that_is_added_and_removed_between_its_fits(
     assert len(model.steps) == 3 * STEPS
 
 
-def test_a_method_that_asks_for_the_hidden_one_is_told_how_to_add_the_split(
-    make_data, make_trainer
-):
-    class Asking(CountedModule):
-        def val_dataloader(self):
-            return super().val_dataloader()
-
-    with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
-        make_trainer().fit(Recorder(), make_data(Asking, val=None))
-
-
 class OwnLoaders(CountedModule):
     """Evaluates on what is not configured for it: `train` stands for each of the other splits."""
 
@@ -101,8 +85,10 @@ class Batches(pl.Callback):
     on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _count
 
 
-@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
-@pytest.mark.parametrize("is_assigned", [False, True], ids=["overridden", "assigned"])
+@pytest.mark.parametrize(
+    ("verb", "is_assigned"),
+    [("fit", False), ("test", False), ("validate", True), ("predict", True)],
+)
 def test_an_own_method_for_a_loader_needs_no_configured_split(
     verb, is_assigned, make_data, make_trainer
 ):

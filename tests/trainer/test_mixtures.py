@@ -42,8 +42,9 @@ def module(folder: Path, names: tuple[str, str], **settings: Any) -> ShardDataMo
     return module_of(folder, mix, split, **settings)
 
 
-@pytest.mark.parametrize("names", [NAMES, NAMES[::-1]])
-@pytest.mark.parametrize("batch_keys", [None, ["__key__"]])
+@pytest.mark.parametrize(
+    ("names", "batch_keys"), [(NAMES, None), (NAMES[::-1], ["__key__"])], ids=str
+)
 def test_device_transforms_go_by_the_fields_that_a_batch_has(
     names, batch_keys, make_trainer, tmp_path
 ):

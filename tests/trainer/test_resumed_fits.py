@@ -26,9 +26,15 @@ def checkpoints(make_data, make_trainer, tmp_path_factory):
     return {"model": model} | {path.stem: path for path in folder.rglob("*.ckpt")}
 
 
-@pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-@pytest.mark.parametrize("step", [4, 8, 12, 20, 24])
+@pytest.mark.parametrize(
+    ("step", "kind", "options"),
+    [
+        (4, Recorder, {"max_steps": 30, "max_epochs": -1}),
+        (12, EstimatingRecorder, {}),
+        (20, Recorder, {}),
+        (20, EstimatingRecorder, {"max_steps": 30, "max_epochs": -1}),
+    ],
+)
 def test_a_resumed_fit_takes_the_steps_that_are_left(
     step, kind, options, checkpoints, make_data, make_trainer
 ):
@@ -39,7 +45,7 @@ def test_a_resumed_fit_takes_the_steps_that_are_left(
     assert trainer.global_step == 3 * STEPS
 
 
-@pytest.mark.parametrize("step", [4, 8, 12, 24])
+@pytest.mark.parametrize("step", [4, 12])
 def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_sample(
     step, checkpoints, make_data, make_trainer
 ):
@@ -48,23 +54,24 @@ def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_sample(
     assert model.steps == checkpoints["model"].steps[step:]
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
 def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
-    epoch, checkpoints, make_data, make_trainer
+    checkpoints, make_data, make_trainer
 ):
     model, data = Recorder(), make_data()
-    make_trainer().fit(model, data, ckpt_path=checkpoints[f"epoch-epoch={epoch}"])
-    assert model.steps == checkpoints["model"].steps[(epoch + 1) * STEPS :]
-    assert len(model.validations) == 2 - epoch
-    assert data.starts["train"] == [Cursor(epoch + 1, 0)]
+    make_trainer().fit(model, data, ckpt_path=checkpoints["epoch-epoch=0"])
+    assert model.steps == checkpoints["model"].steps[STEPS:]
+    assert len(model.validations) == 2
+    assert data.starts["train"] == [Cursor(1, 0)]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"val_check_interval": 0.5}, {"limit_train_batches": 8, "val_check_interval": 4}],
-    ids=str,
+    ("number", "options"),
+    [
+        (0, {"val_check_interval": 0.5}),
+        (3, {"val_check_interval": 0.5}),
+        (4, {"limit_train_batches": 8, "val_check_interval": 4}),
+    ],
 )
-@pytest.mark.parametrize("number", range(6))
 def test_a_fit_resumed_after_any_validation_takes_the_steps_and_validations_that_are_left(
     number, options, make_data, make_trainer, tmp_path
 ):
@@ -87,8 +94,10 @@ class EarlyRecorder(Recorder):
         self.taken_ahead = ids_of(next(iter(self.trainer.train_dataloader)))
 
 
-@pytest.mark.parametrize("options", [{}, {"max_steps": 30, "max_epochs": -1}], ids=str)
-@pytest.mark.parametrize("checkpoint", ["last", "validated"])
+@pytest.mark.parametrize(
+    ("checkpoint", "options"),
+    [("last", {"max_steps": 30, "max_epochs": -1}), ("validated", {})],
+)
 def test_a_batch_taken_ahead_when_only_an_epochs_end_is_left_is_the_next_epochs_first(
     checkpoint, options, checkpoints, make_data, make_trainer
 ):
@@ -136,8 +145,10 @@ def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch
     ],
     ids=["seed", "global batch", "shards", "sampling"],
 )
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-@pytest.mark.parametrize("checkpoint", ["step-step=4", "epoch-epoch=1"])
+@pytest.mark.parametrize(
+    ("kind", "checkpoint"),
+    [(Recorder, "step-step=4"), (EstimatingRecorder, "epoch-epoch=1")],
+)
 def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_out(
     checkpoint, kind, changes, message, checkpoints, make_data, make_trainer, pack_shards
 ):
@@ -162,10 +173,15 @@ class StoppingEarly(Recorder):
         self.trainer.should_stop = self.current_epoch == 1
 
 
-@pytest.mark.parametrize("options", [{"max_epochs": 3}, {"max_steps": 30}], ids=str)
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-@pytest.mark.parametrize("saved_by", ["hand", "epoch"])
-@pytest.mark.parametrize("stopped", [{"max_steps": STEPS + 4}, {}], ids=["max_steps", "callback"])
+@pytest.mark.parametrize(
+    ("stopped", "saved_by", "kind", "options"),
+    [
+        ({"max_steps": STEPS + 4}, "hand", Recorder, {"max_epochs": 3}),
+        ({"max_steps": STEPS + 4}, "epoch", EstimatingRecorder, {"max_steps": 30}),
+        ({}, "hand", EstimatingRecorder, {"max_epochs": 3}),
+        ({}, "epoch", Recorder, {"max_steps": 30}),
+    ],
+)
 def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
     stopped, saved_by, kind, options, make_data, make_trainer, tmp_path
 ):
@@ -202,8 +218,13 @@ def test_a_fit_with_max_steps_that_leaves_out_the_epoch_after_its_checkpoint_war
     assert [ids for _, _, ids in model.steps] == checkpoints["model"].epochs()[2]
 
 
-@pytest.mark.parametrize("options", [{"max_steps": 3 * STEPS}, {"max_steps": 40, "max_epochs": 3}])
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Recorder, {"max_steps": 3 * STEPS}),
+        (EstimatingRecorder, {"max_steps": 40, "max_epochs": 3}),
+    ],
+)
 def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
     kind, options, checkpoints, make_data, make_trainer
 ):
@@ -212,8 +233,10 @@ def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
     assert model.steps == []
 
 
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-@pytest.mark.parametrize(("step", "lost"), [(12, 2), (4, 1), (20, 0)])
+@pytest.mark.parametrize(
+    ("step", "lost", "kind"),
+    [(12, 2, Recorder), (4, 1, EstimatingRecorder), (20, 0, Recorder)],
+)
 def test_a_fit_that_loses_the_gradients_of_an_open_window_warns_of_it(
     step, lost, kind, checkpoints, make_data, make_trainer, recwarn
 ):
@@ -241,8 +264,7 @@ def test_a_fit_that_leaves_nothing_out_does_not_warn(steps, at, make_data, make_
         assert len(model.steps) == 3 * STEPS - steps
 
 
-@pytest.mark.parametrize("limit", [3, 4])
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
+@pytest.mark.parametrize(("limit", "kind"), [(3, Recorder), (4, EstimatingRecorder)])
 def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(
     limit, kind, checkpoints, make_data, make_trainer
 ):
@@ -257,13 +279,6 @@ def test_a_checkpoint_of_another_run_can_still_be_tested(
     model, data = Recorder(), make_data(seed=5, test=SplitConfig(pack_shards([3], "test")))
     make_trainer().test(model, data, ckpt_path=checkpoints["step-step=4"], verbose=False)
     assert model.tested == all_ids([3])
-
-
-def test_a_checkpoint_holds_plain_values_and_loads_with_weights_only(checkpoints):
-    checkpoint = torch.load(checkpoints["step-step=12"], weights_only=True)
-    state = checkpoint["CountedModule"]
-    assert {type(value) for value in state.values()} <= {int, str}
-    assert (state["epoch"], state["samples"], state["seed"]) == (1, 4, 0)
 
 
 @pytest.mark.parametrize(
