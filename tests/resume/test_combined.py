@@ -46,10 +46,13 @@ class Pairs(Ledger):
         return super().training_step(batch["shards"], batch_idx)
 
 
-@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
-@pytest.mark.parametrize("mode", [None, "max_size_cycle", "max_size"])
 @pytest.mark.parametrize(
-    ("other", "told"), [(range(10), "has 10 batches"), (Endless(), "has no known end")]
+    ("other", "told", "mode", "make"),
+    [
+        (range(10), "has 10 batches", None, make_trainer),
+        (range(10), "has 10 batches", "max_size", bare_trainer),
+        (Endless(), "has no known end", "max_size_cycle", make_trainer),
+    ],
 )
 def test_an_epoch_that_does_not_end_with_our_loader_is_refused(other, told, mode, make, tmp_path):
     with pytest.raises(ConfigError, match=rf"6 steps, .* {told}: .*min_size"):
@@ -109,8 +112,9 @@ class Contained(Ledger):
         return super().training_step(part if "pairs" in part else part[0], batch_idx)
 
 
-@pytest.mark.parametrize("batch_size", [4, 2])
-@pytest.mark.parametrize("kind", ["dict", "list", "nested", "CombinedLoader"])
+@pytest.mark.parametrize(
+    ("kind", "batch_size"), [("dict", 2), ("list", 4), ("nested", 2), ("CombinedLoader", 4)]
+)
 def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(kind, batch_size, tmp_path):
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     make_trainer(tmp_path, [saver]).fit(Contained(), ContainedData(kind))

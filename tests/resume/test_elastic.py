@@ -51,7 +51,7 @@ def draw_chain(draws: random.Random, worlds: tuple[int, ...]) -> list[Segment]:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_a_chain_of_batch_sizes_trains_each_sample_once(variant, tmp_path):
     draws = random.Random(variant.name)
-    chains = [draw_chain(draws, worlds=(1,)) for _ in range(5)]
+    chains = [draw_chain(draws, worlds=(1,)) for _ in range(3)]
     resumes = [
         run_chain(fit_here, tmp_path / str(number), variant, chain)
         for number, chain in enumerate(chains)

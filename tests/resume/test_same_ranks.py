@@ -55,9 +55,8 @@ VARIANTS = [
     Variant("manual optimisation", model={"manual": True}),
 ]
 IN_CI = {
-    "max_epochs", "max_steps", "no validation", "accumulate 3", "val_check_interval .5",
-    "several sets", "limit_train_batches 4", "limit_train_batches .5", "estimated steps, max_steps",
-    "schedule by epoch",
+    "max_epochs", "no validation", "accumulate 3", "several sets", "limit_train_batches .5",
+    "estimated steps, max_steps", "schedule by epoch",
 }  # fmt: skip
 
 
@@ -101,7 +100,7 @@ def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(variant, tm
     assert failures(tmp_path, variant, slice(None)) == {}
 
 
-@pytest.mark.parametrize("steps", [7, 12, 15])
+@pytest.mark.parametrize("steps", [7, 12])
 def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps, tmp_path):
     """Lightning counts the epoch that `max_steps` cut, and would begin the next one."""
     variant = Variant("more steps", {"max_steps": 18}, {"val_samples": 0})
@@ -147,7 +146,7 @@ def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(make, tmp_path
 def test_plateau_schedules_follow_a_validation_that_the_resumed_fit_has_run(tmp_path):
     """A checkpoint holds no metric: one from after the validation cannot step them."""
     variant = Variant("plateau", model={"schedule": "plateau"})
-    found = failures(tmp_path, variant, slice(None))
+    found = failures(tmp_path, variant, slice(-45, -22))
     assert set(found) <= {
         f"{hook}-{epoch}"
         for hook in ("on_validation_end", "on_train_epoch_end")

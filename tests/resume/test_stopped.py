@@ -108,10 +108,15 @@ def checkpoints_of_a_stopped_fit(folder: Path, stop: Any, **options: Any) -> dic
 
 
 @pytest.mark.usefixtures("_own_signals")
-@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 50}], ids=str)
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(
+    ("stop", "limits"),
+    [
+        *((stop, {}) for stop in STOPS),
+        *((stop, {"max_steps": 50}) for stop in ("within an epoch", "at its end", "SIGINT")),
+    ],
+)
 def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, limits, tmp_path):
-    options = {"val_check_interval": 0.5, **limits}
+    options = {"val_check_interval": 0.5, "max_epochs": 3, **limits}
     saved = checkpoints_of_a_stopped_fit(tmp_path, STOPS[stop](), **options)
     trained = {}
     for name, path in saved.items():
@@ -140,11 +145,14 @@ class RaisesAt(ShouldStop):
 
 @pytest.mark.filterwarnings("ignore:the earlier fit of this trainer")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 @pytest.mark.parametrize(
-    "stop", [("on_train_batch_start", 4), ("on_train_epoch_start", 1), ("on_train_batch_start", 9)]
+    ("times", "stop", "make"),
+    [
+        (1, ("on_train_batch_start", 4), bare_trainer),
+        (1, ("on_train_epoch_start", 1), make_trainer),
+        (2, ("on_train_batch_start", 9), make_trainer),
+    ],
 )
-@pytest.mark.parametrize("times", [1, 2])
 def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make, tmp_path):
     """The same trainer goes on; all its checkpoints of ends of epochs are resumed."""
     saver = ModelCheckpoint(
@@ -258,8 +266,9 @@ def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks, tmp_path):
 
 
 @pytest.mark.usefixtures("_own_signals")
-@pytest.mark.parametrize("stop", [("on_train_batch_end", 2), ("on_validation_start", 0)])
-@pytest.mark.parametrize("kind", ["error", "SIGINT"])
+@pytest.mark.parametrize(
+    ("kind", "stop"), [("SIGINT", ("on_train_batch_end", 2)), ("error", ("on_validation_start", 0))]
+)
 def test_a_validation_is_due_after_an_error_that_came_before_it(kind, stop, tmp_path):
     """The checkpoint is saved when Lightning has ended the fit, by who caught the error."""
     callback = RaisesAt(stop) if kind == "error" else SignalAt(signal.SIGINT, stop)
