@@ -30,10 +30,6 @@ EXPECTED: dict[str, Expected] = {
     "a field that no sample has": Expected(
         "MissingFieldError", ("no member for field 'caption'", "['cls', 'png']", "`fields`")
     ),
-    "an unknown decoder": Expected(
-        "ConfigError", ("asks for decoder 'colour', which does not exist", "take one of")
-    ),
-    "batch_size 0": Expected("ConfigError", ("batch_size must be a whole number of at least 1",)),
     "no shard on rank 0": Expected("ShardNotFoundError", ("no file matches", "rank0"), 0),
     "no shard on rank 1": Expected("ShardNotFoundError", ("no file matches", "rank1"), 1),
     "no val shard on rank 1": Expected("ShardNotFoundError", ("no file matches", "rank1"), 1),
@@ -97,8 +93,6 @@ def as_cases(folder: Path, pack_into: Callable[..., list[str]]) -> list[dict[str
         case("no sample", {"train": "empty"}),
         case("less than a global batch", {"train": "small"}),
         case("a field that no sample has", good, data=captions),
-        case("an unknown decoder", good, data={"decode": {"image": "colour"}}),
-        case("batch_size 0", good, data={"batch_size": 0}),
         case("no shard on rank 0", {"train": "only-on-rank1-rank{rank}"}),
         case("no shard on rank 1", {"train": "only-on-rank0-rank{rank}"}),
         case("no val shard on rank 1", {**good, "val": "only-on-rank0-rank{rank}"}),

@@ -22,10 +22,9 @@ def waits_in_a_collective(folder: Path, stalled: int) -> bool:
     return len(steps) == 2 and 0 < steps[stalled] < steps[1 - stalled]
 
 
-@pytest.mark.parametrize("are_both_told", [True, False])
-@pytest.mark.parametrize("stalled", [0, 1])
+@pytest.mark.parametrize(("stalled", "are_both_told"), [(0, True), (1, False)])
 def test_a_rank_that_gets_no_batch_ends_with_those_that_wait_for_it(
-    tmp_path, pack_into, forked_programs, stalled, *, are_both_told
+    tmp_path, pack_into, forked_programs, stalled, are_both_told
 ):
     pack_into(tmp_path, [40], "shard")
     with forked_programs.started([PROGRAM, tmp_path, stalled], tmp_path, ranks=2) as running:

@@ -1,4 +1,4 @@
-"""Real evaluations on one to four ranks give the metrics of one pass over the files, exactly."""
+"""Real evaluations on three and four ranks give the metrics of one pass over the files, exactly."""
 
 import io
 import itertools
@@ -16,7 +16,7 @@ VAL = (1, 7, 0, 12, 3)  # 23 samples
 TEST = (1, 0, 2)  # fewer than four ranks
 CASES = [
     {"name": f"{remainder} {batch_size}", "remainder": remainder, "batch_size": batch_size}
-    for remainder, batch_size in itertools.product(("balanced", "pad"), (1, 3, 4))
+    for remainder, batch_size in itertools.product(("balanced", "pad"), (1, 4))
 ]
 
 
@@ -50,7 +50,7 @@ def folder(tmp_path_factory, pack_into):
     return made
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda ranks: f"{ranks} ranks")
+@pytest.fixture(scope="module", params=[3, 4], ids=lambda ranks: f"{ranks} ranks")
 def told(request, folder, programs):
     """What each rank of a group returned."""
     job = {"folder": str(folder), "ranks": request.param, "cases": CASES}

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import psutil
 import pytest
 from waiting import wait_for
@@ -72,24 +71,3 @@ def test_one_rank_that_raises_ends_the_other_and_all_workers(
     assert [len(rank["workers"]) >= 2 for rank in waiting(folder)] == [True, True]
     assert process.returncode not in (0, None)
     assert "ArithmeticError" in output
-
-
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-def test_a_fit_that_raises_leaves_no_process(reader, recorder, option_shards):
-    folder = option_shards("raising")
-    before = set(recorder.children())
-
-    class Raising(recorder.Recorder):
-        def training_step(self, batch, batch_idx):
-            if self.global_step == 5:
-                self.seen["workers"] = recorder.children()
-                raise ArithmeticError
-            return super().training_step(batch, batch_idx)
-
-    model = Raising()
-    trainer = pl.Trainer(**recorder.trainer_options(folder), devices=1, max_epochs=2)
-    with pytest.raises(ArithmeticError):
-        trainer.fit(model, recorder.make_data(folder, reader, num_workers=1))
-    assert len({*model.seen["workers"]} - before) == 2  # train's and val's
-    assert set(recorder.children()) == before

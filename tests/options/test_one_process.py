@@ -51,8 +51,7 @@ def sizes_of(seen: Any) -> list[int]:
     return [len(ids) for _, _, ids in seen["train"]]
 
 
-@each_reader
-@pytest.mark.parametrize("mode", ["power", "binsearch"])
+@pytest.mark.parametrize(("mode", "reader"), [("power", "indexed"), ("binsearch", "stream")])
 def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
     mode, reader, recorder, make_trainer, folder
 ):
