@@ -8,7 +8,6 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from forked_programs import ForkedPrograms
 
 TELLS = """
 import json, os, random, signal, sys
@@ -82,11 +81,6 @@ def test_it_shares_nothing_with_what_started_it(told, monkeypatch):
     assert found["signals"] == [True, True]
 
 
-def test_each_draws_numbers_of_its_own(told):
-    [first], [second] = told(1), told(1)
-    assert not {*first["draws"]} & {*second["draws"]}
-
-
 def test_ranks_are_told_what_lightning_tells_them_and_hash_differently(told):
     found = told(3)
     assert [each["rank"] for each in found] == [0, 1, 2]
@@ -125,33 +119,6 @@ def test_one_that_does_not_end_is_ended_and_the_next_one_runs(run, tmp_path):
         run(f"{code}; time.sleep(60)", timeout_s=1)
     assert is_gone(int((tmp_path / "pid").read_text()))
     assert run("print(2)") == ("2\n", [0])
-
-
-def test_all_that_ask_share_one_process_and_wait_for_none_but_their_own(
-    run, forked_programs, tmp_path
-):
-    (tmp_path / "sleeping.py").write_text("import time; time.sleep(60)")
-    other = ForkedPrograms(forked_programs._folder)  # as another worker of pytest-xdist has
-    with other.started(["sleeping.py"], tmp_path) as running:
-        parent = psutil.Process(running.pids[0]).ppid()
-        assert run("import os; print(os.getppid())").output == f"{parent}\n"
-    assert running.statuses == [-signal.SIGKILL]
-    assert other.close() == ""
-    assert run("print(2)") == ("2\n", [0])
-
-
-def test_its_workers_find_its_script(run):
-    code = """
-import multiprocessing
-
-def double(number):
-    return 2 * number
-
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.map(double, [1, 2]))
-"""
-    assert run(code) == ("[2, 4]\n", [0])
 
 
 def is_gone(pid):

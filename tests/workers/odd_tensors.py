@@ -15,12 +15,6 @@ def nested(layout):
         return torch.nested.nested_tensor(PARTS, layout=layout)
 
 
-def compressed():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls it beta
-        return torch.eye(3).to_sparse_csr()
-
-
 class Named(NamedTuple):
     """A pair without a check."""
 
@@ -42,11 +36,8 @@ class Checked(Named):
 
 ODD_TENSORS = {
     "sparse": lambda: torch.eye(3).to_sparse(),
-    "sparse by rows": compressed,
-    "nested": lambda: nested(torch.strided),
-    "nested and jagged": lambda: nested(torch.jagged),
+    "nested": lambda: nested(torch.jagged),
     "conjugated": lambda: torch.tensor([1 + 2j, 3j]).conj(),
-    "quantized": lambda: torch.quantize_per_tensor(PARTS[1], 0.5, 0, torch.quint8),
 }
 
 ODD_BATCHES = {
@@ -68,8 +59,6 @@ def plain(value):
     numbers = (
         value.unbind() if value.is_nested else [value.to_dense() if is_sparse(value) else value]
     )
-    if value.is_quantized:
-        numbers = [value.dequantize()]
     return value.layout, value.dtype, [each.tolist() for each in numbers]
 
 

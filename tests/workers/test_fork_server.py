@@ -110,7 +110,7 @@ def float64():
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_default_type_of_torch_is_that_of_the_trainer(
     start_method, start, server_pid, float64, pack_shards, make_source
 ):
@@ -233,7 +233,7 @@ def _tells_environment():
     return TellsEnvironment(("A" in os.environ, os.environ.get("B")))
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_workers_find_the_environment_of_their_start(
     start_method, start, server_pid, monkeypatch, pack_shards, make_source
 ):

@@ -48,14 +48,8 @@ def table(tmp_path):
 @pytest.mark.ddp
 @pytest.mark.parametrize(
     "pool",
-    [
-        {"multiprocessing_context": "forkserver"},
-        {"multiprocessing_context": "spawn"},
-        {"multiprocessing_context": "fork"},
-        {"pool": "threads"},
-        {"pool": "inline"},
-    ],
-    ids=["forkserver", "spawn", "fork", "threads", "inline"],
+    [{"multiprocessing_context": "forkserver"}, {"pool": "threads"}, {"pool": "inline"}],
+    ids=["forkserver", "threads", "inline"],
 )
 def test_a_transform_may_open_a_file_in_its_first_call(pool, table, pack_shards, make_module):
     transform = OpensInFirstCall(table)

@@ -84,13 +84,10 @@ def crash_when_leaving(label):
     return label
 
 
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(
-    start_method, pack_shards, make_source
-):
+def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(pack_shards, make_source):
     """A thread that sends a batch when Python ends aborts its process, once in some hundred."""
     source = make_source(pack_shards([40]), transforms={"label": crash_when_leaving})
-    loader = ShardLoader(source, ProcessPool(2, start_method=start_method), Place())
+    loader = ShardLoader(source, ProcessPool(2), Place())
     next(islice(loader, 1, None))  # one of each worker
     workers = loader._open.stream._workers
     loader.close()
@@ -117,14 +114,13 @@ class _Broken:
 
 
 @pytest.mark.slow  # torch looks for the dead every five seconds
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_a_worker_that_is_killed_is_an_error_with_a_remedy(start_method, tmp_path, make_source):
+def test_a_worker_that_is_killed_is_an_error_with_a_remedy(tmp_path, make_source):
     url = str(tmp_path / "kill.tar")
     with TarWriter(url) as writer:
         writer.write({"__key__": "0", "cls": str(int(signal.SIGKILL))})
     source = make_source([url], samples=2, transforms={"label": signal.raise_signal})
     with pytest.raises(WorkerError) as caught:
-        first_batch(ProcessPool(1, start_method=start_method), source)
+        first_batch(ProcessPool(1), source)
     assert "ended without being asked to" in str(caught.value)
     assert "out of memory" in str(caught.value)
     assert "num_workers=0 shows the crash itself" in str(caught.value)
@@ -229,17 +225,13 @@ class OfMain:
 OfMain.__module__ = "__main__"
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_all_that_import_the_script_ask_for_the_guard(
-    start_method, run_as_main, pack_shards, make_source
-):
+def test_all_that_import_the_script_ask_for_the_guard(run_as_main, pack_shards, make_source):
     run_as_main(b"print()")
     sys.modules["__main__"].OfMain = OfMain
     source = make_source(pack_shards([4]), transforms={"label": OfMain()})
-    with pytest.raises(WorkerError):
-        first_batch(ProcessPool(1, start_method=start_method), source)
-    with pytest.raises(WorkerError):
-        require_guard_for(source)
+    for start_method in ("forkserver", "spawn"):
+        with pytest.raises(WorkerError):
+            first_batch(ProcessPool(1, start_method=start_method), source)
     first_batch(ProcessPool(1, start_method="fork"), source)
 
 
@@ -262,9 +254,7 @@ def keys(loader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("start_method", "num_workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)]
-)
+@pytest.mark.parametrize(("start_method", "num_workers"), [("forkserver", 2), ("spawn", 1)])
 def test_the_epoch_reaches_fresh_and_persistent_workers(
     start_method, num_workers, pack_shards, make_source
 ):
@@ -324,7 +314,7 @@ def handled():
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn", "fork"])
+@pytest.mark.parametrize("start_method", ["forkserver", "fork"])
 def test_signals_of_a_launcher_are_left_to_the_trainer(
     start_method, handled, pack_shards, make_source
 ):

@@ -129,10 +129,8 @@ def test_two_epochs_differ_in_their_bytes(expected):
 @pytest.mark.parametrize(
     ("context", "num_workers", "sampling"),
     [
-        ("fork", 3, "shuffled"),
         ("fork", 3, "resampled"),
         ("fork", 8, "shuffled"),
-        ("fork", 8, "resampled"),
         ("forkserver", 3, "shuffled"),
     ],
 )
@@ -143,8 +141,6 @@ def test_processes_give_the_bytes_of_the_trainers_thread(
 
 
 POOLS_OF_THREADS = {
-    "1 thread": (1, {"pool": "threads"}),
-    "3 threads": (3, {"pool": "threads"}),
     "8 threads": (8, {"pool": "threads"}),
     "2 threads in each of 2 processes": (2, {"threads_per_worker": 2}),
 }

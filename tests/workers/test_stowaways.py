@@ -2,7 +2,6 @@
 
 import multiprocessing
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,10 +38,6 @@ def a_lambda():
     return lambda: None
 
 
-def an_open_file():
-    return Path(__file__).open("rb")
-
-
 class PicklesNot:
     def __reduce__(self):
         raise ArithmeticError("pickles not")
@@ -69,12 +64,6 @@ class NoLuggageError(ArithmeticError):
     def __init__(self, first, second):
         super().__init__(f"{first} {second}")
         self.what = PicklesNot()
-
-
-class WithLambdaError(SampleError):
-    def __init__(self, text):
-        super().__init__(text)
-        self.what = lambda: None
 
 
 def a_local_error():
@@ -117,8 +106,7 @@ def test_what_stays_in_the_process_may_be_anything(pool, make, start):
 
 
 @pytest.mark.parametrize("pool", PROCESSES)
-@pytest.mark.parametrize("tensor", [2, 2**18], ids=["small", "shared"])
-@pytest.mark.parametrize("make", [a_lambda, an_open_file, PicklesNot])
+@pytest.mark.parametrize(("make", "tensor"), [(a_lambda, 2), (PicklesNot, 2**18)])
 def test_a_value_that_cannot_be_pickled_is_an_error_of_its_sample(pool, make, tensor, start):
     stream = start(pool, Odd(make, tensor=tensor))
     assert numbers(stream, 5) == list(range(5))
@@ -144,16 +132,15 @@ def test_a_value_that_cannot_be_unpickled_is_an_error_of_its_worker(pool, start)
         numbers(stream, 6)
 
 
-@pytest.mark.parametrize("pool", [*IN_ONE_PROCESS, *PROCESSES])
+@pytest.mark.parametrize("pool", [IN_ONE_PROCESS[1], PROCESSES[0]])
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [
         (lambda: TwoWordsError("one", "two"), SampleError, "one two"),
-        (lambda: WithLambdaError("has a lambda"), SampleError, "has a lambda"),
         (lambda: NoLuggageError("one", "two"), Exception, "one two"),
         (a_local_error, Exception, "no such class elsewhere"),
     ],
-    ids=["of two words", "with a lambda", "with luggage", "local"],
+    ids=["of two words", "with luggage", "local"],
 )
 def test_an_error_that_cannot_travel_comes_as_the_nearest_that_can(pool, make, kind, text, start):
     stream = start(pool, Odd(make))

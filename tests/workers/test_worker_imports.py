@@ -61,7 +61,6 @@ def test_the_main_script_is_imported_where_something_of_it_travels(
 
 NO_SCRIPTS = {
     "a notebook": {},
-    "standard input": {"__file__": "<stdin>"},
     "python -m package": {"__spec__": ModuleSpec("package.__main__", None), "__file__": __file__},
     "a folder": {"__spec__": ModuleSpec("__main__", None), "__file__": __file__},
 }
