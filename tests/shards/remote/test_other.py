@@ -179,9 +179,8 @@ def test_what_a_url_says_goes_before_the_options(ftp):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError("Socket is closed"), SshException(), Unknown(), EOFError(), error_temp("421")]
+    ("error", "num_good"), [(SshException(), 0), (Unknown(), 1), (error_temp("421"), 0)]
 )
-@pytest.mark.parametrize("num_good", [0, 1])
 def test_a_connection_that_breaks_is_made_anew(error, num_good, dropping, transport):
     transport.read(DROPPING_URL, 0, 9)
     dropping.breaks = [None] * num_good + [error]
