@@ -171,13 +171,12 @@ REPEATED = {
     "globals": lambda: jitter_globally,
     "in place": lambda: in_place,
     "a type": lambda: float,
-} | WAYS
+}
 
 
-@READERS
 @pytest.mark.parametrize("way", REPEATED.values(), ids=REPEATED)
-def test_what_can_be_repeated_is_not_warned_of(pack_shards, tmp_path, caplog, way, reader):
-    source_of(pack_shards([5, 4]), tmp_path, way(), reader=reader).first_sample(Place())
+def test_what_can_be_repeated_is_not_warned_of(pack_shards, tmp_path, caplog, way):
+    source_of(pack_shards([5, 4]), tmp_path, way()).first_sample(Place())
     assert not caplog.records
 
 
@@ -223,13 +222,8 @@ SAME = [
     (Plain(np.ones(3)), Plain(np.ones(3))),
     (Target(torch.ones(2, 4)), Target(torch.ones(2, 4))),
     (np.array([b"a", None], object), np.array([b"a", None], object)),
-    *((kind("nan"), kind("nan")) for kind in (np.float16, np.float32, np.float64)),
-    (np.datetime64("NaT"), np.datetime64("NaT")),
-    (np.complex64(complex(1, NAN)), np.complex64(complex(1, NAN))),
     (complex(NAN, 2), complex(float("nan"), 2)),
-    ([1, complex(0, NAN)], [1, complex(0, float("nan"))]),
     (Foreign(1), Foreign(2)),
-    (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse()),
 ]
 OTHERS = [
     (1, 1.0),
@@ -240,10 +234,7 @@ OTHERS = [
     ([1], [1, 2]),
     (Plain(np.ones(3)), Plain(np.zeros(3))),
     (Target(torch.ones(2, 4)), Target(torch.zeros(2, 4))),
-    (Target(torch.ones(2, 4)), Target(torch.ones(2, 4), "b")),
     (np.float32(1), np.float32(2)),
-    (np.float32(1), np.float16(1)),
-    (np.datetime64(1, "D"), np.datetime64(1, "h")),
     ("a", "b"),
     ([Foreign(1), 3], [Foreign(1), 4]),
 ]

@@ -89,7 +89,7 @@ def test_pillow_gives_what_it_gives_by_hand(photo):
     assert (DecodeResize(size=40)(png).numpy() == reference(photo, (0, 0, WIDTH, HEIGHT), 40)).all()
 
 
-@pytest.mark.parametrize("size", [14, 20, 50, 100, 220, 400])
+@pytest.mark.parametrize("size", [14, 100, 400])
 def test_both_backends_show_the_same_part(photo, size, backend):
     """At an eighth, a quarter, a half and the whole of the image's size, and enlarged."""
     data = encode(photo, quality=95)
@@ -104,7 +104,7 @@ def test_both_backends_show_the_same_part(photo, size, backend):
 
 @pytest.mark.parametrize(
     ("width", "height"),
-    [(1600, 160), (160, 1600), (1600, 40), (40, 1600), (320, 190), (190, 320), (1000, 90)],
+    [(1600, 160), (40, 1600), (320, 190)],
 )
 def test_turbo_is_near_to_pillow_whatever_the_ratio_of_the_sides(width, height):
     """A side is reduced by more than half, and the other one less, or it is enlarged."""

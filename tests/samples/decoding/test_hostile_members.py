@@ -6,13 +6,9 @@ import resource
 import struct
 import zipfile
 import zlib
-from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
@@ -60,12 +56,6 @@ def lying_npz(claim=50):
     return bytes(data)
 
 
-def image(kind):
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16), (1, 2, 3)).save(file, kind)
-    return file.getvalue()
-
-
 def png_of(width, height):
     def chunk(name, data):
         return (
@@ -82,23 +72,14 @@ HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
     "a huge array": ("npy", npy(header((1 << 40,))), "speaks of 4398046511104 bytes, 0 follow"),
-    "an overflow": ("npy", npy(header((1 << 33, 1 << 33))), "bytes, 0 follow"),
     "a huge item": ("npy", npy(header((1,), "|V2000000000")), "speaks of 2000000000"),
-    "endless nothing": ("npy", npy(header((1 << 50,), "|V0")), "bytes, 0 follow"),
     "a negative shape": ("npy", npy(header((-1,))), "decoded as 'npy'"),
-    "no shape": ("npy", npy(header("'a'")), "decoded as 'npy'"),
-    "no header": ("npy", npy("x"), "decoded as 'npy'"),
     "deep header": ("npy", npy("(" * 9000), "decoded as 'npy'"),
-    "a long header": ("npy", npy(header((1,)) + " " * 99_999, version=2), "decoded as 'npy'"),
-    "version 9": ("npy", npy(header((1,)), version=9), "decoded as 'npy'"),
     "cut": ("npy", b"\x93NUMPY\x01", "decoded as 'npy'"),
     "deep json": ("json", b"[" * 200_000, "decoded as 'json'"),
-    "long number": ("json", b"1" * 5000, "decoded as 'json'"),
-    "long class": ("cls", b"1" * 5000, "decoded as 'int'"),
     "large class": ("cls", b"1" * 40, "fits no int64"),
     "a class with an underscore": ("cls", b"1_23", "an underscore, .* decode: {x: text}"),
     "no utf-8": ("txt", b"\xff\xfe\x00", "decoded as 'text'"),
-    "safetensors header": ("safetensors", struct.pack("<Q", 1 << 60) + b"{}", "'safetensors'"),
     "safetensors offsets": (
         "safetensors",
         struct.pack("<Q", 59) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,9000000]}}',
@@ -107,19 +88,15 @@ HOSTILE = {
     "an npz of a pickle": ("npz", npz(a=np.array([{}], object)), "allow_pickle"),
     "an npz bomb": ("npz", zip_of(*[(f"{n}.npy", BOMB[:-n]) for n in (1, 2)]), "more than 4194304"),
     "an npz that lies": ("npz", lying_npz(), "decoded as 'npz'"),
-    "an npz with text": ("npz", zip_of(("a.txt", "a")), "no .npy file"),
     "an npz by lzma": ("npz", zip_of(("a", b"a"), method=zipfile.ZIP_LZMA), "compressed by method"),
     "a cut npz": ("npz", npz()[:-30], "no whole archive"),
-    "no npz": ("npz", b"PK", "no whole archive"),
     "a .gz bomb": ("txt.gz", PACKED_BOMB, "holds more than 4194304 bytes"),
     "a .gz bomb of json": ("json.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
     "a cut .gz": ("npy.gz", gzip.compress(npy(header((2,)), bytes(8)))[:-9], "is damaged"),
     "a spoilt .gz": ("txt.gz", gzip.compress(b"abc")[:-8] + bytes(8), "is damaged"),
-    "no .gz": ("txt.gz", b"abc", "is damaged"),
     "an empty .gz": ("txt.gz", b"", "its .gz is empty"),
     "a .gz of no json": ("json.gz", gzip.compress(b"["), "decoded as 'json'"),
     "a bomb": ("png", png_of(30_000, 30_000), "for field 'x'"),
-    "a wide bomb": ("png", png_of(2**31 - 1, 1), "for field 'x'"),
     "a pixel too many": ("png", png_of(10_000, 8_948), "more than 89478485"),
 }
 
@@ -140,39 +117,6 @@ def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypa
     with pytest.raises(SampleError):
         decode_column(field_of(suffix), ListedBytes([data, data]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2**17
-
-
-WHOLE = {
-    "npy": npy(header((2, 3)), bytes(24)),
-    "json": b'{"a": [1, null, {"b": "c"}]}',
-    "cls": b"17",
-    "txt": "größe".encode(),
-    "safetensors": struct.pack("<Q", 60)
-    + b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}      '
-    + bytes(8),
-    "npz": npz(np.savez_compressed),
-    "json.gz": gzip.compress(b"[1, 2, 3]"),
-    **{kind: image(kind.upper()) for kind in ("png", "jpeg", "webp", "tiff", "gif", "bmp")},
-}
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("suffix", WHOLE)
-@settings(max_examples=120)
-@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6),
-       cut=st.integers(0, 10**6))  # fmt: skip
-def test_changed_bytes_are_decoded_or_the_error_of_a_sample(suffix, changes, cut):
-    data = bytearray(WHOLE[suffix])
-    for place, byte in changes:
-        data[place % len(data)] = byte
-    if cut % 3 == 0:
-        del data[cut % len(data) :]
-    for decode in (
-        lambda: field_of(suffix).decode(MEMBERS | {suffix: bytes(data)}),
-        lambda: decode_column(field_of(suffix), ListedBytes([bytes(data)])),
-    ):
-        with suppress(SampleError):
-            decode()
 
 
 def test_an_array_in_any_layout_is_decoded_as_numpy_does():

@@ -78,7 +78,6 @@ def test_a_default_of_a_decoding_transform_of_the_user_is_left_alone(make_module
 TYPED = {
     "int": (b"7", 2.0, torch.int64),
     "json_float64": (b"2.5", 0, torch.float64),
-    "json_float32": (b"[2.5, 0.1]", [0, 0.1], torch.float32),
     "json_int64": (b"[2, 3]", torch.tensor([1.0, 2.0]), torch.int64),
     "float32": (np.ones(2, np.float32).tobytes(), [0, 0.1], torch.float32),
     "uint8": (bytes(2), np.array([1.0, 255.0]), torch.uint8),
@@ -118,13 +117,9 @@ def test_a_default_has_the_type_of_the_values(make_valued, reader, decoder, batc
     ("decoder", "default", "values"),
     [
         ("int", 0.5, "int64;"),
-        ("int", float("nan"), "int64;"),
         ("int", "none", "int64;"),
-        ("int", [1], "int64;"),
         ("uint8", [256], "uint8 of 1 dimension;"),
-        ("uint8", 0, "uint8 of 1 dimension;"),
         ("float32", [[1.0], [2.0, 3.0]], "float32 of 1 dimension;"),
-        ("float16", [1e9], "float16 of 1 dimension;"),
         ("rgb", 0, "uint8 of 3 dimensions;"),
         ("json_int64", 0.5, "int64; give"),
     ],
