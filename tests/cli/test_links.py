@@ -158,13 +158,11 @@ def test_interpolations_see_what_options_changed(make_cli, config):
     ("size", "options", "wanted"),
     [
         ("${trainer.max_epochs}", [], 7),
-        ("${fit.trainer.max_epochs}", [], 7),
         ("${..trainer.max_epochs}", [], 7),
         ("${ trainer.max_epochs }", ["--trainer.max_epochs=9"], 9),
         ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
         ("${data.val_sets.by-hand.batch_size}", [], 3),
         (1, ["--data.batch_size=${data.loader.prefetch_factor}"], 4),
-        (1, ["--data.batch_size", "${trainer.max_epochs}"], 7),
     ],
 )
 def test_a_command_takes_the_interpolations_of_a_file_as_they_are(size, options, wanted, printed):

@@ -123,9 +123,15 @@ def test_a_split_whose_components_all_take_its_joins_away_has_none():
     assert split.component_splits()["web"].join is None
 
 
-@pytest.mark.parametrize("text", ["3:1", "1/3"])
-@pytest.mark.parametrize("place", ["weight", "passes", "schedule"])
-@pytest.mark.parametrize("form", ["split", "config", "file"])
+@pytest.mark.parametrize(
+    ("form", "place", "text"),
+    [
+        ("split", "weight", "1/3"),
+        ("config", "passes", "3:1"),
+        ("file", "weight", "3:1"),
+        ("file", "schedule", "3:1"),
+    ],
+)
 def test_a_ratio_is_no_weight(text, place, form, tmp_path):
     """YAML 1.1 would read 3:1 as 181, a number of base 60."""
     own = {"weight": 1} if place == "schedule" else {place: text}
@@ -191,7 +197,6 @@ def with_web(**settings: Any) -> dict[str, Any]:
     ("settings", "message"),
     [
         ({"urls": "a.tar"}, "^a split has either urls or mix, got both; leave one of them out"),
-        ({"mix": None}, "^urls is empty; give a path"),
         ({"mix": {}}, "^a mixture needs at least one component, got none; name one below mix$"),
         ({"mix": {"a b": MIX["web"]}}, "^the name of a component must be an identifier.*'a b'"),
         ({"mix": {"longest": MIX["web"]}}, "other than shortest and longest, got 'longest'"),
@@ -202,14 +207,12 @@ def with_web(**settings: Any) -> dict[str, Any]:
         ({"mix": {"web": "a.tar"}}, "^mix.web must be a ComponentConfig or a dict of .*got str$"),
         ({"mix": {"web": {"url": "a"}}}, "^Group 'mix.web' does not accept option 'url'"),
         (with_web(urls=[]), "^component 'web': urls is empty; give a path"),
-        (with_web(sampling="often"), "'sequential'.* Given value: often"),
         (with_web(shuffle_run=-1), "^component 'web': shuffle_run must be .* least 0, got -1$"),
         (with_web(stages=["mix"]), r"^component 'web': stages\[0\] is 'mix', which cannot be"),
         (with_web(weight=None), "^component 'web' needs either a weight or passes, got neither;"),
         (with_web(passes=2), "'web' needs either a weight or passes, got weight=1 and passes=2"),
         (with_web(weight=-1), "weight of 'web' must be a number of at least 0, got -1; set it"),
         (with_web(weight=float("nan")), "weight of 'web' must be a number of at least 0, got nan"),
-        (with_web(weight=float("inf")), "weight of 'web' must be a number of at least 0, got inf"),
         (
             {"mix": {name: each | {"weight": 0} for name, each in MIX.items()}},
             "^the weights of web, labels are all 0; give at least one component a weight$",
@@ -227,7 +230,6 @@ def with_web(**settings: Any) -> dict[str, Any]:
         ({"schedule": [{"epochs": 1}]}, r"^Group 'schedule\[0\]' does not accept option 'epochs'"),
         ({"schedule": [3]}, r"^schedule\[0\] must be a WeightChangeConfig or a dict .* got int$"),
         ({"round": 0}, "^round must be a whole number of at least 1, got 0$"),
-        ({"unit": 0}, "^unit must be a whole number of at least 1, got 0$"),
         ({"epoch_of": "web"}, "needs either dataset_size or epoch_of, got dataset_size=640 and"),
         ({"dataset_size": None}, "needs either dataset_size or epoch_of, got dataset_size=None"),
     ],
@@ -251,15 +253,12 @@ def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConf
     [
         ({"weight": "48"}, "^the weight of 'web' must be a number of at least 0, got '48'; set"),
         ({"weight": True}, "^the weight of 'web' must be a number of at least 0, got True; set"),
-        ({"weight": 10**400}, "^the weight of 'web' must be a number of at least 0, got 1000"),
         ({"weight": None, "passes": [2]}, r"^the passes of 'web' must be a number .* got \[2\]; s"),
-        ({"sampling": "often"}, "^component 'web': sampling must be one of .*, got 'often'$"),
         (
             {"sampling": "shuffle"},
             r"sampling must be one of \['resampled', .* got 'shuffle'; did you mean 'shuffled'\?$",
         ),
         ({"fields": "cls"}, "^component 'web': fields must be a mapping.*, got a str$"),
-        ({"fields": {"label": 1}}, r"^component 'web': fields\['label'\] must be a text, got 1$"),
         *(
             ({name: [3]}, f"^component 'web': {name} must be a mapping, .*, got a list$")
             for name in ("defaults", "decode", "classes", "transforms")
@@ -267,7 +266,6 @@ def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConf
         ({"stages": iter}, "^component 'web': stages must be a list of callables, .*, got <"),
         ({"shuffle_buffer": "9"}, "^component 'web': shuffle_buffer must be a whole .* got '9'$"),
         ({"exclude": 3}, "^component 'web': exclude must be the path .*, got 3$"),
-        ({"keep": [3]}, r"^component 'web': keep must be a mapping .*, got \[3\]; a list of keys"),
     ],
 )
 def test_a_hand_made_component_of_other_types_is_refused_by_its_name(component, message):
@@ -288,7 +286,6 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(component, 
             "^temperature must .* got '0.3'; 1",
         ),
         ({"epoch_of": 3, "dataset_size": None}, "^epoch_of must be a text, got 3$"),
-        ({"schedule": 5}, "^schedule must be a list, as in .*, got 5$"),
         (
             {"schedule": ({"epoch": 1, "weights": {"web": "3:1"}},)},
             "^the weight of 'web' must be a number .*, got '3:1'",
@@ -302,8 +299,6 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(component, 
                 ({"weights": [1]}, r"^schedule\[0\].weights must be a mapping, .*, got a list$"),
                 ({"weights": {"web": "1"}}, "^the weight of 'web' must be a number .*, got '1'; s"),
                 ({"epoch": "5"}, r"^schedule\[0\].epoch must be a whole number .* 0, got '5'$"),
-                ({"epoch": -1}, r"^schedule\[0\].epoch must be a whole .* least 0, got -1$"),
-                ({"samples": 2.5}, r"^schedule\[0\].samples must be a whole number .*, got 2.5$"),
                 ({"over": None}, r"^schedule\[0\].over must be a whole number .*, got None$"),
             )
         ),
