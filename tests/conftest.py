@@ -143,17 +143,17 @@ def pack(folder: Path, counts: Sequence[int], prefix: str = "shard") -> list[str
 
 
 @pytest.fixture
-def pack_shards(tmp_path: Path) -> PackShards:
+def pack_shards(tmp_path):
     """Packs shards into this test's own folder: `pack_shards([5, 9, 3])` gives their paths."""
 
-    def packed(counts: Sequence[int], prefix: str = "shard") -> list[str]:
+    def packed(counts, prefix="shard"):
         return pack(tmp_path / "shards", counts, prefix)
 
     return packed
 
 
 @pytest.fixture(scope="session")
-def pack_into() -> PackShards:
+def pack_into():
     """Packs shards into a given folder, for fixtures that outlive a test: `pack` itself."""
     return pack
 
@@ -188,7 +188,7 @@ def _make_source(
 
 
 @pytest.fixture(scope="session")
-def make_source() -> MakeSource:
+def make_source():
     """Makes a source of steps of two labels; each setting of `StreamSource` can be given."""
     return _make_source
 
@@ -213,7 +213,7 @@ def _started(command: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[
 
 
 @pytest.fixture(scope="session")
-def start_program() -> StartProgram:
+def start_program():
     """Starts a program in a folder: `with start_program(command, folder) as process`.
 
     It is in a session of its own; nothing of it, nor of what it started, is left afterwards.
@@ -222,7 +222,7 @@ def start_program() -> StartProgram:
 
 
 @pytest.fixture(scope="session")
-def forked_programs(request: pytest.FixtureRequest) -> Iterator[ForkedPrograms]:
+def forked_programs(request):
     """Runs programs that need not import Lightning: `forked_programs.run([SCRIPT], folder)`."""
     import lightning  # noqa: F401 it fails here, and not in a program, where there is none
 
@@ -243,7 +243,7 @@ def open_files(tmp_path):
     if not Path("/proc/self/fd").is_dir():
         pytest.skip("lists open files by /proc")
 
-    def listed(folder: Path = tmp_path) -> list[str]:
+    def listed(folder=tmp_path):
         found = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
         return sorted(path for path in found if path.startswith(f"{folder}/"))
 

@@ -1,7 +1,6 @@
 """The parts of `benchmarks/peers` that only calculate; nothing is installed or measured."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -94,34 +93,12 @@ def test_a_ratio_is_the_median_of_the_ratios_of_rounds(table):
     assert table.ratio([1.0], []) is None
 
 
-def test_the_larger_of_two_rows_is_taken_round_by_round(table):
-    assert table.larger([1.0, 5.0, None], [2.0, 4.0, 3.0]) == [2.0, 5.0, 3.0]
-    assert table.larger([None], [None]) == [None]
-    assert table.larger([], [1.0]) == [1.0]
-
-
-def test_the_best_row_has_the_largest_median(table):
-    rows = {"a": [1.0, 100.0, 2.0], "b": [3.0, 3.0, 3.0], "c": [None]}
-    assert table.best(rows, ["a", "b", "c", "absent"]) == "b"
-    assert table.best(rows, ["c"]) is None
-
-
 def test_numbers_have_as_many_digits_as_are_worth_reading(table):
     assert [table.number(value) for value in (0.054, 12.34, 1234.5, None)] == [
         "0.0540", "12.3", "1,234", "-",
     ]  # fmt: skip
     assert table.interval([2.0, 1.0, 3.0]) == "2.00 (1.00 to 3.00)"
     assert table.interval([None]) == "failed"
-
-
-def test_markdown_aligns_its_columns(table):
-    lines = table.markdown(["loader", "rate"], [["ours", "1,234"], ["a longer name", "5"]])
-    assert lines.splitlines() == [
-        "| loader        |  rate |",
-        "| ------------- | ----: |",
-        "| ours          | 1,234 |",
-        "| a longer name |     5 |",
-    ]
 
 
 def test_the_share_of_the_floor_is_of_the_faster_floor_of_each_round(modules, results):
@@ -143,23 +120,10 @@ def test_a_figure_that_is_not_reached_says_what_holds_it(modules, results):
     assert verdict(modules, results, name)[-1] == "not yet known"
 
 
-def test_our_slower_kind_is_held_against_the_gap_of_webdataset(modules, results):
-    row = verdict(modules, results, "gap at an epoch end")
-    assert row[2] == "0.0400x (ours, shuffled)"
-    assert row[4] == "yes"
-
-
 def test_memory_is_judged_by_our_fastest_pool(modules, results):
     row = verdict(modules, results, "peak PSS")
     assert row[1:5] == ["90.0 MB (torch DataLoader, files)", "100 MB (ours, threads)",
                         "at most 90.0 MB", "no"]  # fmt: skip
-
-
-def test_memory_is_compared_also_without_what_is_imported(modules, results):
-    results["rates"]["IMG"]["ours, threads"]["imported_mb"] = [45.0] * 3
-    row = verdict(modules, results, "the same without")
-    assert row[1:5] == ["60.0 MB (torch DataLoader, files)", "55.0 MB (ours, threads)",
-                        "at most 60.0 MB", "yes"]  # fmt: skip
 
 
 def test_what_was_not_measured_is_neither_reached_nor_missed(modules, results):
@@ -183,14 +147,6 @@ def test_the_report_names_rows_failures_and_what_could_not_be_installed(modules,
     assert "torch 2.13.0" in page
 
 
-def test_a_job_survives_its_way_to_the_child(modules):
-    job_module = modules["job"]
-    job = job_module.Job("rate", job_module.Data("SMALL", 1000, 3), "/f", "shards", "ours", 0)
-    assert job_module.Job.from_json(job.to_json()) == job
-    assert job.data.steps == 15
-    assert job.shards[2] == "/f/SMALL-1000/tar/0002.tar"
-
-
 def test_webdataset_and_ours_always_take_part(modules):
     catalogue = modules["catalogue"]
     assert [peer.name for peer in catalogue.chosen(["wids"])] == ["webdataset", "wids", "ours"]
@@ -208,23 +164,6 @@ def test_options_choose_data_sets_and_sizes(modules):
     }
     with pytest.raises(SystemExit):
         main.parse(["--only", "IMAGES"])
-
-
-def test_processes_of_a_run_are_found_also_outside_of_its_process_group(modules):
-    code = (
-        "import os, sys; pid = os.fork(); "
-        "pid or os.setpgid(0, 0); os.write(1, b'.'); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    child = subprocess.Popen(command, **pipes, start_new_session=True)
-    try:
-        assert os.read(child.stdout.fileno(), 1) + os.read(child.stdout.fileno(), 1) == b".."
-        members = modules["memory"].session_members(child.pid)
-        assert len(members) == 2
-        assert child.pid in members
-    finally:
-        child.communicate(timeout=60)  # the end of their input ends both
 
 
 def test_the_driver_starts_without_any_installed_package():
@@ -253,9 +192,3 @@ def test_a_mixture_resumed_on_fewer_ranks_loses_and_repeats_nothing(modules, tmp
     assert resumed.counted(seen) == {"trained": 4096, "lost": 0, "repeated": 0}
     again = resumed.counted(seen[:-64] + seen[:64])
     assert again == {"trained": 4096, "lost": 64, "repeated": 64}
-
-
-def test_a_rank_that_fails_is_told_in_its_own_words(modules, tmp_path):
-    resumed = importlib.import_module("benchmarks.peers.resumed_mixtures")
-    with pytest.raises(resumed.JobError, match="invalid choice: 'nobody'"):
-        resumed.train("nobody", tmp_path, batches=1, ranks=2, resumed=False)

@@ -157,11 +157,6 @@ def test_a_share_is_of_the_lesser_of_link_and_local_rate_in_each_round(modules, 
     ]
 
 
-def test_the_better_of_the_others_is_taken_round_by_round(modules, results):
-    name = "IMG against the better of MosaicML Streaming and LitData, cold, 200"
-    assert cells(modules, results, name)[1] == "1.70 (1.50 to 1.90)"
-
-
 def test_bytes_and_requests_are_those_of_whole_epochs(modules, results):
     start = "IMG, an epoch, tables in it, 200 MB/s:"
     assert cells(modules, results, f"{start} bytes")[1] == "1.10 (1.00 to 1.20)"
@@ -222,15 +217,6 @@ def test_the_report_has_all_rows_and_what_failed(modules, results):
     assert "nan" not in page
 
 
-def test_a_job_survives_its_way_to_the_child(modules):
-    module = modules["job"]
-    data = importlib.import_module("benchmarks.peers.job").Data("IMG", 640, 2)
-    job = module.RemoteJob("epochs", data, "/f/data", links={"20 MB/s": data}, shaped=81)
-    assert module.RemoteJob.from_json(job.to_json()) == job
-    assert job.behind("20 MB/s").shards[1] == "http://127.0.0.1:81/data/IMG-640/tar/0001.tar"
-    assert job.local_shards[1] == "/f/data/IMG-640/tar/0001.tar"
-
-
 @pytest.mark.parametrize(
     ("sample_bytes", "samples", "expected"),
     [
@@ -253,48 +239,3 @@ def test_options_choose_data_sets(modules):
     for refused in (["--only", "IMAGES"], ["--links", "30"], ["--peers", "webdataset"]):
         with pytest.raises(SystemExit):
             main.parse(refused)
-
-
-def test_options_choose_links_and_peers(modules):
-    main, job = modules["__main__"], modules["job"]
-    fast = main.data_sets(main.parse(["--links", "200"]))
-    assert {link for links in fast.values() for link in links} == {job.FAST}
-    assert set(main.others(main.parse([]))) == {job.MOSAIC, job.LITDATA}
-    assert set(main.others(main.parse(["--quick", "--peers", "mosaic"]))) == {job.MOSAIC}
-    assert main.others(main.parse(["--peers", ""])) == main.others(main.parse(["--quick"])) == {}
-
-
-class Recorded:
-    """Notes each job, and gives each loader behind each link one rate."""
-
-    def __init__(self, process):
-        self.jobs, self.made = [], process.Outcome
-
-    def __call__(self, python, job, *_):
-        self.jobs.append((python, job.loaders, list(job.links)))
-        values = {
-            f"{loader}, {link}": {"samples_per_s": 1.0}
-            for loader in job.loaders
-            for link in job.links
-        }
-        return self.made(values, 0)
-
-
-def test_others_read_each_link_in_a_process_of_its_own(modules, monkeypatch):
-    """MosaicML Streaming kept the size of the data set behind the first link."""
-    campaign, job = modules["campaign"], modules["job"]
-    run = Recorded(importlib.import_module("benchmarks.peers.processes"))
-    monkeypatch.setattr(campaign, "run_job", run)
-    rig = modules["server"].Rig(1, 2, 3, 4)
-    data = {link: campaign.Data("IMG", 640, 4) for link in job.LINKS}
-    installed = {job.MOSAIC: campaign.Installed("theirs")}
-    made = campaign.Campaign("ours", installed, "/f", {"IMG": data}, 1.0, 9.0, rig)
-    made.results["data"] = {"IMG": {}}
-    made._measure_epochs("IMG", 0)
-    made._measure_epochs("IMG", 1)
-    theirs = [links for python, _, links in run.jobs if python == "theirs"]
-    assert theirs == [[job.FAST], [job.SLOW], [job.FAST]]
-    rows = {name: row["samples_per_s"] for name, row in made.results["epochs"]["IMG"].items()}
-    assert rows[f"{job.MOSAIC}, {job.SLOW}"] == rows[f"{job.OURS}, {job.SLOW}"] == [1.0, None]
-    assert rows[f"{job.LOCAL}, {job.FAST}"] == [1.0, 1.0]
-    assert f"{job.LOCAL}, {job.SLOW}" not in rows

@@ -102,7 +102,7 @@ DIGITS = {"digits.yaml": "shuffled by the indexed", "digits_stream.yaml": "resam
 
 
 @pytest.fixture(autouse=True)
-def called_from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def called_from_the_root(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))  # models of examples/ are named in configs
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
     monkeypatch.setattr(sys, "argv", ["lightning-shards"])
@@ -119,40 +119,31 @@ def settings_of(module: ShardDataModule) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
-def test_every_config_is_run_by_a_test() -> None:
+def test_every_config_is_run_by_a_test():
     assert sorted([*STAND_INS, *DIGITS]) == CONFIGS
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_command_of_a_config_is_in_its_first_line(name: str) -> None:
+def test_the_command_of_a_config_is_in_its_first_line(name):
     first = (ROOT / "configs" / name).read_text().splitlines()[0]
     assert first == f"# lightning-shards fit --config configs/{name}"
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_is_read(name: str) -> None:
+def test_a_config_is_read_and_its_data_section_makes_the_same_module_without_the_cli(name):
     config = ROOT / "configs" / name
     cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
     assert isinstance(cli.datamodule, ShardDataModule)
     assert SetEpoch in map(type, cli.trainer.callbacks)
     trainer = yaml.safe_load(config.read_text())["trainer"]
     assert cli.trainer.world_size == trainer["devices"] * trainer.get("num_nodes", 1)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_data_section_of_a_config_makes_the_same_module_without_the_cli(name: str) -> None:
-    config = ROOT / "configs" / name
-    cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
-    module = ShardDataModule.from_config(config)
-    assert settings_of(module) == settings_of(cli.datamodule)
+    assert settings_of(ShardDataModule.from_config(config)) == settings_of(cli.datamodule)
 
 
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", STAND_INS)
-def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(name, tmp_path, monkeypatch):
     sample, splits, smaller = STAND_INS[name]
     pack(tmp_path / "shards", sample)
     monkeypatch.chdir(tmp_path)
@@ -173,8 +164,8 @@ def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(
 @pytest.mark.ddp
 @pytest.mark.parametrize("name", DIGITS)
 def test_a_config_of_the_quickstart_trains_on_two_ranks_by_its_command(
-    name: str, tmp_path: Path, start_program: Callable[..., Any]
-) -> None:
+    name, tmp_path, start_program
+):
     for folder in ("configs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     pack_digits(tmp_path)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_all_checks_of_a_device_are_green_on_the_cpu() -> None:
+def test_all_checks_of_a_device_are_green_on_the_cpu():
     command = ["benchmarks/device.py", "--device", "cpu", "--num-workers", "0"]
     run = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False

@@ -61,7 +61,7 @@ class Nothing(torch.nn.Module):
 
 
 @pytest.fixture
-def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
+def my_project(monkeypatch):
     """The module that pages give to the reader."""
     from lightning.pytorch.demos.boring_classes import BoringModel
 
@@ -85,7 +85,7 @@ def my_project(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("block", blocks_of("yaml"))
 @pytest.mark.usefixtures("my_project")
-def test_a_configuration_of_a_page_is_read(block: str, tmp_path: Path) -> None:
+def test_a_configuration_of_a_page_is_read(block, tmp_path):
     fragment = re.match(r"# part of data(?:\.(\w+))?\n", block)
     settings = yaml.safe_load(block)
     if fragment:
@@ -98,7 +98,7 @@ def test_a_configuration_of_a_page_is_read(block: str, tmp_path: Path) -> None:
     assert cli.datamodule.splits["train"].urls == settings["data"]["train"]["urls"]
 
 
-def test_weights_are_summed_in_float32_whatever_the_precision() -> None:
+def test_weights_are_summed_in_float32_whatever_the_precision():
     (block,) = (
         code for param in blocks_of("python") for code in param.values if "weight.sum()" in code
     )
@@ -114,12 +114,12 @@ def test_weights_are_summed_in_float32_whatever_the_precision() -> None:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name
 )
-def test_examples_sum_weights_in_float32(path: Path) -> None:
+def test_examples_sum_weights_in_float32(path):
     assert not re.findall(r'= batch\["__weight__"\](?!\.float\(\))', path.read_text())
 
 
 @pytest.mark.parametrize("block", blocks_of("python"))
-def test_python_of_a_page_compiles_and_imports_public_names(block: str) -> None:
+def test_python_of_a_page_compiles_and_imports_public_names(block):
     if ">>>" in block:  # run by doctest
         return
     tree = ast.parse(block.replace("\nreturn ", "\n"))  # the body of a function, once
@@ -134,9 +134,7 @@ def test_python_of_a_page_compiles_and_imports_public_names(block: str) -> None:
 
 # lightning/pytorch/utilities/_pytree.py, torch 2.13
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
-def test_the_program_of_the_page_of_predictions_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_of_the_page_of_predictions_runs(tmp_path, monkeypatch):
     program = (DOCS / "predictions.md").read_text().split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
@@ -145,8 +143,8 @@ def test_the_program_of_the_page_of_predictions_runs(
 
 
 def test_the_page_of_mixtures_shows_what_the_plan_and_the_log_say_of_the_example(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.chdir(tmp_path)
     import_module("examples.mixture").pack(tmp_path / "data/mixture")
@@ -168,7 +166,7 @@ def test_the_page_of_mixtures_shows_what_the_plan_and_the_log_say_of_the_example
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_files_that_a_page_names_are_there(page: Path) -> None:
+def test_the_files_that_a_page_names_are_there(page):
     text = page.read_text()
     named = set(re.findall(r"`((?:\w+/)+|(?:\w+/)*\w+\.py)`", text))
     linked = set(re.findall(r"\]\(([\w/.]+\.md)", text))
@@ -181,7 +179,7 @@ def test_the_files_that_a_page_names_are_there(page: Path) -> None:
     assert missing == []
 
 
-def test_the_tools_have_the_options_that_pages_name() -> None:
+def test_the_tools_have_the_options_that_pages_name():
     helps = generated_parts.list_tools()
     commands = [
         (match[1], option)
@@ -194,7 +192,7 @@ def test_the_tools_have_the_options_that_pages_name() -> None:
     assert [(tool, option) for tool, option in commands if option not in helps[tool]] == []
 
 
-def test_every_error_has_a_section_with_what_to_do() -> None:
+def test_every_error_has_a_section_with_what_to_do():
     page = (DOCS / "errors.md").read_text()
     heading = r"^## (\w+)\n\n<!-- generated: error (\w+) -->\n\n\S"
     sections = re.findall(heading, page, re.MULTILINE)
@@ -206,7 +204,7 @@ def test_every_error_has_a_section_with_what_to_do() -> None:
     assert sections == [(name, name) for name in classes]
 
 
-def test_the_map_names_every_module_with_a_sentence() -> None:
+def test_the_map_names_every_module_with_a_sentence():
     files = (ROOT / "lightning_shards").rglob("*.py")
     modules = generated_parts.list_modules()
     assert set(modules) == {str(file.relative_to(ROOT / "lightning_shards")) for file in files}
@@ -214,18 +212,18 @@ def test_the_map_names_every_module_with_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["ShardDataModule", "SplitConfig", "LoaderConfig"])
-def test_every_option_is_described(name: str) -> None:
+def test_every_option_is_described(name):
     options = list(generated_parts.list_options(name))
     assert len(options) > 5
     assert all(text for _, _, text in options)
 
 
-def test_the_api_has_every_public_name_once() -> None:
+def test_the_api_has_every_public_name_once():
     page = generated_parts.fill_in((DOCS / "api.md").read_text())
     names = re.findall(r"^\.\. auto\w+:: lightning_shards\.(\w+)$", page, re.MULTILINE)
     assert sorted(names) == lightning_shards.__all__
 
 
-def test_a_page_that_asks_for_an_unknown_part_is_refused() -> None:
+def test_a_page_that_asks_for_an_unknown_part_is_refused():
     with pytest.raises(KeyError, match="optoins"):
         generated_parts.fill_in("<!-- generated: optoins SplitConfig -->")

@@ -3,9 +3,8 @@
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -29,9 +28,7 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def quickstart(
-    tmp_path_factory: pytest.TempPathFactory, start_program: Callable[..., Any]
-) -> Ended:
+def quickstart(tmp_path_factory, start_program):
     """The quickstart, run as its first line says in a folder that is empty but for it."""
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
@@ -41,7 +38,7 @@ def quickstart(
     return Ended(output, folder)
 
 
-def test_every_example_is_run_by_a_test() -> None:
+def test_every_example_is_run_by_a_test():
     """Here, in the file of several, or in one that has its name, or the name it begins with."""
     tests = [path.stem.removeprefix("test_examples_") for path in
              Path(__file__).parent.glob("test_examples_*.py")]  # fmt: skip
@@ -52,18 +49,18 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_command_of_an_example_is_in_its_first_line(name: str) -> None:
+def test_the_command_of_an_example_is_in_its_first_line(name):
     assert f"python examples/{name}" in (FOLDER / name).read_text().splitlines()[0]
 
 
-def test_the_quickstart_packs_shards_of_unequal_sizes(quickstart: Ended) -> None:
+def test_the_quickstart_packs_shards_of_unequal_sizes(quickstart):
     for split, count in (("train", 7), ("val", 5)):
         shards = list((quickstart.folder / "data/digits" / split).glob(f"{split}-*.tar"))
         assert len(shards) == count
         assert len({path.stat().st_size for path in shards}) > 1
 
 
-def test_the_quickstart_trains_two_ranks_in_steps_that_it_tells(quickstart: Ended) -> None:
+def test_the_quickstart_trains_two_ranks_in_steps_that_it_tells(quickstart):
     lines = quickstart.output.splitlines()
     train, _ = [line for line in lines if line.startswith("train: 1,500 samples from 7 shards")]
     val, _ = [line for line in lines if line.startswith("val: 297 samples from 5 shards")]
@@ -71,7 +68,7 @@ def test_the_quickstart_trains_two_ranks_in_steps_that_it_tells(quickstart: Ende
     assert ", 5 steps of 2 x 32 samples" in val
 
 
-def test_the_quickstart_reaches_95_percent_on_val(quickstart: Ended) -> None:
+def test_the_quickstart_reaches_95_percent_on_val(quickstart):
     [accuracy] = re.findall(r"^val accuracy: (.*)%$", quickstart.output, flags=re.MULTILINE)
     assert float(accuracy) >= 95
     # a share of the 297 samples: each was seen once, and no repeat was counted
@@ -79,7 +76,7 @@ def test_the_quickstart_reaches_95_percent_on_val(quickstart: Ended) -> None:
     assert abs(right - round(right)) < 0.15
 
 
-def test_the_quickstart_proves_each_epoch_also_the_one_that_is_resumed(quickstart: Ended) -> None:
+def test_the_quickstart_proves_each_epoch_also_the_one_that_is_resumed(quickstart):
     said = re.findall(
         r"^epoch (\d): ([\d,]+) samples .* as the order says", quickstart.output, re.MULTILINE
     )
@@ -88,7 +85,7 @@ def test_the_quickstart_proves_each_epoch_also_the_one_that_is_resumed(quickstar
     assert resumed == [("4", "960"), *((str(epoch), "1,472") for epoch in (5, 6, 7))]
 
 
-def test_each_fit_of_the_quickstart_ends_with_who_waited_for_whom(quickstart: Ended) -> None:
+def test_each_fit_of_the_quickstart_ends_with_who_waited_for_whom(quickstart):
     lines = [line for line in quickstart.output.splitlines() if "data throughput: " in line]
     assert len(lines) == 2
     for line in lines:

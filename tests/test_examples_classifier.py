@@ -63,75 +63,73 @@ def run_example(name: str, folder: Path, forked_programs: ForkedPrograms) -> Tol
 
 
 @pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory, forked_programs: ForkedPrograms) -> Told:
+def before(tmp_path_factory, forked_programs):
     """The hand-written pipeline, stopped in the middle of epoch 1 and resumed."""
     return run_example("classifier_before", tmp_path_factory.mktemp("before"), forked_programs)
 
 
 @pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory, forked_programs: ForkedPrograms) -> Told:
+def after(tmp_path_factory, forked_programs):
     """The same training on this package, stopped and resumed likewise."""
     return run_example("classifier_after", tmp_path_factory.mktemp("after"), forked_programs)
 
 
-def test_the_package_validates_every_sample_once_in_every_epoch(after: Told) -> None:
+def test_the_package_validates_every_sample_once_in_every_epoch(after):
     assert [epoch.val for epoch in after.epochs] == [(NUM_VAL, 0, 0)] * 3
 
 
-def test_the_package_trains_each_planned_sample_once_in_every_epoch(after: Told) -> None:
+def test_the_package_trains_each_planned_sample_once_in_every_epoch(after):
     planned = STEPS * GLOBAL_BATCH
     counts = [after.epochs[epoch].train for epoch in (0, 2)]
     assert counts == [(planned, 0, NUM_TRAIN - planned)] * 2
 
 
-def test_the_package_repeats_and_skips_nothing_when_it_is_resumed_within_an_epoch(
-    after: Told,
-) -> None:
+def test_the_package_repeats_and_skips_nothing_when_it_is_resumed_within_an_epoch(after):
     planned = STEPS * GLOBAL_BATCH
     assert after.epochs[1].train == (planned, 0, NUM_TRAIN - planned)
     assert "stopped after step 34, in the middle of epoch 1, and resumed" in after.output
 
 
-def test_the_package_draws_a_new_order_every_epoch(after: Told) -> None:
+def test_the_package_draws_a_new_order_every_epoch(after):
     assert {epoch.order for epoch in after.epochs} == {"shards in a new order"}
 
 
-def test_the_package_leaves_no_sample_out_of_all_epochs(after: Told) -> None:
+def test_the_package_leaves_no_sample_out_of_all_epochs(after):
     # 28 samples are dropped in each of three epochs; that they are the same ones is (28 / 1500)^2
     assert (after.never_trained, after.never_validated) == (0, 0)
 
 
 @pytest.mark.parametrize("name", ["before", "after"])
-def test_ranks_take_equally_many_steps(name: str, request: pytest.FixtureRequest) -> None:
+def test_ranks_take_equally_many_steps(name, request):
     assert [epoch.steps for epoch in request.getfixturevalue(name).epochs] == [[STEPS] * 2] * 3
 
 
-def test_the_package_says_who_waited_for_whom(after: Told) -> None:
+def test_the_package_says_who_waited_for_whom(after):
     assert "data throughput: " in after.output
 
 
-def test_the_pipeline_never_validates_what_fills_no_batch_of_a_rank(before: Told) -> None:
+def test_the_pipeline_never_validates_what_fills_no_batch_of_a_rank(before):
     # 297 // (2 x 32) steps of 64, from the start of each rank's shards: the same in every epoch
     assert [epoch.val for epoch in before.epochs] == [(256, 0, 41)] * 3
     assert before.never_validated == 41
 
 
-def test_the_pipeline_repeats_samples_of_the_rank_with_fewer_of_them(before: Told) -> None:
+def test_the_pipeline_repeats_samples_of_the_rank_with_fewer_of_them(before):
     # rank 1 has 700 samples, 21 batches, and takes two more; rank 0 has 800 and leaves 64
     for epoch in (before.epochs[0], before.epochs[2]):
         assert epoch.train.repeated >= STEPS * 32 - 700
         assert epoch.train.never >= 800 - STEPS * 32
 
 
-def test_the_pipeline_reads_its_shards_in_one_order_for_ever(before: Told) -> None:
+def test_the_pipeline_reads_its_shards_in_one_order_for_ever(before):
     assert [epoch.order for epoch in before.epochs[1:]] == ["shards as in epoch 0"] * 2
 
 
-def test_the_pipeline_leaves_some_samples_out_of_all_epochs(before: Told) -> None:
+def test_the_pipeline_leaves_some_samples_out_of_all_epochs(before):
     assert before.never_trained > 0
 
 
-def test_the_pipeline_begins_the_epoch_again_when_it_is_resumed_within_it(before: Told) -> None:
+def test_the_pipeline_begins_the_epoch_again_when_it_is_resumed_within_it(before):
     # of each rank 11 batches, then 12 from the same beginning: no sample from behind the 12
     # batches and the 64 samples that its shuffle holds
     reached = 2 * (12 * 32 + 64)
@@ -157,11 +155,11 @@ def count_lines(name: str, *parts: str) -> int:
     return sum(bool(lines[line - 1].strip()) for line in code - docstrings)
 
 
-def test_the_two_differ_in_data_and_callbacks_alone() -> None:
+def test_the_two_differ_in_data_and_callbacks_alone():
     assert set(definitions("classifier_before")) == {"identity", "DigitsData"}
     assert set(definitions("classifier_after")) == {"make_data", "make_callbacks"}
 
 
-def test_the_data_part_becomes_shorter_by_half() -> None:
+def test_the_data_part_becomes_shorter_by_half():
     before = count_lines("classifier_before", "identity", "DigitsData")
     assert 2 * count_lines("classifier_after", "make_data") <= before

@@ -25,17 +25,17 @@ pytestmark = [
 
 
 @pytest.fixture
-def detection(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def detection(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT))
     monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
     return import_module("examples.detection")
 
 
-def test_squares_are_found(detection: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_squares_are_found(detection, monkeypatch, tmp_path):
     batches: list[dict[str, Any]] = []
     step = detection.Detector.training_step
 
-    def kept(self: Any, batch: dict[str, Any]) -> Any:
+    def kept(self, batch):
         batches.append(batch)
         return step(self, batch)
 
@@ -54,7 +54,7 @@ def test_squares_are_found(detection: Any, monkeypatch: pytest.MonkeyPatch, tmp_
                 assert image[:, top:bottom, left:right].min() >= 150  # its own boxes
 
 
-def test_pictures_without_a_box_are_a_batch(detection: Any) -> None:
+def test_pictures_without_a_box_are_a_batch(detection):
     images = torch.zeros(2, 3, detection.SIZE, detection.SIZE, dtype=torch.uint8)
     batch = {"image": images, "boxes": torch.zeros(2, 0, 4), "boxes_length": torch.zeros(2)}
     loss, is_right = detection.Detector().compare(batch)

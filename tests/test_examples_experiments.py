@@ -2,12 +2,9 @@
 
 import importlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from forked_programs import ForkedPrograms
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -16,12 +13,10 @@ SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "data.num_work
 
 
 @pytest.mark.slow
-def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(
-    tmp_path: Path, forked_programs: ForkedPrograms
-) -> None:
+def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(tmp_path, forked_programs):
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
 
-    def run(*arguments: str) -> str:
+    def run(*arguments):
         command = ["examples/experiments.py", *arguments]
         output, statuses = forked_programs.run(command, tmp_path)
         assert statuses == [0], output
@@ -41,15 +36,13 @@ def test_an_experiment_with_options_is_saved_and_is_an_experiment_itself(
 
 
 @pytest.fixture
-def read_experiment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def read_experiment(monkeypatch):
     """That of the example."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module("experiments").read_experiment
 
 
-def test_options_win_over_the_experiment_and_the_experiment_over_the_base(
-    read_experiment: Callable[..., Any],
-) -> None:
+def test_options_win_over_the_experiment_and_the_experiment_over_the_base(read_experiment):
     settings = read_experiment("small_steps", ["model.learning_rate=0.5", "data.seed=3"])
     assert settings.model.learning_rate == 0.5
     assert (settings.data.batch_size, settings.data.seed, settings.data.num_workers) == (8, 3, 2)
@@ -65,12 +58,12 @@ def test_options_win_over_the_experiment_and_the_experiment_over_the_base(
     ],
 )
 def test_an_option_of_a_split_that_does_not_fit_is_refused_where_it_is_merged(
-    option: str, message: str, read_experiment: Callable[..., Any]
-) -> None:
+    option, message, read_experiment
+):
     with pytest.raises(OmegaConfBaseException, match=message):
         read_experiment("base", [option])
 
 
-def test_a_misspelt_section_is_refused(read_experiment: Callable[..., Any]) -> None:
+def test_a_misspelt_section_is_refused(read_experiment):
     with pytest.raises(SystemExit, match="no such section: modle; there are shards, model, tra"):
         read_experiment("base", ["modle.learning_rate=1"])

@@ -2,21 +2,19 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from forked_programs import ForkedPrograms
 from lightning.fabric import Fabric
 
 ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def alone(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
 
@@ -46,7 +44,7 @@ class WatchedFabric(Fabric):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def digits(tmp_path_factory):
     """Some shards of the quickstart, 460 and 17 samples; its folder is on the path of modules."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "examples"))
@@ -97,8 +95,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.ddp
 def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
-    digits: Path, tmp_path: Path, forked_programs: ForkedPrograms
-) -> None:
+    digits, tmp_path, forked_programs
+):
     whole = train_by_fabric(digits, tmp_path / "whole.ckpt")
     assert len(whole.train) == 2 * 14  # 460 samples in steps of 32
     assert len({key for keys in whole.train[14:] for key in keys}) == 14 * 32
@@ -129,7 +127,7 @@ def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
     assert sorted(val) == sorted(whole.val)
 
 
-def test_the_fabric_loop_counts_no_repeats(digits: Path) -> None:
+def test_the_fabric_loop_counts_no_repeats(digits):
     batch = {
         "image": torch.eye(2).view(2, 1, 1, 2),
         "label": torch.tensor([0, 0]),  # the second is wrong, and a repeat

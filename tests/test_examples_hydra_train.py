@@ -1,11 +1,9 @@
 """The hydra example: a choice of data, options, and one that does not fit."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from forked_programs import ForkedPrograms
 from omegaconf import OmegaConf
 
 pytest.importorskip("hydra", reason="hydra-core is not installed; it comes with the extra `test`")
@@ -14,11 +12,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture
-def run(tmp_path: Path, forked_programs: ForkedPrograms) -> Callable[..., tuple[int, str]]:
+def run(tmp_path, forked_programs):
     """Runs the example with these arguments: its exit status and what it says."""
     shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
 
-    def ended(*arguments: str) -> tuple[int, str]:
+    def ended(*arguments):
         command = ["examples/hydra_train.py", *arguments]
         output, [status] = forked_programs.run(command, tmp_path)
         return status, output
@@ -27,9 +25,7 @@ def run(tmp_path: Path, forked_programs: ForkedPrograms) -> Callable[..., tuple[
 
 
 @pytest.mark.slow
-def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_logs(
-    tmp_path: Path, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_logs(tmp_path, run):
     options = ["data.num_workers=1", "data.batch_size=50", "trainer.max_epochs=1"]
     status, output = run("data=each_once", *options)
     assert status == 0, output
@@ -42,7 +38,7 @@ def test_a_choice_of_data_and_options_reach_the_run_which_keeps_them_beside_its_
 
 
 @pytest.mark.slow
-def test_a_run_without_a_val_split_ends_well(run: Callable[..., tuple[int, str]]) -> None:
+def test_a_run_without_a_val_split_ends_well(run):
     options = ["data.num_workers=0", "trainer.max_epochs=1", "+trainer.limit_train_batches=1"]
     status, output = run("data.val=null", *options)
     assert status == 0, output
@@ -54,13 +50,10 @@ def test_a_run_without_a_val_split_ends_well(run: Callable[..., tuple[int, str]]
     ("option", "message"),
     [
         ("data.batch_size=many", "data.batch_size: Expected a <class 'int'>. Got value: many"),
-        ("data.train.batchsize=3", "Could not override 'data.train.batchsize'"),
         ("data=each_one", "Could not find 'data/each_one'"),
     ],
 )
-def test_an_option_that_does_not_fit_ends_the_run_with_its_key(
-    option: str, message: str, tmp_path: Path, run: Callable[..., tuple[int, str]]
-) -> None:
+def test_an_option_that_does_not_fit_ends_the_run_with_its_key(option, message, tmp_path, run):
     for split in ("train", "val"):  # nothing is packed
         (tmp_path / "data/digits" / split).mkdir(parents=True)
         (tmp_path / "data/digits" / split / "wids.json").touch()

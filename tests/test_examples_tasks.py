@@ -5,7 +5,6 @@ import io
 import json
 import runpy
 import sys
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ Batches = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(autouse=True)
-def called_from_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def called_from_the_root(monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT))  # main() puts it there too; this takes both back
     monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
@@ -51,10 +50,10 @@ def called_from_the_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 @pytest.fixture
-def run_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+def run_example(monkeypatch, tmp_path):
     """Does what `python examples/NAME.py ARGUMENTS` does, in this process."""
 
-    def run(name: str, *arguments: str) -> None:
+    def run(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"examples/{name}.py", *arguments])
         runpy.run_path(f"examples/{name}.py", run_name="__main__")
 
@@ -62,10 +61,10 @@ def run_example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[...
 
 
 @pytest.fixture
-def fit(run_example: Callable[..., None], tmp_path: Path) -> Callable[..., None]:
+def fit(run_example, tmp_path):
     """Does the command in an example's first line, small, on `train` and `val` in a folder."""
 
-    def fitted(name: str, shards: Path, **settings: Any) -> None:
+    def fitted(name, shards, **settings):
         given = SMALL | {"trainer.default_root_dir": tmp_path, "data.loader.cache_dir": tmp_path}
         splits = [split for split in ("train", "val") if (shards / split).exists()]
         given |= {f"data.{split}.urls": shards / split / "*.tar" for split in splits}
@@ -127,8 +126,8 @@ def pack_photos(folder: Path, count: int) -> list[str]:
 
 @pytest.mark.parametrize("remainder", ["balanced", "pad"])
 def test_imagenet_trains_in_a_new_order_each_epoch_and_counts_each_validation_sample_once(
-    remainder: str, fit: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    remainder, fit, monkeypatch, tmp_path
+):
     train_keys = pack_photos(tmp_path / "train", 22)
     val_keys = pack_photos(tmp_path / "val", 13)
     batches, models = watch(monkeypatch, import_module("examples.imagenet").Classifier)
@@ -154,7 +153,7 @@ def test_imagenet_trains_in_a_new_order_each_epoch_and_counts_each_validation_sa
     assert list(tmp_path.rglob("last.ckpt"))
 
 
-def test_imagenet_normalizes_bytes_as_everybody_does() -> None:
+def test_imagenet_normalizes_bytes_as_everybody_does():
     normalize = import_module("examples.imagenet").normalize
     pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(2, 3, 4, 2)
     mean, deviation = (
@@ -175,8 +174,8 @@ def pack_pairs(folder: Path, count: int) -> None:
 
 
 def test_image_text_keeps_pictures_with_their_captions_in_a_resampled_stream(
-    fit: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    fit, monkeypatch, tmp_path
+):
     pack_pairs(tmp_path / "train", 25)
     batches, models = watch(monkeypatch, import_module("examples.image_text").ImageText)
     fit("image_text", tmp_path, data__train__dataset_size=20, trainer__max_epochs=2)
@@ -192,12 +191,12 @@ def test_image_text_keeps_pictures_with_their_captions_in_a_resampled_stream(
     assert models[-1].trainer.callback_metrics["train_loss"].isfinite()
 
 
-def test_image_text_cuts_long_captions() -> None:
+def test_image_text_cuts_long_captions():
     tokenize = import_module("examples.image_text").tokenize
     assert tokenize("a" * 100).tolist() == 77 * [ord("a")]
 
 
-def test_image_text_compares_the_pairs_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_text_compares_the_pairs_of_all_ranks(monkeypatch):
     """Two ranks, of which the second is played: they have the loss of one with all pairs."""
     example = import_module("examples.image_text")
     model = example.ImageText(width=8)
@@ -208,7 +207,7 @@ def test_image_text_compares_the_pairs_of_all_ranks(monkeypatch: pytest.MonkeyPa
     expected = model.training_step({"image": images, "text": texts})
     others = iter(model({"image": images[3:], "text": texts[3:]}))
 
-    def all_gather(features: torch.Tensor, *, sync_grads: bool) -> torch.Tensor:
+    def all_gather(features, *, sync_grads):
         assert sync_grads
         return torch.stack([features, next(others)])
 
@@ -218,7 +217,7 @@ def test_image_text_compares_the_pairs_of_all_ranks(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
-def stream(tmp_path: Path) -> np.ndarray:
+def stream(tmp_path):
     """20 blocks of 16 tokens, and one to begin with; 5 blocks of others to validate on."""
     tokens = np.random.default_rng(0).integers(0, 500, 25 * 16 + 2, np.uint16)
     tokens[:321].tofile(tmp_path / "train.bin")
@@ -227,13 +226,11 @@ def stream(tmp_path: Path) -> np.ndarray:
 
 
 @pytest.fixture
-def fit_tokens(
-    fit: Callable[..., None], stream: np.ndarray, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[Batches, Any]]:
+def fit_tokens(fit, stream, monkeypatch, tmp_path):
     """Fits two epochs on members of a kind: the batches, and the model."""
     tokens = import_module("examples.tokens")
 
-    def fitted(suffix: str, **settings: str) -> tuple[Batches, Any]:
+    def fitted(suffix, **settings):
         folder = tmp_path / suffix
         for split in ("train", "val"):
             tokens.pack(str(tmp_path / f"{split}.bin"), str(folder / split), suffix, length=16)
@@ -247,9 +244,7 @@ def fit_tokens(
     return fitted
 
 
-def test_tokens_are_the_same_from_npy_and_from_raw_numbers(
-    fit_tokens: Callable[..., tuple[Batches, Any]], stream: np.ndarray
-) -> None:
+def test_tokens_are_the_same_from_npy_and_from_raw_numbers(fit_tokens, stream):
     batches, model = fit_tokens("npy")
     trained = batches["training_step"]
     for epoch in (trained[:5], trained[5:]):
@@ -274,16 +269,14 @@ def test_tokens_are_the_same_from_npy_and_from_raw_numbers(
     assert raw_model.trainer.callback_metrics["train_loss"] == losses["train_loss"]
 
 
-def test_tokens_are_packed_by_the_command_of_the_example(
-    run_example: Callable[..., None], tmp_path: Path
-) -> None:
+def test_tokens_are_packed_by_the_command_of_the_example(run_example, tmp_path):
     np.arange(3 * 1024 + 1, dtype=np.uint16).tofile(tmp_path / "train.bin")
     run_example("tokens", "pack", str(tmp_path / "train.bin"), str(tmp_path / "shards"))
     index = json.loads((tmp_path / "shards/wids.json").read_text())
     assert [shard["nsamples"] for shard in index["shardlist"]] == [3]
 
 
-def test_the_model_of_tokens_looks_at_no_later_token() -> None:
+def test_the_model_of_tokens_looks_at_no_later_token():
     model = import_module("examples.tokens").NextToken(50, width=32, layers=2, length=16).eval()
     tokens = torch.randint(0, 49, (2, 17))
     changed = tokens.clone()

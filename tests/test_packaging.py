@@ -33,7 +33,7 @@ def imported(file: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_every_import_is_of_a_declared_dependency() -> None:
+def test_every_import_is_of_a_declared_dependency():
     declared = distributions(PROJECT["project"]["dependencies"])
     for extra in ("image", "plot", "remote", "table", "tensors", "checksum"):
         declared |= distributions(PROJECT["project"]["optional-dependencies"][extra])
@@ -42,14 +42,12 @@ def test_every_import_is_of_a_declared_dependency() -> None:
     assert {MODULES.get(name, name) for name in foreign} - declared == set()
 
 
-def test_no_extra_is_empty() -> None:
+def test_no_extra_is_empty():
     extras = PROJECT["project"]["optional-dependencies"]
     assert [name for name, packages in extras.items() if not packages] == []
 
 
-def test_one_command_for_images_stands_in_the_first_lines_and_in_the_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_command_for_images_stands_in_the_first_lines_and_in_the_error(monkeypatch):
     command = "pip install 'lightning-shards[image]'"
     assert command in "\n".join(README.splitlines()[:12])
     monkeypatch.setattr(images, "find_spec", lambda _: None)
@@ -57,7 +55,7 @@ def test_one_command_for_images_stands_in_the_first_lines_and_in_the_error(
         images.require_backend("pillow")
 
 
-def test_no_link_of_the_readme_is_relative_on_a_package_index() -> None:
+def test_no_link_of_the_readme_is_relative_on_a_package_index():
     hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
     shown = README
     for change in hook["substitutions"]:

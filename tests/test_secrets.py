@@ -49,13 +49,13 @@ def all_of(error: BaseException | None) -> str:
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("as_list", [False, True])
-def test_no_secret_is_in_the_repr_of_a_split(as_list: bool, url: str) -> None:
+def test_no_secret_is_in_the_repr_of_a_split(as_list, url):
     split = SplitConfig([url, "b.tar"] if as_list else url, sampling="shuffled")
     assert SECRET not in repr(split)
     assert SECRET not in str({"train": split})
 
 
-def test_the_repr_of_a_split_still_says_what_it_is() -> None:
+def test_the_repr_of_a_split_still_says_what_it_is():
     assert repr(SplitConfig("/data/{0..9}.tar", batch_size=3)).startswith(
         "SplitConfig(urls='/data/{0..9}.tar', sampling=None, reader='auto'"
     )
@@ -64,7 +64,7 @@ def test_the_repr_of_a_split_still_says_what_it_is() -> None:
     )
 
 
-def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path: Path) -> None:
+def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path):
     data = ShardDataModule(
         SplitConfig(f"http://user:{SECRET}@127.0.0.1:9/0.tar?sig={SECRET}", dataset_size=9),
         fields={"label": "cls"},
@@ -93,7 +93,7 @@ def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path: Path) -> 
         f"pipe:curl -H {SECRET} https://host/000.tar",
     ],
 )
-def test_no_secret_is_in_what_refuses_a_url(url: str) -> None:
+def test_no_secret_is_in_what_refuses_a_url(url):
     with pytest.raises(ShardError) as caught:
         expand_urls(url)
     assert SECRET not in all_of(caught.value)
@@ -107,7 +107,7 @@ def test_no_secret_is_in_what_refuses_a_url(url: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_no_secret_is_in_what_refuses_a_configuration(changes: dict[str, Any]) -> None:
+def test_no_secret_is_in_what_refuses_a_configuration(changes):
     urls = f"https://user:{SECRET}@host/0.tar"
     with pytest.raises(ShardError) as caught:
         ShardDataModule.from_config({"fields": {"x": "cls"}, "train": {"urls": urls} | changes})
@@ -115,7 +115,7 @@ def test_no_secret_is_in_what_refuses_a_configuration(changes: dict[str, Any]) -
 
 
 @pytest.fixture
-def root(pack_shards: Any, tmp_path: Path) -> Any:
+def root(pack_shards, tmp_path):
     """Two shards on a server, the second of which is cut."""
     _, cut = (Path(url) for url in pack_shards([6, 3]))
     cut.write_bytes(cut.read_bytes()[:3600])
@@ -125,9 +125,7 @@ def root(pack_shards: Any, tmp_path: Path) -> Any:
 
 @pytest.mark.network
 @pytest.mark.parametrize("name", ["shard-000001.tar", "gone.tar"])
-def test_no_secret_is_behind_the_error_of_a_shard_that_cannot_be_fetched(
-    name: str, root: str
-) -> None:
+def test_no_secret_is_behind_the_error_of_a_shard_that_cannot_be_fetched(name, root):
     with pytest.raises(ShardError) as caught:
         list(read_shard(f"http://{root}/{name}?sig={SECRET}", None))
     assert SECRET not in all_of(caught.value)
@@ -152,9 +150,7 @@ class Model(pl.LightningModule):
 @pytest.mark.network
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`")
-def test_a_fit_leaves_no_secret_in_its_logs_and_files(
-    root: str, tmp_path: Path, caplog: Any, capfd: Any
-) -> None:
+def test_a_fit_leaves_no_secret_in_its_logs_and_files(root, tmp_path, caplog, capfd):
     caplog.set_level(logging.DEBUG)
     data = ShardDataModule(
         SplitConfig(f"http://{root}/shard-000000.tar?sig={SECRET}", dataset_size=6),

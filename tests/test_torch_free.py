@@ -29,7 +29,7 @@ def digest(folder: Path) -> str:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
+def files(tmp_path):
     """Thirty texts in folders of three classes."""
     folder = tmp_path / "files"
     for number in range(30):
@@ -39,9 +39,7 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
-def test_files_become_shards_that_every_tool_reads(
-    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_become_shards_that_every_tool_reads(files, tmp_path, capsys):
     common = ("--cache-dir", tmp_path / "cache", "--processes", 1)
     run(capsys, pack.main, files, "--out", tmp_path / "packed", "--max-samples", 8, *common)
     assert digest(tmp_path / "packed") == PACKED

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
-from lightning_shards.errors import ShardError
 from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.images import (
     UPRIGHT,
+    decode_pil,
     decode_rgb,
-    file_orientation,
+    orientation_of,
     require_backend,
 )
 from lightning_shards.shards.members import MemberTable, ShardReader
@@ -108,9 +108,10 @@ def count_turned(samples: Mapping[str, int], tables: TabledShards, num: int) -> 
         with tables.reader(urls[shard]) as reader:
             for number in numbers:
                 field = image_field(reader.table.suffixes_of(number))
-                with suppress(ShardError):  # `verify` tells of damage
+                with suppress(Exception):  # `verify` tells of damage
                     if field is not None:
-                        orientations.append(file_orientation(reader.read(number, field)))
+                        image = decode_pil(reader.read(number, field))
+                        orientations.append(orientation_of(image))
     turned = sum(orientation != UPRIGHT for orientation in orientations)
     return {"looked_at": len(orientations), "turned_by_exif": turned} if orientations else {}
 

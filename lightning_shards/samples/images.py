@@ -157,13 +157,6 @@ def orientation_of(image: Any) -> int:
         return UPRIGHT
 
 
-def file_orientation(data: bytes) -> int:
-    """That of an image file; `UPRIGHT` where it cannot be read."""
-    with suppress(Exception):  # bytes of any origin make Pillow raise anything
-        return orientation_of(_open(data))
-    return UPRIGHT
-
-
 def turned_upright(image: Any, orientation: int) -> Any:
     """An image of this orientation as it is to be seen; its tags are left as they are."""
     from PIL import Image
