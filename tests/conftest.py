@@ -13,8 +13,8 @@ import os
 import signal
 import subprocess
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,10 +83,6 @@ LONGEST_FIRST = [
     )
 ]
 assert all(path.is_file() for path in LONGEST_FIRST)
-
-PackShards = Callable[..., list[str]]
-MakeSource = Callable[..., "StreamSource"]
-StartProgram = Callable[[Sequence[str], Path], AbstractContextManager[subprocess.Popen[str]]]
 
 
 FORKING: list[ForkingServers] = []

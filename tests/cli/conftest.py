@@ -1,7 +1,6 @@
 """A command line of a small configuration, read in this process."""
 
 import sys
-from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -41,9 +40,6 @@ def double(value):
 def triple() -> Times:
     return Times(3)
 '''
-
-MakeCLI = Callable[..., ShardCLI]
-Refused = Callable[..., str]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,6 @@
 import io
 import sys
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
     pytest.mark.filterwarnings("ignore:You defined a `validation_step`"),  # BoringModel's
 ]
-Fit = Callable[..., tuple[int, list[str]]]
 
 
 def write(path: Path, labels: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ pytestmark = [
     # lightning/pytorch/utilities/_pytree.py, torch 2.13
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),
 ]
-Run = Callable[..., str]
 
 on_predict_start = ShardPredictionWriter.on_predict_start
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,6 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
-
-MakeCLI = Callable[..., ShardCLI]
-Refused = Callable[..., str]
 
 
 @pytest.fixture

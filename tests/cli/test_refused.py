@@ -3,16 +3,11 @@
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Callable
 
 import pytest
 import yaml
 
-from lightning_shards import ShardCLI
 from lightning_shards.__main__ import main
-
-MakeCLI = Callable[..., ShardCLI]
-Refused = Callable[..., str]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Evaluation sets on the command line: a file makes them, options change them."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import yaml
 
 from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
 
-MakeCLI = Callable[..., ShardCLI]
-Refused = Callable[..., str]
 WEB = SplitConfig("w.tar", batch_size=4)
 HAND = SplitConfig("h.tar")
 

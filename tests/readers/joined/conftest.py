@@ -1,12 +1,8 @@
 """Tables of the keys that `pack` gives to samples."""
 
-from collections.abc import Callable
-
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-
-WriteTable = Callable[..., str]
 
 
 @pytest.fixture
