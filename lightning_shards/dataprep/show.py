@@ -19,7 +19,6 @@ from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_o
 from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.images import (
     UPRIGHT,
-    decode_pil,
     decode_rgb,
     orientation_of,
     require_backend,
@@ -103,6 +102,7 @@ def count_turned(samples: Mapping[str, int], tables: TabledShards, num: int) -> 
     """
     if find_spec("PIL") is None:
         return {}
+    open_image: Any = import_module("PIL.Image").open
     urls, orientations = list(samples), list[int]()
     for shard, numbers in choose_samples(np.array([*samples.values()]), num, None).items():
         with tables.reader(urls[shard]) as reader:
@@ -110,7 +110,7 @@ def count_turned(samples: Mapping[str, int], tables: TabledShards, num: int) -> 
                 field = image_field(reader.table.suffixes_of(number))
                 with suppress(Exception):  # `verify` tells of damage
                     if field is not None:
-                        image = decode_pil(reader.read(number, field))
+                        image = open_image(BytesIO(reader.read(number, field)))
                         orientations.append(orientation_of(image))
     turned = sum(orientation != UPRIGHT for orientation in orientations)
     return {"looked_at": len(orientations), "turned_by_exif": turned} if orientations else {}

@@ -80,7 +80,7 @@ def test_a_component_of_other_shards_is_refused_by_its_name(make_mixture):
 def test_a_mixture_that_was_read_by_offsets_is_refused(make_mixture):
     source = make_mixture(PAIR)
     state = source.identity() | {"epoch": 0, "samples": 4, "reader": "indexed"}
-    with pytest.raises(StateError, match="made with reader='indexed', this run has reader='stream'"):
+    with pytest.raises(StateError, match="reader='indexed', this run has reader='stream'"):
         require_resumable(source.identity(), state, source.describe())
 
 
