@@ -107,4 +107,4 @@ def test_photographs_that_exif_would_turn_are_counted(run, tmp_path):
     members = [(f"{number}.jpg", photo(number % 3 + 1)) for number in range(8)]
     write_members(tmp_path / "0.tar", [*members, ("8.jpg", b"no image"), ("9.txt", b"none")])
     document = run(tmp_path / "0.tar")[1]
-    assert document["photos"] == {"looked_at": 9, "turned_by_exif": 5}
+    assert document["photos"] == {"looked_at": 8, "turned_by_exif": 5}
