@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_shards.cli import ShardCLI
     from lightning_shards.config.loading import LoaderConfig
     from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
-    from lightning_shards.config.splits import SplitConfig
+    from lightning_shards.config.splits import BatchAlikeConfig, SplitConfig
     from lightning_shards.datamodule import ShardDataModule
     from lightning_shards.dataprep.writer import ShardWriter
     from lightning_shards.errors import (
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "BatchAlikeConfig": "config.splits",
     "BatchStream": "workers.pool",
     "ComponentConfig": "config.mixtures",
     "ConfigError": "errors",
@@ -119,6 +120,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BatchAlikeConfig",
     "BatchStream",
     "ComponentConfig",
     "ConfigError",

@@ -262,8 +262,7 @@ class ShardLoader:
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
-            "epoch": trained.epoch,
-            "samples": trained.samples,
+            **self._source.describe().state_at(trained),
             **self.shape,
             **self.identity,
         }

@@ -27,6 +27,12 @@ TRANSLATE = (
 
 AS_DATAMODULE = "set it back to resume, or give the shards to the trainer as datamodule="
 
+_SIZES_BACK = (
+    "it is a checksum of the sizes by which batch_alike sorts samples, so that some would be "
+    "repeated and others left out; put the old shards back to resume, or start anew with its "
+    "weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+)
+
 SHORTEST_ENDS = (
     "let epochs end with the shortest loader: have train_dataloader return "
     'CombinedLoader({"shards": ..., ...}, "min_size") of lightning.pytorch.utilities, and not the '
@@ -112,10 +118,11 @@ def require_same(
             )
     if "shards" in expected and "kept" in state and "kept" not in expected:
         raise StateError(_other_filter(state["kept"], None))
-    if "shards" in expected and "classes" in state and "classes" not in expected:
+    of_checkpoint = state.keys() - expected.keys() if "shards" in expected else set[str]()
+    for name in {"classes", "batch_alike"} & of_checkpoint:
         raise StateError(
-            f"the checkpoint was made with classes={_shown(state['classes'])}, this run decodes no "
-            f"label by names of classes; {ways_out}"
+            f"the checkpoint was made with {name}={_shown(state[name])}, this run has no {name}; "
+            f"{ways_out}"
         )
 
 
@@ -196,8 +203,11 @@ def require_rest(
     """Check that the batches of this run can be those of the rest of a saved epoch.
 
     Raises:
-        StateError: One would be of two units of a mixture, or would not tell its repeats.
+        StateError: One would be of two units of a mixture, would not tell its repeats, or would be
+            of other samples since these are sorted by other sizes.
     """
+    cursor = Cursor(read_count(state, "epoch"), read_count(state, "samples"))
+    require_same(description.state_at(cursor), state, _SIZES_BACK)
     _require_whole_units(state, description, epochs, world_size)
     _require_told_repeats(state, description, epochs, world_size)
 

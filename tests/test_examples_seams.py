@@ -8,7 +8,6 @@ import pytest
 FOLDER = Path(__file__).parents[1] / "examples"
 PRINTED = {
     "dict_storage": r"192 samples from 4 shards\n",
-    "order_by_length": r"padding: 1\d,\d{3} shuffled, 3,005 by length\n",
     "synthetic_source": r"12 steps, the last one of labels \[8, 9, 0, 1, 2, 3, 4, 5\]\n",
     "thread_pool": r"12 steps of 96 samples\n",
 }

@@ -19,6 +19,7 @@ from lightning_shards.build.mixtures import (
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, count_of
+from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
@@ -26,6 +27,7 @@ from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.joined import with_kinds
+from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
 from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source
@@ -343,6 +345,10 @@ def make_source(
     if reader == "stream":
         return _streamed(data, split, config, index, epochs, data.seed)
     order = _order(config, index, data.seed)
+    if (alike := config.batch_alike) is not None:
+        tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
+        sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
+        order = AlikeOrder(order, data.seed, alike.group, ";".join(sizes.suffixes), sizes)
     storages = _storages(data, split, index, order, ranks, nodes)
     return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
 

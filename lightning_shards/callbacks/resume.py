@@ -251,8 +251,7 @@ class ExactResume(pl.Callback):
             validation = "due"
         state: State = {
             "version": CHECKPOINT_VERSION,
-            "epoch": cursor.epoch,
-            "samples": cursor.samples,
+            **loader.source.describe().state_at(cursor),
             "ended": position.epoch,
             "validation": validation,
             "batches": position.total,

@@ -215,7 +215,7 @@ def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
     """
     require_mapping("mix", mix, "{web: {urls: ..., weight: 3}}")
     check_component_names(list(mix))
-    made = {name: _made(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
+    made = {name: made_config(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
     for name, component in made.items():
         with errors_of_component(name):
             component.check()
@@ -239,7 +239,7 @@ def made_schedule(schedule: Sequence[object]) -> list[WeightChangeConfig]:
     """
     require_list("schedule", schedule)
     made = [
-        _made(WeightChangeConfig, change, f"schedule[{number}]")
+        made_config(WeightChangeConfig, change, f"schedule[{number}]")
         for number, change in enumerate(schedule)
     ]
     for number, change in enumerate(made):
@@ -335,7 +335,12 @@ def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _made(kind: type[_T], value: object, name: str) -> _T:
+def made_config(kind: type[_T], value: object, name: str) -> _T:
+    """Settings of this kind, which may be given as a dict.
+
+    Raises:
+        ConfigError: They are neither, or one is unknown, missing or of another type.
+    """
     if isinstance(value, Mapping):
         return build(kind, cast("Mapping[str, Any]", value), name)
     if not isinstance(value, kind):

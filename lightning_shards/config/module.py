@@ -160,10 +160,10 @@ class DataConfig:
         config = self.splits.get(name)
         if config is None:
             raise ConfigError(missing_split(name, self.splits))
-        is_train = name == "train"
+        is_train, by_numbers = name == "train", config.has_joins or config.batch_alike is not None
         return replace(
             config,
-            reader="indexed" if config.has_joins and config.reader == "auto" else config.reader,
+            reader="indexed" if by_numbers and config.reader == "auto" else config.reader,
             sampling=config.sampling or ("resampled" if is_train else "sequential"),
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,

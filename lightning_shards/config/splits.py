@@ -20,6 +20,7 @@ from lightning_shards.config.mixtures import (
     check_weights,
     errors_of_component,
     made_components,
+    made_config,
     made_schedule,
     require_urls,
     safe_repr,
@@ -52,6 +53,19 @@ Split = Literal["train", "val", "test", "predict"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 
 _Name = TypeVar("_Name", bound=str)
+
+
+@dataclass(frozen=True)
+class BatchAlikeConfig:
+    """Samples of like size in one batch, so that it needs little padding.
+
+    Args:
+        field: The field whose members are compared by their sizes in bytes.
+        group: Samples of like size that stand together: the global batch, as a rule.
+    """
+
+    field: str
+    group: int
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,8 @@ class SplitConfig:
             1000.
         shuffle_run: Indexed reader: samples kept together when shards are mixed; 0: whole shards.
         shuffle_block: Indexed reader: samples shuffled together.
+        batch_alike: Indexed reader: a field, and the samples of like size that stand together, so
+            that batches need little padding.
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
             place, with ``__weight__`` 0, and counts it.
         max_bad: Bad samples of an epoch, over all ranks, that ``substitute`` may replace.
@@ -137,6 +153,7 @@ class SplitConfig:
     shuffle_buffer: int | None = None
     shuffle_run: int = 64
     shuffle_block: int = 16_384
+    batch_alike: BatchAlikeConfig | None = None
     on_bad_sample: Literal["raise", "substitute"] = "raise"
     max_bad: int = 0
     exclude: str | list[str] | dict[str, Any] | None = None
@@ -179,6 +196,8 @@ class SplitConfig:
                 "or set on_bad_sample='substitute'"
             )
         self._require_joins()
+        if self.batch_alike is not None:
+            self._require_alike()
         self._load_callables()
 
     @property
@@ -201,6 +220,19 @@ class SplitConfig:
             raise ConfigError(
                 f"join {name!r} needs the indexed reader, which knows samples by their "
                 f"numbers, and {reason}; leave that out, or leave `join` out"
+            )
+
+    def _require_alike(self) -> None:
+        """Make the settings of `batch_alike`, and refuse what its order does not go with."""
+        made = made_config(BatchAlikeConfig, self.batch_alike, "batch_alike")
+        object.__setattr__(self, "batch_alike", made)
+        require_at_least("batch_alike.group", made.group, 2)
+        stream = "stages" if self.stages else "reader='stream'" if self.reader == "stream" else ""
+        other = stream if self.mix is None else "a mix"
+        if other:
+            raise ConfigError(
+                f"batch_alike by {made.field!r} moves samples, which takes the indexed reader and "
+                f"one data set, and does not go with {other}; leave one of both out"
             )
 
     def _require_containers(self) -> None:

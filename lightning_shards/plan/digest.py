@@ -57,6 +57,12 @@ def digest_share(order: Order, epoch: int, start: int, stop: int, place: Place) 
 
     Each rank digests an equal part of the positions; `add_digests` of all shares is the digest.
     """
+    sets = order.as_sets(start, stop)
+    return add_digests(*(_share_of_set(part, epoch, span, place) for part, *span in sets))
+
+
+def _share_of_set(order: Order, epoch: int, span: Sequence[int], place: Place) -> int:
+    start, stop = span
     begin = start + (stop - start) * place.rank // place.world_size
     end = start + (stop - start) * (place.rank + 1) // place.world_size
     starts = range(begin, end, _AT_ONCE)

@@ -187,6 +187,7 @@ class Purpose(IntEnum):
     RUN_KEYS = 7
     SAMPLE_BLOCKS = 8
     MIX_SLOTS = 9
+    ALIKE_GROUPS = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,14 @@ class Order(Protocol):
         """Where each id of `footing` stands once, and nothing else; None if that is not known."""
         return None
 
+    def as_sets(self, start: int, stop: int) -> "list[tuple[Order, int, int]]":
+        """Orders and positions of them, which together have the same ids in any sequence.
+
+        They are for digests, and cost less than the sequence itself. Here they are this order and
+        these positions.
+        """
+        return [(self, start, stop)]
+
 
 @dataclass(frozen=True, eq=False)
 class SampleOrder(Order):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order
@@ -122,6 +123,7 @@ class IndexedSource:
             loads_torch=self._loads_torch,
             reserved=self.collation.reserved,
             storages=self.storages,
+            alike=self.order if isinstance(self.order, AlikeOrder) else None,
         )
 
     def prepare(self, joined: Sequence[JoinedShards] | None = None) -> None:

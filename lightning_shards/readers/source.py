@@ -11,6 +11,7 @@ from itertools import accumulate, islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.mixture import MixtureIdentity
@@ -43,6 +44,7 @@ class SourceDescription:
         reserved: The reserved entries that batches have, as far as the split has them.
         storages: By scheme, what makes the storages that read remote shards, with the cache of the
             run; None: all shards are local, or are read by the defaults.
+        alike: The order, if it makes batches of like sizes, which a checkpoint must agree with.
         mixture: All that the samples of a mixture depend on: its components' names, and the slots
             that say where they stand; `index.components` has their shards. None: no mixture.
     """
@@ -60,7 +62,15 @@ class SourceDescription:
     loads_torch: bool = False
     reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
+    alike: AlikeOrder | None = None
     mixture: MixtureIdentity | None = None
+
+    def state_at(self, cursor: Cursor) -> dict[str, int | str]:
+        """The cursor, and what a checkpoint holds of the samples that stand there."""
+        state: dict[str, int | str] = {"epoch": cursor.epoch, "samples": cursor.samples}
+        if self.alike is not None:
+            state["alike_sizes"] = self.alike.checksum(cursor.epoch, cursor.samples)
+        return state
 
     @property
     def is_nominal(self) -> bool:

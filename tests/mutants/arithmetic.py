@@ -185,3 +185,35 @@ def equal_numbers_in_two_shards_are_one_sample(before, ids):
 @breaks("digest", "digest_share", "plan/test_digest.py")
 def ranks_expect_samples_of_each_other(before, order, epoch, start, stop, place):
     return before(order, epoch, start, stop, replace(place, rank=0, world_size=1))
+
+
+@breaks("purity", "AlikeOrder.window", "plan/test_alike.py")
+def a_window_is_a_block_and_no_whole_groups(before, self):
+    return max(self.group, int(self.inner.identity().get("shuffle_block", 1)))
+
+
+@breaks("each once", "AlikeOrder.at", "plan/test_alike.py")
+def what_is_left_over_repeats_a_sample(before, self, epoch, start, stop):
+    ids = before(self, epoch, start, stop)
+    ids[-1:] = ids[:1]
+    return ids
+
+
+@breaks("resume", "AlikeOrder.checksum", "plan/test_alike.py readers/test_batch_alike.py")
+def a_checksum_is_of_the_first_window(before, self, epoch, position):
+    return before(self, epoch, 0)
+
+
+@breaks("resume", "AlikeOrder.identity", "readers/test_batch_alike.py")
+def a_checkpoint_of_another_group_is_taken(before, self):
+    return before(self) | {"alike_group": 0}
+
+
+@breaks("digest", "AlikeOrder.as_sets", "plan/test_alike.py")
+def a_digest_takes_cut_windows_for_whole_ones(before, self, start, stop):
+    return [(self.inner, start, stop)]
+
+
+@breaks("purity", "MemberSizes.__call__", "readers/test_batch_alike.py")
+def sizes_are_unknown(before, self, ids):
+    return np.zeros(len(ids), np.int64)

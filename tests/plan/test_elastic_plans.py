@@ -49,7 +49,7 @@ def check_chain(order, remainder, epoch, chain):
         assert len(served) == done
     assert plan.dropped < (plan.global_batch if remainder == "drop" else 1)
     assert served == ids_of(order, epoch, 0, order.samples - plan.dropped)
-    if order.sampling != "resampled":
+    if order.identity()["sampling"] != "resampled":
         assert len(set(served)) == len(served)
 
 

@@ -68,7 +68,7 @@ def test_an_epoch_of_what_is_left_survives_changes_of_world_batch_size_and_worke
     masks = data.draw(MASKS)
     order = data.draw(kept_orders(masks))
     chain = data.draw(st.lists(jobs(), min_size=1, max_size=4))
-    check_chain(_WithSampling(order), remainder, data.draw(st.integers(0, 3)), chain)
+    check_chain(order, remainder, data.draw(st.integers(0, 3)), chain)
 
 
 def test_drawn_chains_of_what_is_left_serve_every_kept_sample_once():
@@ -79,15 +79,7 @@ def test_drawn_chains_of_what_is_left_serve_every_kept_sample_once():
         masks[0] = np.append(masks[0], True)
         form = {"are_kept": bool(number % 2)}
         kept = kept_order(masks, order.sampling, order.run, order.block, order.seed, **form)
-        check_chain(_WithSampling(kept), remainder, epoch, chain)
-
-
-class _WithSampling:
-    """What `check_chain` asks of an order."""
-
-    def __init__(self, order):
-        self.samples, self.at = order.samples, order.at
-        self.sampling = order.identity()["sampling"]
+        check_chain(kept, remainder, epoch, chain)
 
 
 def test_looking_up_costs_no_copy_of_the_numbers():

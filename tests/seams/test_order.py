@@ -4,9 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
-from fakes import ListOrder, example
+from fakes import ListOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_alike import ALIKE
 from small_kept import KEPT
 from small_mixtures import NAMES, component, mixture
 from small_orders import EITHER
@@ -14,7 +15,6 @@ from small_orders import EITHER
 from lightning_shards.plan.mixture_schedule import WeightChange
 
 FEW = settings(max_examples=settings.default.max_examples // 5)
-BY_LENGTH = example("order_by_length").ByLength
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 EPOCHS = st.integers(0, 5)
 POSITIONS = st.tuples(st.integers(0, 150), st.integers(0, 60)).map(lambda two: (two[0], sum(two)))
@@ -22,11 +22,6 @@ POSITIONS = st.tuples(st.integers(0, 150), st.integers(0, 60)).map(lambda two: (
 
 def list_order(counts):
     return ListOrder([(shard, each) for shard, count in enumerate(counts) for each in range(count)])
-
-
-def by_length(counts):
-    lengths = np.array([each * 7 % 5 for each in range(sum(counts))])
-    return BY_LENGTH(np.array(counts, np.int64), lengths)
 
 
 def mixed(counts):
@@ -43,8 +38,8 @@ def mixed(counts):
 
 ORDERS = pytest.mark.parametrize(
     "orders",
-    [EITHER, COUNTS.map(list_order), COUNTS.map(by_length), COUNTS.map(mixed), KEPT],
-    ids=["SampleOrder", "fake", "example", "MixtureOrder", "KeptOrder"],
+    [EITHER, COUNTS.map(list_order), ALIKE, COUNTS.map(mixed), KEPT],
+    ids=["SampleOrder", "fake", "AlikeOrder", "MixtureOrder", "KeptOrder"],
 )
 
 

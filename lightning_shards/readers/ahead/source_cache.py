@@ -6,6 +6,7 @@ from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
+from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
@@ -159,6 +160,7 @@ def _hash(text: str) -> str:
 def _read_of_block(order: Order) -> int:
     """Samples that are read for one block of an order without components, on average at most."""
     samples = block_of(order) or WINDOW
+    order = order.inner if isinstance(order, AlikeOrder) else order
     return order.with_gaps(samples) if isinstance(order, KeptOrder) else samples
 
 
