@@ -103,6 +103,7 @@ def require_same(
     Raises:
         StateError: A value differs; the message names the field, both values and two remedies.
     """
+    _require_not_less(expected, state, ways_out)
     for name, value in expected.items():
         saved = state.get(name)
         if name.startswith(JOIN_PREFIX) and saved != value:
@@ -116,14 +117,18 @@ def require_same(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
                 f"{ways_out}"
             )
-    if "shards" in expected and "kept" in state and "kept" not in expected:
-        raise StateError(_other_filter(state["kept"], None))
-    of_checkpoint = state.keys() - expected.keys() if "shards" in expected else set[str]()
-    for name in {"classes", "batch_alike"} & of_checkpoint:
-        raise StateError(
-            f"the checkpoint was made with {name}={_shown(state[name])}, this run has no {name}; "
-            f"{ways_out}"
-        )
+
+
+def _require_not_less(expected: State, state: Mapping[str, object], ways_out: str) -> None:
+    """Refuse a state with values that this run lacks, because it is not set to have them."""
+    for name in ("kept", "classes", "balance", "batch_alike"):
+        if "shards" in expected and name in state and name not in expected:
+            if name == "kept":
+                raise StateError(_other_filter(state[name], None))
+            raise StateError(
+                f"the checkpoint was made with {name}={_shown(state[name])}, this run has no "
+                f"{name}; {ways_out}"
+            )
 
 
 def require_resumable(

@@ -25,6 +25,7 @@ from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
+from lightning_shards.readers.balancing import ClassLabels
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.joined import with_kinds
 from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
@@ -344,7 +345,7 @@ def make_source(
     reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
     if reader == "stream":
         return _streamed(data, split, config, index, epochs, data.seed)
-    order = _order(config, index, data.seed)
+    order = _balanced(data, config, index) if config.balance else _order(config, index, data.seed)
     if (alike := config.batch_alike) is not None:
         tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
         sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
@@ -468,6 +469,16 @@ def _order(config: SplitConfig, index: ShardIndex, seed: int) -> Order:
     assert sampling is not None  # the settings are complete
     order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
     return order if index.kept is None else KeptOrder(order, index.kept)
+
+
+def _balanced(data: DataConfig, config: SplitConfig, index: ShardIndex) -> Order:
+    """The draws of the classes of a field; labels that are not known are read now."""
+    fields, joins = _fields_and_joins(data, config, index)
+    field = next(field for field in fields if field.name == config.balance)
+    joined = tuple(join for join in joins if join.settings.name == config.balance)
+    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(_transport_settings(data))
+    labels = ClassLabels(index, field, joined, cache, storages)
+    return labels.order(config.balance_weights or {}, data.seed)
 
 
 def _fields_and_joins(

@@ -160,7 +160,8 @@ class DataConfig:
         config = self.splits.get(name)
         if config is None:
             raise ConfigError(missing_split(name, self.splits))
-        is_train, by_numbers = name == "train", config.has_joins or config.batch_alike is not None
+        is_train = name == "train"
+        by_numbers = config.has_joins or config.batch_alike or config.balance
         return replace(
             config,
             reader="indexed" if by_numbers and config.reader == "auto" else config.reader,
@@ -204,6 +205,11 @@ class DataConfig:
         unsafe = frozenset(self.allow_unsafe or ())
         defaults = config.defaults or {}
         made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
+        if config.balance not in {None, *(field.name for field in made)}:
+            raise ConfigError(
+                f"balance={config.balance!r} is none of the fields, which are "
+                f"{[field.name for field in made]}; name one of them, or a join"
+            )
         return with_given_classes(made, config.classes or {})
 
     def _require_device_names(self) -> None:

@@ -52,6 +52,8 @@ from lightning_shards.shards.joins.settings import join_settings
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 
+_MOST_WEIGHT: Final = 1_000_000  # of a class
+
 _Name = TypeVar("_Name", bound=str)
 
 
@@ -80,8 +82,8 @@ class SplitConfig:
             sequential for the others.
         reader: ``stream`` reads whole shards forward; ``indexed`` reads samples by their offsets,
             in an order that neither ranks nor workers change, and remote shards need member tables
-            beside them for it. ``auto`` streams what is resampled, has stages, or is remote
-            without such tables.
+            beside them for it. ``auto`` streams what is resampled (without a `balance`), has
+            stages, or is remote without such tables.
         dataset_size: Samples of an epoch. Needed where no counts are known, unless the one remote
             folder of the shards has open_clip's ``__len__``; under ``resampled`` it may differ from
             the counts, as an epoch is nominal there.
@@ -116,6 +118,10 @@ class SplitConfig:
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
             place, with ``__weight__`` 0, and counts it.
         max_bad: Bad samples of an epoch, over all ranks, that ``substitute`` may replace.
+        balance: Under ``resampled``: a field, or a join, whose value is the class of a sample, one
+            int or a name. Each draw takes a class, and then one of its samples.
+        balance_weights: Weights of classes by name, or by number where they have no names. Default,
+            and that of classes that it leaves out: 1. Of 0: the class is not drawn.
         exclude: Samples to leave out: a text file with one key a line (or several such files), or
             parts by hash as for `keep`.
         keep: Samples to keep: parts by hash as in ``{hash_of: key, of: 20, parts: [0]}``, or a
@@ -156,6 +162,8 @@ class SplitConfig:
     batch_alike: BatchAlikeConfig | None = None
     on_bad_sample: Literal["raise", "substitute"] = "raise"
     max_bad: int = 0
+    balance: str | None = None
+    balance_weights: dict[str, Any] | None = None
     exclude: str | list[str] | dict[str, Any] | None = None
     keep: Any = None
     mix: dict[str, ComponentConfig] | None = None
@@ -198,6 +206,7 @@ class SplitConfig:
         self._require_joins()
         if self.batch_alike is not None:
             self._require_alike()
+        self._require_balance()
         self._load_callables()
 
     @property
@@ -233,6 +242,25 @@ class SplitConfig:
             raise ConfigError(
                 f"batch_alike by {made.field!r} moves samples, which takes the indexed reader and "
                 f"one data set, and does not go with {other}; leave one of both out"
+            )
+
+    def _require_balance(self) -> None:
+        """Refuse weights of classes that are none, and what a balance does not go with."""
+        require_mappings(self, ("balance_weights",))
+        for name, weight in (self.balance_weights or {}).items():
+            is_weight = isinstance(weight, int | float) and 0 <= weight <= _MOST_WEIGHT
+            if self.balance is None or not is_weight:
+                raise ConfigError(
+                    f"balance_weights has {name!r}: {weight!r}; write numbers from 0 (never drawn) "
+                    f"to {_MOST_WEIGHT:,}, and name the field of the classes in balance"
+                )
+        refused = [name for name in ("mix", "batch_alike", "stages") if getattr(self, name)]
+        refused += ["reader='stream'"] * (self.reader == "stream")
+        refused += [f"sampling={self.sampling!r}"] * (self.sampling not in (None, "resampled"))
+        if self.balance is not None and refused:
+            raise ConfigError(
+                f"balance={self.balance!r} draws by sampling='resampled' and the indexed reader, "
+                f"and does not go with {refused[0]}; leave one of them out"
             )
 
     def _require_containers(self) -> None:

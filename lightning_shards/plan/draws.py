@@ -188,6 +188,7 @@ class Purpose(IntEnum):
     SAMPLE_BLOCKS = 8
     MIX_SLOTS = 9
     ALIKE_GROUPS = 10
+    BALANCED_DRAWS = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,8 +391,10 @@ def random_words(
     return generator.random_raw(skipped + stop - start)[skipped:]
 
 
-def scale_words(words: NDArray[np.uint64], total: int) -> NDArray[np.int64]:
+def scale_words(words: NDArray[np.uint64], total: int | _Ints) -> _Ints:
     """Uniform numbers in range(total), one per random word: word x total >> 64, 1 <= total < 2**63.
+
+    `total` is the same for all words, or of shape (len(words),).
 
     No number is more than 2**-64 likelier than another.
     """

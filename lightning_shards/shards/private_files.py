@@ -171,7 +171,7 @@ def _is_there(root: Path) -> bool:
     return True
 
 
-FOLDERS: Final = {"joins": "joins", "kept": "filters"}
+FOLDERS: Final = {"joins": "joins", "kept": "filters", "balance": "balanced classes"}
 """The folders of the cache that hold such files, and what they are of."""
 
 

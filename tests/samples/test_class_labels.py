@@ -217,7 +217,7 @@ def test_a_checkpoint_of_other_classes_is_refused(shards, module):
         module(urls, classes={"label": NAMES[::-1]}).loader("train").load_state_dict(state)
     with pytest.raises(StateError, match="made with classes=None"):
         same.load_state_dict(module(urls, decode={}).loader("train").state_dict())
-    with pytest.raises(StateError, match=r"made with classes='3 names .*, this run decodes no"):
+    with pytest.raises(StateError, match=r"made with classes='3 names .*, this run has no classes"):
         module(urls, decode={}).loader("train").load_state_dict(state)
 
 

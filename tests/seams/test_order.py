@@ -8,6 +8,7 @@ from fakes import ListOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_alike import ALIKE
+from small_balanced import balanced_order
 from small_kept import KEPT
 from small_mixtures import NAMES, component, mixture
 from small_orders import EITHER
@@ -36,10 +37,12 @@ def mixed(counts):
     return mixture(parts, weights, [change], rounds=len(counts), unit=1 + counts[0] % 2)
 
 
+BALANCED = COUNTS.map(lambda counts: balanced_order(counts, ("abaacb" * 9)[: sum(counts)]))
+
 ORDERS = pytest.mark.parametrize(
     "orders",
-    [EITHER, COUNTS.map(list_order), ALIKE, COUNTS.map(mixed), KEPT],
-    ids=["SampleOrder", "fake", "AlikeOrder", "MixtureOrder", "KeptOrder"],
+    [EITHER, COUNTS.map(list_order), ALIKE, COUNTS.map(mixed), KEPT, BALANCED],
+    ids=["SampleOrder", "fake", "AlikeOrder", "MixtureOrder", "KeptOrder", "BalancedOrder"],
 )
 
 

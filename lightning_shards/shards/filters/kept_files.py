@@ -60,7 +60,7 @@ class MappedNumbers(Numbers):
             return np.asarray(np.load(self.path, mmap_mode="r"))
         except FileNotFoundError:
             raise FileAccessError(
-                f"{self.path}, which says which samples are left, was removed during the run; "
+                f"{self.path}, which says which samples are drawn, was removed during the run; "
                 "start it anew, and leave the cache_dir alone while it runs"
             ) from None
 

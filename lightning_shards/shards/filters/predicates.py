@@ -127,13 +127,13 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
     return columns
 
 
-def name_of(predicate: Predicate) -> str:
+def name_of(predicate: object) -> str:
     """The import path of a function, or of the class of an object."""
-    named = predicate if hasattr(predicate, "__qualname__") else type(predicate)
+    named: Any = predicate if hasattr(predicate, "__qualname__") else type(predicate)
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def digest_of_predicate(predicate: Predicate) -> str:
+def digest_of_predicate(predicate: object) -> str:
     """A hash of its import path, its `version`, the values it holds, and the source of its modules.
 
     The values are those of a closure, of defaults, of the arguments of a `partial` and of the

@@ -1,0 +1,179 @@
+"""Splits whose classes are drawn equally often: what is served, resumed, kept and refused."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from webdataset.writer import TarWriter
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.plan.place import Cursor, Place
+
+COUNTS = [30, 0, 50, 20]
+CLASSES = ["cat", "dog", "owl"]
+KINDS = [0 if n % 10 else 1 + (n % 50 == 0) for n in range(sum(COUNTS))]  # 90 : 8 : 2
+SHARE = 0.05  # of 3,000 draws: 5 standard deviations
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Shards whose members say the class by number, by name, and not at all."""
+    folder, number = tmp_path_factory.mktemp("balanced"), 0
+    for shard, count in enumerate(COUNTS):
+        with TarWriter(str(folder / f"shard-{shard}.tar")) as writer:
+            for _ in range(count):
+                kind = KINDS[number]
+                sample = {"cls": str(kind), "txt": CLASSES[kind] + "\n", "json": f"[{kind}]"}
+                odd = {"odd.cls": "1"} if number else {}
+                writer.write({"__key__": f"{number:03d}", **sample, **odd})
+                number += 1
+    keys = [f"{number:03d}" for number in range(sum(COUNTS))]
+    columns = {"name": [CLASSES[kind] for kind in KINDS], "number": KINDS}
+    parquet.write_table(pa.table({"__key__": keys, **columns}), folder / "kinds.parquet")
+    return folder
+
+
+@pytest.fixture
+def make(folder):
+    def module(split=(), **settings):
+        given = {"balance": "kind", "sampling": "resampled", "dataset_size": 3000} | dict(split)
+        fields = {"kind": "cls", "name": "txt", "list": "json", "odd": "odd.cls?"}
+        cache = LoaderConfig(cache_dir=str(folder / "cache"))
+        common = {"batch_size": 60, "num_workers": 0, "loader": cache}
+        train = SplitConfig(str(folder / "shard-*.tar"), **given)
+        return ShardDataModule(train, fields=fields, **common | settings)
+
+    return module
+
+
+def shares(module):
+    kinds = [KINDS[int(key)] for batch in module.loader("train") for key in batch["__key__"]]
+    return {CLASSES[kind]: times / len(kinds) for kind, times in Counter(kinds).items()}
+
+
+def joined(folder, column):
+    return {"label": {"table": str(folder / "kinds.parquet"), "column": column}}
+
+
+@pytest.mark.parametrize("balance", ["kind", "name", "of a join's numbers", "of a join's names"])
+def test_classes_come_equally_often(make, folder, balance):
+    split = {"balance": balance}
+    if "join" in balance:
+        column = "number" if "numbers" in balance else "name"
+        split = {"balance": "label", "join": joined(folder, column)}
+    assert shares(make(split)) == pytest.approx(dict.fromkeys(CLASSES, 1 / 3), abs=SHARE)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [({"dog": 2}, {"cat": 0.25, "dog": 0.5, "owl": 0.25}), ({"cat": 0}, {"dog": 0.5, "owl": 0.5})],
+)
+def test_classes_come_by_their_weights_and_numbers_have_the_names_of_classes(
+    make, weights, expected
+):
+    by_text = make({"balance": "name", "balance_weights": weights})
+    by_class = make(
+        {"balance_weights": weights}, decode={"kind": "class"}, classes={"kind": CLASSES}
+    )
+    numbers = {str(CLASSES.index(name)): weight for name, weight in weights.items()}
+    by_number = make({"balance_weights": numbers})
+    for module in (by_text, by_class, by_number):
+        assert shares(module) == pytest.approx(expected, abs=SHARE)
+
+
+def test_only_what_a_filter_leaves_is_drawn(make, folder):
+    (folder / "out.txt").write_text("000\n050\n")  # the owls
+    found = shares(make({"exclude": str(folder / "out.txt")}))
+    assert found == pytest.approx({"cat": 0.5, "dog": 0.5}, abs=SHARE)
+
+
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 3), (2, 1), (3, 2)])
+def test_the_samples_of_a_step_depend_on_neither_ranks_nor_workers(make, world_size, num_workers):
+    alone = [batch["__key__"] for batch in make().loader("train")]
+    source = make(batch_size=60 // world_size).source("train")
+    places = [Place(rank, world_size) for rank in range(world_size)]
+    made = {
+        (place.rank, worker): source.batches(place.with_worker(worker, num_workers), Cursor())
+        for place in places
+        for worker in range(num_workers)
+    }
+    for step, keys in enumerate(alone[:12]):
+        batches = [next(made[place.rank, step % num_workers]).batch for place in places]
+        assert [key for batch in batches for key in batch["__key__"]] == keys
+
+
+def test_a_run_goes_on_with_the_next_draw(make):
+    loader = make().loader("train")
+    keys = [batch["__key__"] for epoch in range(2) for batch in loader]
+    resumed = make().loader("train")
+    state = loader.state_dict() | {"epoch": 1, "samples": 7 * 60}
+    resumed.load_state_dict(state)
+    assert [batch["__key__"] for batch in resumed] == keys[50 + 7 :]
+
+
+OTHERS = {
+    "weights": {"balance_weights": {"0": 2}},
+    "no balance": {"balance": None, "reader": "indexed"},
+    "single samples, no balance": {"balance": None, "reader": "indexed", "shuffle_run": 1},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_checkpoint_of_other_settings_is_refused(make, other):
+    balanced, another = make().loader("train"), make(other).loader("train")
+    for loader, state in ((balanced, another.state_dict()), (another, balanced.state_dict())):
+        with pytest.raises(StateError, match="balance"):
+            loader.load_state_dict(state)
+
+
+def test_labels_are_read_once_and_read_again_where_a_file_is_damaged(make, folder, tmp_path):
+    cache = LoaderConfig(cache_dir=str(tmp_path / "cache"))
+    expected = shares(make(loader=cache))
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/balance").iterdir()}
+    assert sorted(path.name.split(".", 1)[1] for path in made) == [
+        "json",
+        "samples.npy",
+        "starts.npy",
+    ]
+    assert shares(make(loader=cache)) == expected
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+    for path, time in made.items():
+        path.write_bytes(path.read_bytes()[:-3])
+        assert shares(make(loader=cache)) == expected
+        assert path.stat().st_mtime_ns != time
+
+
+REFUSED = {
+    "list": ({"balance": "list"}, "needs one int or the name of a class, and sample '000'"),
+    "none": ({"balance": "odd"}, "sample '000' of .*shard-0.tar has 'None'; name another field"),
+    "no field": ({"balance": "nope"}, r"none of the fields, which are \['kind', 'name'"),
+    "unknown": ({"balance_weights": {"9": 1}}, r"of \['9'\] there is no sample, .* of 3 classes"),
+    "all 0": ({"balance_weights": dict.fromkeys("012", 0)}, "a weight above 0, at least one"),
+    "text": ({"balance_weights": {"0": "much"}}, "has '0': 'much'; write numbers from 0"),
+    "below 0": ({"balance_weights": {"0": -1}}, "has '0': -1; write numbers from 0"),
+    "alone": ({"balance": None, "balance_weights": {"0": 1}}, "name the field .* in balance"),
+    "sampling": ({"sampling": "shuffled"}, "does not go with sampling='shuffled'"),
+    "reader": ({"reader": "stream"}, "does not go with reader='stream'"),
+    "stages": ({"stages": [iter]}, "does not go with stages"),
+}
+
+
+@pytest.mark.parametrize(("split", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_balanced_is_refused(make, split, message):
+    with pytest.raises(ConfigError, match=message):
+        make(split).source("train")
+
+
+def test_a_mix_an_evaluation_and_a_class_without_samples_are_refused(make, folder):
+    urls = str(folder / "shard-*.tar")
+    with pytest.raises(ConfigError, match="does not go with mix"):
+        SplitConfig(mix={"a": {"urls": urls, "weight": 1}}, balance="kind", dataset_size=9)
+    with pytest.raises(ConfigError, match="does not go with sampling='sequential'"):
+        ShardDataModule(val=SplitConfig(urls, balance="kind"), fields={"kind": "cls"})
+    classes = {"decode": {"kind": "class"}, "classes": {"kind": [*CLASSES, "yak"]}}
+    with pytest.raises(ConfigError, match=r"of \['yak'\] there is no sample"):
+        make(**classes).source("train")
+    without = make({"balance_weights": {"yak": 0}}, **classes)
+    assert shares(without) == pytest.approx(dict.fromkeys(CLASSES, 1 / 3), abs=SHARE)
