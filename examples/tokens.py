@@ -13,7 +13,6 @@ To try it on a CPU, add ``--trainer.accelerator cpu --trainer.devices 1 --traine
 """
 
 import sys
-from io import BytesIO
 
 import lightning.pytorch as pl
 import numpy as np
@@ -32,12 +31,9 @@ def pack(source: str, folder: str, suffix: str = "npy", length: int = LENGTH) ->
     tokens = np.memmap(source, np.dtype("<u2"), mode="r")
     with ShardWriter(folder, max_samples=8192) as shards:
         for number, start in enumerate(range(0, len(tokens) - length, length)):
-            block, member = tokens[start : start + length + 1], BytesIO()
-            if suffix == "npy":
-                np.save(member, block)
-            else:
-                member.write(block.tobytes())
-            shards.write({"__key__": f"{number:09d}", suffix: member.getvalue()})
+            block = tokens[start : start + length + 1]
+            member = block if suffix == "npy" else block.tobytes()
+            shards.write({"__key__": f"{number:09d}", suffix: member})
 
 
 class NextToken(pl.LightningModule):

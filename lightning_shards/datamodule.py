@@ -238,7 +238,8 @@ class ShardDataModule(ModuleSettings):
         predict_sets: Several sets in the place of `predict`.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``. With a ``?`` after them, as in ``"cls?"``,
-            samples may have none, and the value is None.
+            samples may have none, and the value is None. ``"*.jpg"`` is the list of all members
+            whose suffixes end so, such as ``0.jpg`` and ``1.jpg``.
         defaults: Batch key to the value of samples that lack an optional field, instead of None;
             it stands for the decoded value.
         decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,

@@ -7,16 +7,23 @@ from which it was made.
 """
 
 import hashlib
+import io
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Real
+from operator import index
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
+
+import numpy as np
 
 from lightning_shards.errors import SampleError
+from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.shards.files import make_folder, new_file
 from lightning_shards.shards.tar.walk import (
     BLOCK,
@@ -220,17 +227,53 @@ def tar_size(size: int) -> int:
     return BLOCK + up_to_block(size)
 
 
-def as_bytes(data: object, key: str, field: str) -> bytes:
+def as_bytes(value: object, key: str, field: str) -> bytes:
     """The bytes that are stored for a user's value of a member.
 
+    Bytes and texts are stored as they are. Other values are encoded by the suffix, so that its
+    default decoder gives them back: arrays, numbers and lists of them in `npy`; dicts, lists and
+    numbers in `json`; whole numbers in `cls`; numbers in `txt`.
+
     Raises:
-        SampleError: The value is neither bytes nor text.
+        SampleError: The suffix does not take such a value.
     """
-    if not isinstance(data, str | bytes):
+    if isinstance(value, bytes):
+        return value
+    decoding = decoding_of(field)
+    try:
+        return value.encode() if isinstance(value, str) else _ENCODERS[decoding](value)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        problem = "" if isinstance(error, KeyError) else f" ({error})"
         raise SampleError(
-            f"sample {key!r}: {field!r} must be bytes or str, not {type(data).__name__}; encode it"
-        )
-    return data.encode() if isinstance(data, str) else data
+            f"sample {key!r}: {field!r} cannot be made of {type(value).__name__}{problem}; give "
+            "bytes or text, an array or list of numbers for 'npy', a dict, list or number for "
+            "'json', a whole number for 'cls', or a number for 'txt'"
+        ) from error
+
+
+def _npy_bytes(value: object) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(value), allow_pickle=False)
+    return file.getvalue()
+
+
+def _json_bytes(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, default=lambda array: array.tolist()).encode()
+
+
+def _number_bytes(value: object) -> bytes:
+    if not isinstance(value, Real):
+        raise TypeError("it is no number")
+    return str(value).encode()
+
+
+_ENCODERS: dict[Decoding | None, Callable[[Any], bytes]] = {
+    Decoding("npy"): _npy_bytes,
+    Decoding("json"): _json_bytes,
+    Decoding("int"): lambda value: b"%d" % index(value),
+    Decoding("text"): _number_bytes,
+}
+"""What encodes values that are no bytes and no text, by the decoding of their suffix."""
 
 
 def member_header(name: str, size: int) -> bytes:

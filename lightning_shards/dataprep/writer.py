@@ -6,7 +6,7 @@ from glob import escape
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
 from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES
@@ -28,13 +28,15 @@ class ShardWriter:
     """Writes samples to `FOLDER/PREFIX-000000.tar` and so on, and their index at the end.
 
     A sample is a dict of `__key__` and one value for each field; other names like `__x__` are left
-    out, because they belong to readers. Text is stored as UTF-8. The same samples give the same
-    bytes. Every file appears whole, and the index comes last: before that, a run that died can be
-    started again and overwrites the unfinished files. A finished folder is never touched::
+    out, because they belong to readers. Bytes are stored as they are, text as UTF-8, and other
+    values by suffix: arrays and lists of numbers in `npy`; dicts, lists and numbers in `json`;
+    whole numbers in `cls`; numbers in `txt`. The same samples give the same bytes.
+    Every file appears whole, and the index comes last: before that, a run that died can be started
+    again and overwrites the unfinished files. A finished folder is never touched::
 
         with ShardWriter("data/train", prefix="train") as writer:
             for number, (image, label) in enumerate(samples):
-                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": str(label)})
+                writer.write({"__key__": f"{number:08d}", "jpg": image, "cls": label})
 
     Keys must be unique; they are held in memory, 100 bytes each. A shard that cannot be written,
     as on a full disk, aborts the writer, because it may hold half a sample.
@@ -92,11 +94,12 @@ class ShardWriter:
         """The pattern of the shards for a configuration, after they are written."""
         return shard_pattern(self._folder, self.shards, self._prefix)
 
-    def write(self, sample: Mapping[str, bytes | str]) -> None:
+    def write(self, sample: Mapping[str, Any]) -> None:
         """Add one sample.
 
         Raises:
-            SampleError: It could not be read back as it is, or its key is a repeat.
+            SampleError: It could not be read back as it is, its key is a repeat, or a suffix does
+                not take its value.
             ConfigError: The writer is closed or aborted.
         """
         if not self._is_open:

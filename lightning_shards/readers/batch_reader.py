@@ -65,8 +65,8 @@ _NO_COMPONENTS = np.empty(0, np.int64)
 
 
 def can_decode(field: Field) -> bool:
-    """Whether all members of a field are decoded in one way."""
-    return len(field.decodings) == 1
+    """Whether a field has one member of each sample, and all are decoded in one way."""
+    return len(field.decodings) == 1 and not field.is_list
 
 
 def decoder_of(field: Field) -> Callable[[bytes | None], Any]:

@@ -67,7 +67,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
             shards need counts and member tables beside them.
         fields: Sample key to member suffixes, the first that a sample has; with a ``?`` after them
-            samples may have none.
+            samples may have none. ``*.jpg`` is the list of all members whose suffixes end so.
         decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
             bytes to a value. Default: by suffix.
         classes: Sample key to the names of classes, in the order of their numbers, or to their

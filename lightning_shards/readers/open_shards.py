@@ -226,7 +226,7 @@ def lacking_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) ->
     chosen: list[int] = filled[:: max(1, -(-len(filled) // _SHARDS_LOOKED_AT))].tolist()
     for shard in chosen if lacking else ():
         suffixes = shards.reader(shard).table.suffixes
-        lacking = [field for field in lacking if not set(suffixes).intersection(field.suffixes)]
+        lacking = [field for field in lacking if not field.suffixes_in(suffixes)]
     looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')} have"
     are_all = len(chosen) == len(filled)
     return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]

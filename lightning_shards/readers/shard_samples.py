@@ -240,7 +240,7 @@ def lacking_members(
     ):
         for sample in islice(samples, _SAMPLES_LOOKED_AT):
             number += 1
-            lacking = [field for field in lacking if sample.keys().isdisjoint(field.suffixes)]
+            lacking = [field for field in lacking if not field.suffixes_in(sample)]
             if not lacking:
                 return []
         is_read = next(samples, None) is None

@@ -30,20 +30,24 @@ _NO_SOUND = "No audio frames were decoded"
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeAudioClip:
-    """Decodes a clip of a sound to float32 of shape (channels, samples), from -1 to 1.
+    """Decodes a clip of a sound, or all of it, to float32 of shape (channels, samples), -1 to 1.
+
+    Whole sounds have any number of samples: ``PadCollate([FIELD], dim=-1)`` makes batches of them,
+    with their lengths.
 
     The file is decoded from its beginning up to the end of the clip; memory is taken for the clip
     alone. What a file is too short for is zeros. The length of a file is that in its header; of raw
     AAC (ADTS), and of MP3 of varying bit rate without a header, FFmpeg gives an estimate.
 
     Attributes:
-        seconds: Length of the clip.
+        seconds: Length of the clip; None: all from `start_s` on, or from the beginning.
         sample_rate: Samples a second; files of other rates are resampled.
         num_channels: Channels of the clip; files of other numbers are mixed.
-        start_s: Where the clip begins in the file; None: drawn for each sample in each epoch.
+        start_s: Where the clip begins in the file; None: drawn for each sample in each epoch,
+            unless `seconds` is None.
     """
 
-    seconds: float
+    seconds: float | None
     sample_rate: int
     num_channels: int = 1
     start_s: float | None = None
@@ -53,30 +57,38 @@ class DecodeAudioClip:
         _require_torchcodec()
         require_whole("sample_rate", self.sample_rate, 1)
         require_whole("num_channels", self.num_channels, 1)
-        if not is_finite(self.seconds):
-            raise ConfigError(f"seconds must be a number, got {self.seconds!r}")
-        if not 1 <= self._num_values <= _MAX_VALUES:
+        if self.seconds is not None and not is_finite(self.seconds):
+            raise ConfigError(f"seconds must be a number or None, got {self.seconds!r}")
+        num_values = self._num_samples * self.num_channels
+        if not 1 <= num_values <= _MAX_VALUES:
             raise ConfigError(
-                f"a clip of seconds={self.seconds} would have {self._num_values} values; it must "
-                f"have 1 to {_MAX_VALUES}"
+                f"a clip of seconds={self.seconds} would have {num_values} values; it must have 1 "
+                f"to {_MAX_VALUES}"
             )
         if self.start_s is not None and not (is_finite(self.start_s) and self.start_s >= 0):
             raise ConfigError(f"start_s must be at least 0, or None, got {self.start_s!r}")
 
     @property
-    def _num_values(self) -> int:
-        return round(self.seconds * self.sample_rate) * self.num_channels
+    def _num_samples(self) -> int:
+        """Of each channel of a clip; at most, of a whole sound."""
+        if self.seconds is None:
+            return _MAX_VALUES // self.num_channels
+        return round(self.seconds * self.sample_rate)
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The clip of one file."""
         decoder = self._opened(data)
         begin = decoder.metadata.begin_stream_seconds_from_header or 0.0
-        start = self.start_s
-        if start is None:
+        start = self.start_s or 0.0
+        if self.start_s is None and self.seconds is not None:
             start = float(rng.uniform(0, max(_length_s(decoder.metadata) - self.seconds, 0)))
         found = self._sound(data, decoder, begin, start)
-        clip = found.new_zeros(self.num_channels, self._num_values // self.num_channels)
-        num_samples = min(clip.shape[1], found.shape[1])
+        num_samples = min(self._num_samples, found.shape[1])
+        if self.seconds is None:
+            if num_samples == self._num_samples:
+                raise ValueError(f"it has {num_samples} samples or more; set seconds")
+            return found
+        clip = found.new_zeros(self.num_channels, self._num_samples)
         clip[:, :num_samples] = found[:, :num_samples]
         return clip
 
@@ -92,9 +104,9 @@ class DecodeAudioClip:
         Raises:
             ValueError: There is no sound from the beginning on either.
         """
-        first = begin + start
+        first, seconds = begin + start, self._num_samples / self.sample_rate
         try:
-            part = decoder.get_samples_played_in_range(first, first + self.seconds)
+            part = decoder.get_samples_played_in_range(first, first + seconds)
         except RuntimeError as error:
             if _NO_SOUND not in str(error):
                 raise
@@ -102,9 +114,9 @@ class DecodeAudioClip:
                 raise ValueError("it holds no sound, or none that can be decoded") from error
             return self._sound(data, self._opened(data), begin, 0)[:, :0]
         first = part.pts_seconds
-        if first > begin + start and part.duration_seconds < self.seconds:
+        if first > begin + start and part.duration_seconds < seconds:
             # Opus in WebM begins some milliseconds behind what its header says
-            part = self._opened(data).get_samples_played_in_range(first, first + self.seconds)
+            part = self._opened(data).get_samples_played_in_range(first, first + seconds)
         return part.data
 
 

@@ -14,6 +14,7 @@ from lightning_shards.errors import (
     SampleError,
     ShardError,
     TransformError,
+    count_of,
     leave_out_own_frames,
 )
 from lightning_shards.samples.collate import (
@@ -222,8 +223,8 @@ class PadCollate:
     Give an instance to `ShardDataModule` or `SplitConfig` as `collate_fn`. The values of a padded
     field are tensors, arrays, or lists of either or of numbers, with equal numbers of dimensions;
     where one is a tensor, all become tensors. Each dimension is padded at its end to the longest
-    value of the batch. `FIELD_length`, int64 of shape (batch,), is the size of dimension 0 of each
-    value before. All other fields are what they are without a `collate_fn`.
+    value of the batch. `FIELD_length`, int64 of shape (batch,), is the size of dimension `dim` of
+    each value before. All other fields are what they are without a `collate_fn`.
 
     =============================  ===========  ================  ============
     shapes of two values           to_multiple  shape of FIELD    FIELD_length
@@ -243,7 +244,8 @@ class PadCollate:
     Args:
         fields: The fields to pad.
         value: What fills the places behind the end; or a number for each of the fields.
-        to_multiple: Dimension 0 is padded to a multiple of this number.
+        to_multiple: Dimension `dim` is padded to a multiple of this number.
+        dim: The dimension that lengths are of; -1 for sounds of shape (channels, samples).
 
     Raises:
         ConfigError: A setting cannot work, or does not go with the samples.
@@ -253,6 +255,7 @@ class PadCollate:
     fields: list[str]
     value: int | float | dict[str, int | float] = 0
     to_multiple: int = 1
+    dim: int = 0
     takes_arrays: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
     takes_layouts: ClassVar[bool] = True
@@ -308,16 +311,21 @@ class PadCollate:
             )
 
     def _padded(self, samples: list[Sample], name: str) -> tuple[Column, NDArray[np.int64]]:
-        """A field of the batch, and the size of dimension 0 of its values."""
+        """A field of the batch, and the size of dimension `dim` of its values."""
         value = self.value[name] if isinstance(self.value, dict) else self.value
         parts = _parts_to_pad(samples, name, value)
         shapes = [tuple(part.shape) for part in parts]
         longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        longest[0] = -(-longest[0] // self.to_multiple) * self.to_multiple
+        if not -len(longest) <= self.dim < len(longest):
+            raise ConfigError(
+                f"dim={self.dim} of PadCollate is no dimension of field {name!r}, which has "
+                f"{count_of(len(longest), 'dimension')}; take 0 for the first, or -1 for the last"
+            )
+        longest[self.dim] = -(-longest[self.dim] // self.to_multiple) * self.to_multiple
         column = _filled((len(parts), *longest), value, parts[0].dtype, name)
         for row, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
             column[(row, *map(slice, shape))] = part
-        return column, np.array([shape[0] for shape in shapes], np.int64)
+        return column, np.array([shape[self.dim] for shape in shapes], np.int64)
 
 
 def _filled(shape: tuple[int, ...], value: float, dtype: Any, name: str) -> Any:

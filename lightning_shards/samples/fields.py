@@ -1,7 +1,8 @@
 """The fields of a sample, made from its members: selected by suffix and decoded; their classes."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -64,6 +65,9 @@ from lightning_shards.shards.urls import redact
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
 
+_ALL_ENDING_IN = "*"
+"""Before `.jpg` it stands for all members whose suffixes end so."""
+
 
 @dataclass(frozen=True)
 class Field:
@@ -71,7 +75,8 @@ class Field:
 
     Attributes:
         name: Its key in the batch.
-        suffixes: Member suffixes, of which the first that a sample has is taken.
+        suffixes: Member suffixes, of which the first that a sample has is taken; or ends of them,
+            as in ``*.jpg``, for the list of all members whose suffixes end so.
         decoder: What decodes its members; None for the decoder of each suffix.
         classes: The classes, if a decoder is `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
@@ -94,6 +99,24 @@ class Field:
         """Whether samples may have no such member."""
         return self.default is not None
 
+    @property
+    def is_list(self) -> bool:
+        """Whether its value is the list of any number of members."""
+        return self.suffixes[0].startswith(_ALL_ENDING_IN)
+
+    def suffixes_in(self, members: Collection[str]) -> list[str]:
+        """The suffixes that it takes of those of a sample, a list in the order of their names.
+
+        Numbers in names are ordered by their values:
+
+        >>> Field("frames", ("*.jpg",)).suffixes_in(["10.jpg", "jpg", "2.jpg", "2.png"])
+        ['2.jpg', '10.jpg']
+        """
+        if not self.is_list:
+            return [suffix for suffix in self.suffixes if suffix in members][:1]
+        ends = tuple(suffix[len(_ALL_ENDING_IN) :] for suffix in self.suffixes)
+        return sorted((name for name in members if name.endswith(ends)), key=_by_name)
+
     def missing_value(self) -> Any:
         """The value in a sample without such a member, of a field that is optional."""
         return None if self.default is None else self.default.copied(is_array=self.gives_arrays)
@@ -105,7 +128,7 @@ class Field:
 
         `transforms` are those of all fields; raises what `Default.fitted` does.
         """
-        if self.default is None:
+        if self.default is None or self.is_list:
             return self
         is_transformed = self.name in transforms
         fitted = self.default.fitted(
@@ -161,21 +184,33 @@ class Field:
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
 
+        Args:
+            members: Suffix to bytes, with the `__key__` and the `__url__` of the sample.
+
         Raises:
             MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
         """
-        suffix = next((suffix for suffix in self.suffixes if suffix in members), None)
-        where = f"sample {members['__key__']!r} of {redact(members['__url__'])}"
-        if suffix is None and self.is_optional:
+        suffixes = self.suffixes_in(members)
+        if suffixes:
+            values = [self._decoded(suffix, members) for suffix in suffixes]
+            return values if self.is_list else values[0]
+        if self.is_optional:
             return self.missing_value()
-        if suffix is None:
-            suffixes = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
-            raise MissingFieldError(
-                f"{where} has no member for field {self.name!r}: wanted one of "
-                f"{list(self.suffixes)}, found {suffixes}; name one of these in `fields`"
-            )
-        decoding, data = self.decoding_of(suffix), members[suffix]
+        names = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
+        raise MissingFieldError(
+            f"{_where(members)} has no member for field {self.name!r}: wanted one of "
+            f"{list(self.suffixes)}, found {names}; name one of these in `fields`"
+        )
+
+    def _decoded(self, suffix: str, members: Mapping[str, Any]) -> Any:
+        """The value of one member."""
+        if self.is_list:  # decoded as the end that stands for it, whose decoder was checked
+            ends = (end for end in self.suffixes if suffix.endswith(end[len(_ALL_ENDING_IN) :]))
+            decoding = self.decoding_of(next(ends))
+        else:
+            decoding = self.decoding_of(suffix)
+        data, where = members[suffix], _where(members)
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             return self.function(decoding)(data)
@@ -190,6 +225,15 @@ class Field:
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error
+
+
+def _where(members: Mapping[str, Any]) -> str:
+    return f"sample {members['__key__']!r} of {redact(members['__url__'])}"
+
+
+def _by_name(suffix: str) -> list[str | int]:
+    """Its texts and numbers in turn, which `sorted` compares each with its kind."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", suffix)]
 
 
 def make_fields(
@@ -227,6 +271,7 @@ def make_fields(
     )
     _require_ends([end for end, _ in by_suffix], made)
     for field in made:
+        _require_suffixes(field)
         _require_decoders(field, allow_unsafe)
     return tuple(field.with_fitted_default(transforms) for field in made)
 
@@ -255,7 +300,7 @@ def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
 
 
 def _raw_where_bytes_are_taken(
-    fields: Iterable[str],
+    fields: Mapping[str, str],
     decoders: Mapping[str, DecoderChoice],
     transforms: Mapping[str, Transform],
 ) -> dict[str, DecoderChoice]:
@@ -266,6 +311,12 @@ def _raw_where_bytes_are_taken(
             raise ConfigError(
                 f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
                 f"would do so before it; leave {name!r} out of decode"
+            )
+        if _ALL_ENDING_IN in fields[name]:
+            raise ConfigError(
+                f"the transform of {name!r} decodes one member, and {fields[name]!r} gives a list "
+                f"of them; set decode: {{{name}: raw}} and let a transform take the list of bytes, "
+                "or leave the transform out"
             )
     return dict.fromkeys(decoding, RAW)
 
@@ -280,13 +331,17 @@ def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
             )
 
 
-def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
-    are_plain = all(suffix and not suffix.startswith(".") for suffix in field.suffixes)
+def _require_suffixes(field: Field) -> None:
+    mark = f"{_ALL_ENDING_IN}." if field.is_list else ""
+    are_plain = all(
+        re.fullmatch(r"[^.*][^*]*", suffix.removeprefix(mark)) and suffix.startswith(mark)
+        for suffix in field.suffixes
+    )
     if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', none empty, no dot before them, and let no field's name begin with '__' or "
-            "'.'"
+            "'jpg;png', or all as '*.jpg;*.png' for a list of members, none empty, no dot before "
+            "them, and let no field's name begin with '__' or '.'"
         )
     reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
     if reserved:
@@ -294,6 +349,9 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
             "themselves: no shard may hold such members; name another suffix"
         )
+
+
+def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
     for decoder in field.decoders:
         if isinstance(decoder, OwnDecoder) and takes_rng(decoder.function):
             raise ConfigError(
@@ -342,7 +400,7 @@ def with_arrays(
     def gives_arrays(field: Field) -> bool:
         first = first_taking(sample_transforms, field.name) or transforms.get(field.name)
         if first is None:  # a column with missing values is a list, where arrays would stay arrays
-            return plain and not field.is_optional
+            return plain and not field.is_optional and not field.is_list
         return takes_arrays(first)
 
     return tuple(replace(field, gives_arrays=gives_arrays(field)) for field in fields)

@@ -52,6 +52,14 @@ def test_each_dimension_is_padded_to_the_longest(kind, shapes, to_multiple, shap
         assert (row == -1).all()
 
 
+@pytest.mark.parametrize("to_multiple", [1, 4])
+def test_lengths_may_be_of_the_last_dimension(to_multiple):
+    sounds = np.ones((1, 3)), np.ones((1, 6))
+    made = padded(*sounds, dim=-1, to_multiple=to_multiple)
+    assert made["x"].shape == (2, 1, 6 if to_multiple == 1 else 8)
+    assert made["x_length"].tolist() == [3, 6]
+
+
 @pytest.mark.parametrize(
     ("values", "expected", "dtype"),
     [
@@ -185,6 +193,7 @@ def test_masked_numbers_are_not_padded():
         ({"to_multiple": 0}, "to_multiple of PadCollate must be a whole number of at least 1, got"),
         ({"value": {"y": 0}}, r"value of PadCollate names \['y'\], and its fields are \['x'\]"),
         ({"fields": ["y"]}, r"names the fields \['y'\], and the samples have \['x'\]; name fields"),
+        ({"dim": 1}, "dim=1 of PadCollate is no dimension of field 'x', which has 1 dimension;"),
         ({"value": -1}, "pads field 'x' with -1, which uint8 cannot hold"),
         ({"value": 0.5}, "pads field 'x' with 0.5, which uint8 cannot hold"),
         ({"value": "a"}, "pads field 'x' with 'a', which uint8 cannot hold"),

@@ -4,8 +4,11 @@ import hashlib
 import json
 import tarfile
 
+import numpy as np
 import pytest
+import torch
 
+from lightning_shards import ShardDataset
 from lightning_shards.dataprep.tar_writer import member_header, write_shard
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError, SampleError
@@ -172,10 +175,45 @@ def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, 
     assert as_read(tmp_path / "sound") == sound
 
 
-@pytest.mark.parametrize("data", [1, None, ["a"], bytearray(b"a")])
-def test_contents_are_bytes_or_text(write, data):
-    with pytest.raises(SampleError, match="must be bytes or str"):
-        write([{"__key__": "a", "cls": data}])
+@pytest.mark.parametrize(
+    ("suffix", "value", "expected"),
+    [
+        ("cls", 3, 3),
+        ("x.cls", np.int32(-3), -3),
+        ("txt", 0.1, "0.1"),
+        ("json", {"box": np.arange(2), "name": "größe"}, {"box": [0, 1], "name": "größe"}),
+        ("json", [1, None], [1, None]),
+        ("npy", np.eye(2, dtype=np.float16), [[1, 0], [0, 1]]),
+        ("x.npy", [1, 2], [1, 2]),
+        ("npy", torch.tensor(2.5), 2.5),
+        ("jpg", b"as it is", b"as it is"),
+    ],
+)
+def test_values_are_encoded_by_their_suffix(tmp_path, write, suffix, value, expected):
+    urls = write([{"__key__": "a", suffix: value}]).urls
+    decode = {"x": "raw"} if suffix == "jpg" else {}
+    dataset = ShardDataset(urls, fields={"x": suffix}, decode=decode, cache_dir=str(tmp_path))
+    read = dataset[0]["x"]
+    assert (read.tolist() if hasattr(read, "tolist") else read) == expected
+    if isinstance(value, np.ndarray):
+        assert read.dtype == value.dtype
+
+
+@pytest.mark.parametrize(
+    ("suffix", "value"),
+    [
+        *(("cls", value) for value in (1.0, None, ["a"], bytearray(b"a"))),
+        *(("txt", value) for value in ([1], {}, None)),
+        *(("npy", value) for value in ({"a": 1}, [[1], [1, 2]], None)),
+        ("json", {"a": object()}),
+        ("json.gz", {}),
+        ("jpg", np.zeros(2)),
+    ],
+)
+def test_a_value_that_its_suffix_does_not_take_is_refused(write, suffix, value):
+    kind = type(value).__name__
+    with pytest.raises(SampleError, match=f"'{suffix}' cannot be made of {kind}.*; give bytes or"):
+        write([{"__key__": "a", suffix: value}])
 
 
 def test_a_sample_without_fields_is_refused(write):

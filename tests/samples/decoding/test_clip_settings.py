@@ -20,7 +20,7 @@ from lightning_shards.samples import clips
         (lambda: DecodeAudioClip(seconds=1, sample_rate=8000.5), "sample_rate must be a whole"),
         (lambda: DecodeAudioClip(seconds=1, sample_rate=9, num_channels="2"), "num_channels must"),
         (lambda: DecodeAudioClip(seconds=float("inf"), sample_rate=9), "seconds must .* got inf"),
-        (lambda: DecodeAudioClip(seconds=None, sample_rate=9), "seconds must .* got None"),
+        (lambda: DecodeAudioClip(seconds="1", sample_rate=9), "seconds must .* got '1'"),
         (
             lambda: DecodeAudioClip(seconds=1, sample_rate=9, start_s=float("nan")),
             "start_s must be at least 0, or None, got nan",

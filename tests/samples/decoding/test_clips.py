@@ -161,6 +161,21 @@ def test_a_clip_from_the_beginning_is_whole_whatever_its_container(encode, kind)
     assert torch.equal(clip, whole[:, : 2 * RATE])
 
 
+@pytest.mark.parametrize(("start_s", "first"), [(None, 0), (0.5, 4000)])
+def test_whole_sounds_have_their_own_length(start_s, first):
+    decode = DecodeAudioClip(seconds=None, sample_rate=RATE, start_s=start_s)
+    for seconds in (0.75, 2.0):
+        assert numbers_of(decode(wav(seconds), rng())) == list(range(first, int(seconds * RATE)))
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_a_whole_sound_is_what_its_file_holds(encode, kind):
+    data = encode(rising(2), kind, CODECS[kind])
+    sound = DecodeAudioClip(seconds=None, sample_rate=RATE)(data, rng())
+    whole = torchcodec.decoders.AudioDecoder(data, sample_rate=RATE).get_all_samples().data
+    assert torch.equal(sound, whole)
+
+
 def test_sounds_are_resampled_and_mixed():
     decode = DecodeAudioClip(seconds=1, sample_rate=2 * RATE, num_channels=2)
     assert decode(wav(), rng()).shape == (2, 2 * RATE)
