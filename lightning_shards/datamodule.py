@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cached_property
 from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
 
@@ -19,16 +20,16 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
+from lightning_shards.build.classes import names_of_classes, warn_of_other_numbers
 from lightning_shards.build.loaders import describe, facts_of, make_loader
 from lightning_shards.build.sources import (
     find_shards,
     make_source,
-    warn_of_other_numbers,
     warn_of_shared_shards,
 )
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.module import DataConfig, module_from_config
+from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
 from lightning_shards.config.splits import (
     SPLITS,
     EvaluationSplit,
@@ -89,6 +90,23 @@ class ModuleSettings(pl.LightningDataModule):
         self.batch_format: Literal["dict", "tuple"] = data.batch_format
         self.loader_config = data.loader
         self.allow_unsafe = frozenset(data.allow_unsafe or ())
+
+    @cached_property  # which a subclass may set
+    def class_names(self) -> list[str]:
+        """The names of the classes in the order of their numbers, known before `setup`.
+
+        They are those in `classes`, or in the ``classes.json`` beside the shards of `train`, or of
+        the first split that there is.
+
+        Raises:
+            ConfigError: No classes are known, or fields have different ones.
+        """
+        return names_of_classes(self._data_config())
+
+    @cached_property
+    def num_classes(self) -> int:
+        """How many classes there are, as for ``link_arguments``; raises what `class_names` does."""
+        return len(self.class_names)
 
     @property
     def batch_size(self) -> int:
@@ -345,6 +363,8 @@ class ShardDataModule(ModuleSettings):
             self._config("val")  # otherwise Lightning would ask for a val_dataloader method
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
+            for logger in self.trainer.loggers:
+                logger.log_hyperparams({"data": plain_settings(self._data_config())})
         self._guarded(self._index, self._wanted_splits(stage))
         if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
             prepare_workers(map(self.source, self._wanted_splits(stage)))

@@ -33,9 +33,7 @@ from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
-from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import Field, lack_classes, with_found_classes
-from lightning_shards.shards.classes import CLASS_SUFFIX, CLASSES, ClassNames, found_classes
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.predicates import SampleFilter, name_of, sample_filter
@@ -157,42 +155,6 @@ def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNe
         )
 
 
-_NUMBERED = frozenset({CLASS, "int"})
-
-
-def warn_of_other_numbers(
-    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
-) -> None:
-    """Warn if a class has another number in a folder of this split than elsewhere in the run.
-
-    Only splits whose batches have such numbers are compared, and of remote shards only those whose
-    classes were looked up. `indexes` are those of this split and of others.
-    """
-    own = list(found_classes(indexes[split].urls, indexes[split].class_files))
-    if not own or not _has_numbers(data, split):
-        return
-    known: dict[str, tuple[int, str]] = {}
-    for other, index in indexes.items():
-        if other != split and _has_numbers(data, other):
-            for classes in found_classes(index.urls, index.class_files):
-                _first_renumbered(known, classes)
-    for classes in own:
-        name = _first_renumbered(known, classes)
-        if name is not None:
-            _log.warning(
-                "the class %r has the number %d by %s and %d by %s, so that labels of %s do not "
-                "mean the same everywhere; pack one of the two anew with --classes and the %s of "
-                "the other",
-                name,
-                *known[name],
-                classes.numbers[name],
-                classes.source,
-                split,
-                CLASSES,
-            )
-            return
-
-
 def warn_of_shared_shards(
     data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
 ) -> None:
@@ -218,27 +180,6 @@ def _leave_out(data: DataConfig, splits: Iterable[SplitName]) -> bool:
     configs = [data.split(split) for split in splits]
     parts = [part for config in configs for part in config.component_splits().values()]
     return any(config.keep is not None or config.exclude for config in (*configs, *parts))
-
-
-def _first_renumbered(known: dict[str, tuple[int, str]], classes: ClassNames) -> str | None:
-    """The first class whose number is another one than is known; new ones become known."""
-    renumbered = [
-        name
-        for name, number in classes.numbers.items()
-        if known.setdefault(name, (number, classes.source))[0] != number
-    ]
-    return renumbered[0] if renumbered else None
-
-
-def _has_numbers(data: DataConfig, split: SplitName) -> bool:
-    """Whether batches of a split have numbers of classes that no configuration gives."""
-    config = data.split(split)
-    parts = [config] if config.mix is None else config.component_splits().values()
-    return any(
-        CLASS_SUFFIX in field.suffixes and _NUMBERED & field.decoders and field.classes is None
-        for part in parts
-        for field in data.fields_from(part)
-    )
 
 
 def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False) -> ShardIndex:
@@ -297,7 +238,7 @@ def _find(
         patterns=patterns,
     )
     is_remote = not all(map(is_local, urls))
-    folder, settings = CacheFolder(data.loader.cache_dir), _transport_settings(data)
+    folder, settings = CacheFolder(data.loader.cache_dir), transport_settings(data)
     index = choice.find(
         urls,
         folder,
@@ -314,7 +255,7 @@ def _find(
     return index_of_kept(index, chosen, needs, folder, settings, is_prepared=is_prepared)
 
 
-def _transport_settings(data: DataConfig) -> TransportSettings:
+def transport_settings(data: DataConfig) -> TransportSettings:
     """How one of the workers of a rank reaches remote shards; each has connections of its own."""
     config = data.loader
     workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
@@ -486,7 +427,7 @@ def _fields_and_joins(
 ) -> tuple[tuple[Field, ...], tuple[Join, ...]]:
     cache = CacheFolder(data.loader.cache_dir)
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    storages = remote_storages(_transport_settings(data))
+    storages = remote_storages(transport_settings(data))
     joins = tuple(
         find_join(settings, cache, storages) for settings in join_settings(config.join or {})
     )
@@ -505,7 +446,7 @@ def _require_forkable(data: DataConfig, config: SplitConfig, index: ShardIndex) 
 def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:
     """What streams the shards of a split if some are remote, without a cache."""
     is_remote = not all(map(is_local, index.urls))
-    return remote_storages(_transport_settings(data)) if is_remote else None
+    return remote_storages(transport_settings(data)) if is_remote else None
 
 
 def _storages(
@@ -522,7 +463,7 @@ def _storages(
     """
     if all(map(is_local, index.urls)):
         return None
-    loader, settings = data.loader, _transport_settings(data)
+    loader, settings = data.loader, transport_settings(data)
     folder = CacheFolder(loader.cache_dir)
     batch_size = data.split(split).batch_size
     assert batch_size is not None  # the settings are complete

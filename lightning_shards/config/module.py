@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
 from pkgutil import resolve_name
@@ -60,6 +60,11 @@ from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field, with_given_classes
 from lightning_shards.shards.joins.settings import join_settings
+
+_NOT_LOGGED: Final = frozenset(
+    ("urls", "join", "keep", "exclude", "cache_dir", "storage_options", "classes")
+)
+"""Settings that may name places, or are long."""
 
 
 @dataclass(frozen=True)
@@ -347,6 +352,27 @@ def data_from_config(config: _Config) -> DataConfig | None:
             return None
         section = cast("dict[str, Any]", section.get("init_args") or {})
     return _made(DataConfig, section)
+
+
+def plain_settings(settings: object) -> Any:
+    """Settings as plain values in dicts and lists, as loggers take them.
+
+    Those that are None or may name places or secrets are left out, and so are names of classes,
+    which may be many; a callable is its name, or its name with its settings.
+    """
+    if isinstance(settings, Mapping):
+        given = cast("Mapping[str, object]", settings).items()
+        return {name: plain_settings(value) for name, value in given if value is not None}
+    if isinstance(settings, list | tuple):
+        return list(map(plain_settings, cast("list[object]", settings)))
+    if settings is None or isinstance(settings, str | int | float):
+        return settings
+    name = getattr(settings, "__qualname__", type(settings).__qualname__)
+    if isinstance(settings, type) or not is_dataclass(settings):
+        return name
+    known = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    plain = plain_settings({key: known[key] for key in known if key not in _NOT_LOGGED})
+    return {name: plain} if callable(settings) else plain
 
 
 def module_from_config(module_class: type[_T], config: _Config) -> _T:

@@ -30,7 +30,7 @@ def warnings_of(make_module, caplog):
 
     def found(train, val, **settings):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "lightning_shards.build.sources"):
+        with caplog.at_level(logging.WARNING, "lightning_shards.build.classes"):
             module = make_module(train, val=val, **settings)
             for name in ("train", "val", "val", "train"):
                 module.source(name)

@@ -93,6 +93,27 @@ def test_a_setting_and_an_attribute_of_the_data_reach_the_model(cli, make_cli, c
     assert (made.datamodule.num_classes, made.model.num_classes) == (2, 2)
 
 
+@pytest.mark.parametrize("is_file", [False, True])
+def test_the_classes_of_the_data_reach_the_model(
+    is_file, make_cli, config, tmp_path
+):
+    data = config["data"]
+    if is_file:
+        (tmp_path / "classes.json").write_text('{"cat": 0, "dog": 2, "fox": 1}')
+        data["train"] = str(tmp_path / "{000..003}.tar")
+    else:
+        data |= {"classes": {"label": ["cat", "fox", "dog"]}}
+        data["decode"]["label"] = "class"
+    made = make_cli(cli=Linked, settings={"model_class": Net}, data=data)
+    assert made.datamodule.class_names == ["cat", "fox", "dog"]
+    assert made.model.num_classes == 3
+
+
+def test_unknown_classes_are_an_error_of_one_line(refused):
+    told = refused(cli=Linked, settings={"model_class": Net})
+    assert "the classes of train are unknown: it has no `classes`" in told
+
+
 def test_what_is_linked_cannot_be_given_apart(refused):
     told = refused("--model.batch_size=16", cli=Linked, settings=ONE_CLASS)
     assert told == 'Linked "model.batch_size" must be given via "data.batch_size".'

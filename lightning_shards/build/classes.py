@@ -1,0 +1,125 @@
+"""The classes of a run: their names for the model, and whether its splits number them alike."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import closing
+
+from lightning_shards.build.sources import transport_settings
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.splits import SplitConfig, SplitName
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.decoders import CLASS
+from lightning_shards.samples.fields import lack_classes
+from lightning_shards.shards.classes import (
+    CLASS_SUFFIX,
+    CLASSES,
+    ClassNames,
+    found_classes,
+    known_classes,
+)
+from lightning_shards.shards.index import ShardIndex, remote_class_files
+from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.urls import expand_urls, is_local
+
+_log = logging.getLogger(__name__)
+
+_NUMBERED = frozenset({CLASS, "int"})
+
+
+def warn_of_other_numbers(
+    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
+) -> None:
+    """Warn if a class has another number in a folder of this split than elsewhere in the run.
+
+    Only splits whose batches have such numbers are compared, and of remote shards only those whose
+    classes were looked up. `indexes` are those of this split and of others.
+    """
+    own = list(found_classes(indexes[split].urls, indexes[split].class_files))
+    if not own or not _has_numbers(data, split):
+        return
+    known: dict[str, tuple[int, str]] = {}
+    for other, index in indexes.items():
+        if other != split and _has_numbers(data, other):
+            for classes in found_classes(index.urls, index.class_files):
+                _first_renumbered(known, classes)
+    for classes in own:
+        name = _first_renumbered(known, classes)
+        if name is not None:
+            _log.warning(
+                "the class %r has the number %d by %s and %d by %s, so that labels of %s do not "
+                "mean the same everywhere; pack one of the two anew with --classes and the %s of "
+                "the other",
+                name,
+                *known[name],
+                classes.numbers[name],
+                classes.source,
+                split,
+                CLASSES,
+            )
+            return
+
+
+def _first_renumbered(known: dict[str, tuple[int, str]], classes: ClassNames) -> str | None:
+    """The first class whose number is another one than is known; new ones become known."""
+    renumbered = [
+        name
+        for name, number in classes.numbers.items()
+        if known.setdefault(name, (number, classes.source))[0] != number
+    ]
+    return renumbered[0] if renumbered else None
+
+
+def _has_numbers(data: DataConfig, split: SplitName) -> bool:
+    """Whether batches of a split have numbers of classes that no configuration gives."""
+    config = data.split(split)
+    parts = [config] if config.mix is None else config.component_splits().values()
+    return any(
+        CLASS_SUFFIX in field.suffixes and _NUMBERED & field.decoders and field.classes is None
+        for part in parts
+        for field in data.fields_from(part)
+    )
+
+
+def names_of_classes(data: DataConfig) -> list[str]:
+    """The names of the classes of the first split, in the order of their numbers.
+
+    They are those in `classes`, or in the `classes.json` beside its shards, none of which is read.
+    A number without a class has an empty name.
+
+    Raises:
+        ConfigError: No classes are known, or two fields or components have different ones.
+        ShardError: A store does not answer, or no shard has such a name.
+    """
+    split = next((name for name, config in data.splits.items() if config is not None), "train")
+    config = data.split(split)
+    parts = list(config.component_splits().values()) or [config]
+    known = [classes for part in parts for classes in _classes_of(data, part)]
+    if not known:
+        raise ConfigError(
+            f"the classes of {split} are unknown: it has no `classes`, and there is no {CLASSES} "
+            "beside its shards; name them, as in classes: {label: [cat, dog]}"
+        )
+    for other in known[1:]:
+        if other != known[0]:
+            raise ConfigError(
+                f"{split} has classes by {known[0].source} and others by {other.source}, so that "
+                "they have no one number; tell the model their number in its own settings"
+            )
+    numbers = known[0].numbers
+    return [known[0].name_of(str(number)) for number in range(max(numbers.values()) + 1)]
+
+
+def _classes_of(data: DataConfig, config: SplitConfig) -> list[ClassNames]:
+    """The classes of the fields of a split or a component, as far as they are known."""
+    fields = data.fields_from(config)
+    known = [field.classes for field in fields if field.classes is not None]
+    if known and not lack_classes(fields):
+        return known
+    urls = expand_urls(config.urls or [], allow_pipe="pipe" in (data.allow_unsafe or ()))
+    remote: dict[str, str] = {}
+    if not all(map(is_local, urls)):
+        with closing(Storages(remote_storages(transport_settings(data)))) as storages:
+            remote = remote_class_files(urls, storages)
+    beside = known_classes(urls, remote)
+    return known if beside is None else [*known, beside]

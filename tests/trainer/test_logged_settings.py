@@ -1,0 +1,95 @@
+"""Loggers get the settings of the data when a fit starts; checkpoints are what they were."""
+
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.loggers import Logger
+
+from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
+
+
+class KeptSettings(Logger):
+    """Keeps what it is given."""
+
+    name, version = "kept", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Any] = []
+
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        self.given.append(params)
+
+    def log_metrics(self, metrics: Any, step: Any = None) -> None:
+        pass
+
+
+class Model(pl.LightningModule):
+    """One weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch: Any) -> torch.Tensor:
+        return self.layer(batch["label"].float()[:, None]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def doubled(label: int) -> int:
+    return 2 * label
+
+
+@pytest.fixture
+def fitted(pack_shards: Any, tmp_path: Any) -> tuple[pl.Trainer, KeptSettings, ShardDataModule]:
+    [url] = pack_shards([8])
+    data = ShardDataModule(
+        SplitConfig(url, sampling="shuffled", keep={"hash_of": "key", "of": 2, "parts": [0, 1]}),
+        test=SplitConfig(url, fields={"x": "jpg"}, transforms={"x": DecodeResize(size=8)}),
+        fields={"label": "cls"},
+        transforms={"label": doubled},
+        batch_size=4,
+        num_workers=0,
+        loader=LoaderConfig(cache_dir=str(tmp_path), storage_options={"s3": {"region": "x"}}),
+    )
+    logger = KeptSettings()
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", devices=1, logger=logger, log_every_n_steps=1,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(Model(), data)
+    return trainer, logger, data
+
+
+def test_a_logger_gets_plain_settings_without_urls(
+    fitted: tuple[pl.Trainer, KeptSettings, ShardDataModule], tmp_path: Any
+) -> None:
+    _, logger, _ = fitted
+    [given] = logger.given
+    settings = given["data"]
+    assert (settings["batch_size"], settings["fields"]) == (4, {"label": "cls"})
+    assert settings["transforms"] == {"label": "doubled"}
+    assert settings["train"]["sampling"] == "shuffled"
+    assert settings["test"]["transforms"]["x"]["DecodeResize"]["size"] == 8
+    assert settings["loader"]["prefetch_factor"] == 2
+    text = str(settings)
+    assert str(tmp_path) not in text
+    assert not any(word in text for word in (".tar", "region", "hash_of"))
+
+
+def test_a_checkpoint_has_no_settings_in_it(
+    fitted: tuple[pl.Trainer, KeptSettings, ShardDataModule], tmp_path: Any
+) -> None:
+    trainer, _, data = fitted
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert data.hparams == {}
+    assert not any("hyper" in key or "hparams" in key for key in saved)
+    assert set(saved["ShardDataModule"]) == {
+        "version", "epoch", "samples", "epoch_samples", "global_batch", "reader", "seed", "kept",
+        "sampling", "shards", "order_version", "shuffle_block", "shuffle_run", "image_backend",
+    }  # fmt: skip
