@@ -47,6 +47,7 @@ from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
+    allows_new_data,
     left_by_earlier_fit,
     place_of,
     require_no_finder,
@@ -65,7 +66,7 @@ from lightning_shards.stages import (
     splits_of,
     trainer_stage,
 )
-from lightning_shards.state import TRANSLATE, require_same, require_state
+from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
@@ -563,9 +564,12 @@ class ShardDataModule(ModuleSettings):
         left, self._left = self._left, ""
         if left and self.trainer is not None and self.trainer.ckpt_path is None:
             rank_zero_warn(left)
+        callbacks: list[Any] = cast("Any", self.trainer).callbacks if self.trainer else []
+        if self._saved and allows_new_data(callbacks):
+            self._saved = with_new_data(self._saved, loader.shape | loader.identity)
         if self._saved:
             loader.load_state_dict(self._saved)
-        if self.trainer is None or translates_batches(cast("Any", self.trainer).callbacks):
+        if self.trainer is None or translates_batches(callbacks):
             return
         if self._saved.get("epoch") or self._saved.get("samples"):  # else nothing is trained yet
             require_same(loader.shape, self._saved, TRANSLATE)

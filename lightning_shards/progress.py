@@ -215,6 +215,11 @@ def translates_batches(callbacks: Iterable[Any]) -> bool:
     return any(getattr(callback, "translates_batches", False) for callback in callbacks)
 
 
+def allows_new_data(callbacks: Iterable[Any]) -> bool:
+    """Whether a callback lets a run go on with other shards, as `ExactResume` may."""
+    return any(getattr(callback, "allow_new_data", False) for callback in callbacks)
+
+
 def _first(states: list[State] | None) -> State:
     return require_state(states[0], "the train loader") if states else {}
 

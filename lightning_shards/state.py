@@ -39,6 +39,9 @@ SHORTEST_ENDS = (
     "dict or list alone"
 )
 
+_OF_DATA = ("shards", "epoch_samples", "kept", "component_", JOIN_PREFIX)
+"""How the names of values begin that follow from what the shards and the joined tables hold."""
+
 _ANOTHER = "resume from another checkpoint, or start anew without this one's state"
 
 
@@ -161,6 +164,21 @@ def require_resumable(
     }
     require_same(others, state)
     description.mixture.require_resumable(state, trained)
+
+
+def with_new_data(state: State, values: State) -> State:
+    """The state as one of the data of this run, if it was saved at an end of an epoch.
+
+    In the middle of an epoch it stays as it is, and so do its counters and its other values.
+
+    Args:
+        state: The saved state.
+        values: Those of this run.
+    """
+    if state.get("samples") != 0:
+        return state
+    others = {name: value for name, value in state.items() if not name.startswith(_OF_DATA)}
+    return others | {name: value for name, value in values.items() if name.startswith(_OF_DATA)}
 
 
 def require_not_before(epoch: int, restored: Cursor | None) -> None:
@@ -318,7 +336,8 @@ def _other_shards(epoch_samples: object, index: ShardIndex) -> str:
         f"the shards of this run (number of shards: {index.num_shards}, from {first!r} to "
         f"{last!r}) hold {samples}; their file names, order and counts must be those of the run "
         "that saved it, whose config.yaml names its urls: set these back to resume, or start anew "
-        "with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+        "with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path; from "
+        "a checkpoint of an epoch's end ExactResume(allow_new_data=True) goes on with other shards"
     )
 
 

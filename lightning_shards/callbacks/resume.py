@@ -48,6 +48,7 @@ from lightning_shards.state import (
     require_rest,
     require_resumable,
     require_state,
+    with_new_data,
 )
 
 
@@ -206,12 +207,18 @@ class ExactResume(pl.Callback):
     that was due is run. With ``sampling="resampled"`` and the stream reader, the rest of the epoch
     is drawn afresh.
 
+    Args:
+        allow_new_data: Whether a checkpoint of an epoch's end may go on with other shards, more or
+            fewer: counters and optimiser stay, and the next epoch is one of the new shards. The
+            seed, the sampling and all that does not follow from the shards must be the same.
+
     Attributes:
         translates_batches: Whether a checkpoint with another global batch can be resumed; False
             for a checkpoint that was made without this callback.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, allow_new_data: bool = False) -> None:
+        self.allow_new_data = allow_new_data
         self._forget()
 
     def _forget(self) -> None:
@@ -282,7 +289,7 @@ class ExactResume(pl.Callback):
         if saved is None or watched is None:
             return
         loader, progress = watched
-        state = _checked(loader, saved)
+        state = _checked(loader, self._accepted(saved, loader, checkpoint))
         self._loader, limit = loader, limit_of(trainer, len(loader))
         position = position_after(state, loader.epochs, loader.place.world_size, limit)
         cursor = Cursor(int(state["epoch"]), int(state["samples"]))
@@ -300,6 +307,21 @@ class ExactResume(pl.Callback):
             self._overrides = TrainerOverrides(trainer)
         if trainer.strategy.restore_checkpoint_after_setup:
             self.on_fit_start(trainer, pl_module)  # Lightning called it before
+
+    def _accepted(self, saved: object, loader: ShardLoader, checkpoint: dict[str, Any]) -> object:
+        """The state, as one of this run's data where these may be others."""
+        if not self.allow_new_data:
+            return saved
+        before = require_state(saved, type(self).__name__)
+        state = with_new_data(before, loader.shape | loader.identity)
+        if state != before:
+            with reading_counters():  # Lightning would restore the loader of the other data
+                checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+            rank_zero_info(
+                f"ExactResume: epoch {state['epoch']} is the first of other data: epochs of "
+                f"{state['epoch_samples']} samples, before of {before.get('epoch_samples')}"
+            )
+        return state
 
     def _begin_next_epoch(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -258,7 +258,9 @@ class ShouldStop(pl.Callback):
         trainer.should_stop = True
 
 
-def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) -> pl.Trainer:
+def make_trainer(
+    folder: Path, callbacks: Sequence[Any] = (), *, allow_new_data: bool = False, **options: Any
+) -> pl.Trainer:
     """A trainer of one rank with `ExactResume`, which says and writes nothing by itself."""
     defaults: dict[str, Any] = {
         "accelerator": "cpu",
@@ -271,7 +273,8 @@ def make_trainer(folder: Path, callbacks: Sequence[Any] = (), **options: Any) ->
     }
     if not {"max_epochs", "max_steps"} & options.keys():
         defaults["max_epochs"] = 3
-    return pl.Trainer(callbacks=[ExactResume(), *callbacks], **(defaults | options))
+    resume = ExactResume(allow_new_data=allow_new_data)
+    return pl.Trainer(callbacks=[resume, *callbacks], **(defaults | options))
 
 
 def fit_until(

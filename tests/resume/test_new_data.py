@@ -1,0 +1,113 @@
+"""A run goes on with other shards at an end of an epoch, if it is allowed to."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import SeenSamples, Snapshots, StopHereError, make_trainer
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
+
+pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
+
+Fit = Callable[..., SeenSamples]
+ENDS = {"last batch": ("on_train_batch_end", 4), "end of epoch": ("on_train_epoch_end", 0)}
+"""Where a checkpoint is saved: an epoch of 20 samples has 5 steps."""
+
+
+class Seen(SeenSamples):
+    """Keeps the ids of the samples of each epoch; its optimiser counts the steps."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen += [[self.current_epoch, *each] for each in batch["__id__"].tolist()]
+        return self.layer(batch["label"][:, None].float()).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), 0.01)
+
+    def on_train_end(self) -> None:
+        (optimizer,) = self.trainer.optimizers
+        self.updates = {int(weights["step"]) for weights in optimizer.state.values()}
+
+
+@pytest.fixture
+def fit(tmp_path: Path, pack_into: Callable[..., list[str]]) -> Fit:
+    """Fits two epochs of shards with these counts."""
+
+    def fitted(counts: Sequence[int], callbacks: Any = (), **options: Any) -> SeenSamples:
+        urls = pack_into(tmp_path / "-".join(map(str, counts)), counts)
+        split = SplitConfig(urls, options.pop("sampling", "shuffled"), **options.pop("split", {}))
+        data = ShardDataModule(
+            split,
+            fields={"label": "cls"},
+            batch_size=4,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+        checkpoint, model = options.pop("ckpt_path", None), Seen()
+        make_trainer(tmp_path, callbacks, max_epochs=2, **options).fit(
+            model, data, ckpt_path=checkpoint
+        )
+        return model
+
+    return fitted
+
+
+@pytest.fixture
+def saved(tmp_path: Path, fit: Fit) -> Callable[..., str]:
+    """The checkpoint of a fit of 20 samples that was stopped there."""
+
+    def made(stop: tuple[str, int], **options: Any) -> str:
+        snapshots = Snapshots(tmp_path, stop=stop)
+        with pytest.raises(StopHereError):
+            fit([5, 9, 6], [snapshots], **options)
+        return str(snapshots.saved.popitem()[1])
+
+    return made
+
+
+@pytest.mark.parametrize(
+    "counts", [[5, 9, 6, 8], [5, 9], [6, 8, 6]], ids=["more", "fewer", "alike"]
+)
+@pytest.mark.parametrize("end", ENDS)
+def test_the_next_epoch_is_that_of_the_new_shards(
+    fit: Fit, saved: Callable[..., str], counts: list[int], end: str
+) -> None:
+    checkpoint = saved(ENDS[end])
+    before, alone = fit([5, 9, 6]), fit(counts)
+    resumed: Any = fit(counts, ckpt_path=checkpoint, allow_new_data=True)
+    steps = sum(counts) // 4
+    assert [each for each in resumed.seen if each[0] == 0] == before.seen[:20]
+    assert [each for each in resumed.seen if each[0]] == alone.seen[4 * steps :]
+    assert resumed.updates == {5 + steps}
+
+
+def test_what_is_left_out_may_change_with_them(fit: Fit, saved: Callable[..., str]) -> None:
+    half = {"exclude": {"hash_of": "key", "of": 2, "parts": [0]}}
+    checkpoint = saved(ENDS["end of epoch"])
+    resumed = fit([5, 9, 6, 8], split=half, ckpt_path=checkpoint, allow_new_data=True)
+    alone = fit([5, 9, 6, 8], split=half)
+    steps = len(alone.seen) // 8
+    assert [each for each in resumed.seen if each[0]] == alone.seen[4 * steps :]
+
+
+def test_without_leave_they_are_refused(fit: Fit, saved: Callable[..., str]) -> None:
+    checkpoint = saved(ENDS["end of epoch"])
+    with pytest.raises(StateError, match=r"other shards: .*ExactResume\(allow_new_data=True\)"):
+        fit([5, 9, 6, 8], ckpt_path=checkpoint)
+
+
+def test_within_an_epoch_they_are_refused(fit: Fit, saved: Callable[..., str]) -> None:
+    checkpoint = saved(("on_train_batch_end", 2))
+    with pytest.raises(StateError, match="the checkpoint is of other shards: its epoch has 20 sam"):
+        fit([5, 9, 6, 8], ckpt_path=checkpoint, allow_new_data=True)
+
+
+def test_other_settings_must_be_the_same(fit: Fit, saved: Callable[..., str]) -> None:
+    checkpoint = saved(ENDS["end of epoch"])
+    with pytest.raises(StateError, match="was made with shuffle_run=64, this run has 2"):
+        fit([5, 9], split={"shuffle_run": 2}, ckpt_path=checkpoint, allow_new_data=True)
