@@ -417,7 +417,7 @@ def _balanced(data: DataConfig, config: SplitConfig, index: ShardIndex) -> Order
     fields, joins = _fields_and_joins(data, config, index)
     field = next(field for field in fields if field.name == config.balance)
     joined = tuple(join for join in joins if join.settings.name == config.balance)
-    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(_transport_settings(data))
+    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
     labels = ClassLabels(index, field, joined, cache, storages)
     return labels.order(config.balance_weights or {}, data.seed)
 

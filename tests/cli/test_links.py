@@ -94,9 +94,7 @@ def test_a_setting_and_an_attribute_of_the_data_reach_the_model(cli, make_cli, c
 
 
 @pytest.mark.parametrize("is_file", [False, True])
-def test_the_classes_of_the_data_reach_the_model(
-    is_file, make_cli, config, tmp_path
-):
+def test_the_classes_of_the_data_reach_the_model(is_file, make_cli, config, tmp_path):
     data = config["data"]
     if is_file:
         (tmp_path / "classes.json").write_text('{"cat": 0, "dog": 2, "fox": 1}')
