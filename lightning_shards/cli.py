@@ -1,5 +1,6 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
+import errno
 import re
 import sys
 from argparse import Action
@@ -53,6 +54,8 @@ _SPLIT_OPTION = re.compile(
 
 _NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
 """The whole of a value that stands for a split's settings: an interpolation, or their file."""
+
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
@@ -183,9 +186,8 @@ class ShardCLI(LightningCLI):
             )
             parser.add_argument(
                 "--output_format",
-                type=PredictionFormat,
-                default="parquet",
-                help="The format of the files in it; parquet needs the extra `table`.",
+                type=PredictionFormat | None,
+                help="The format of the files in it (default: parquet, or csv without pyarrow).",
             )
             parser.add_argument(
                 "--output_merge",
@@ -244,8 +246,9 @@ class ShardCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except (ShardError, PermissionError) as error:
-            if self._get(self.config, "traceback", default=False):
+        except (ShardError, OSError) as error:
+            is_told = isinstance(error, ShardError) or error.errno in _NOT_ALLOWED
+            if not is_told or self._get(self.config, "traceback", default=False):
                 raise
             parser = self._parser(subcommand)
             if not _is_of_the_data(error):
@@ -326,7 +329,10 @@ def one_line(error: Exception) -> str:
     """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
     said = [str(error), *getattr(error, "__notes__", [])]
     if not isinstance(error, ShardError):
-        said.append("give this user that right, or name another file (--traceback shows where)")
+        said.append(
+            "give this user that right, or name another file, or, for what a run writes, another "
+            "folder by --trainer.default_root_dir (--traceback shows where)"
+        )
     return " ".join("; ".join(said).split())
 
 

@@ -15,6 +15,7 @@ from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -30,6 +31,7 @@ from lightning_shards.build.sources import (
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
+from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.splits import (
     SPLITS,
     EvaluationSplit,
@@ -41,12 +43,19 @@ from lightning_shards.config.splits import (
     missing_split,
     set_of,
 )
-from lightning_shards.errors import ConfigError, ShardError, require_at_least, require_choice
+from lightning_shards.errors import (
+    ConfigError,
+    PlanError,
+    ShardError,
+    require_at_least,
+    require_choice,
+)
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
+    UnfilledLoaderError,
     allows_new_data,
     left_by_earlier_fit,
     place_of,
@@ -241,6 +250,7 @@ _ANSWERED = (
 _SETTINGS = frozenset(setting.name for setting in fields(DataConfig))
 
 
+@with_torch_words
 class ShardDataModule(ModuleSettings):
     """Loads WebDataset tar shards for all ranks in lockstep.
 
@@ -291,10 +301,10 @@ class ShardDataModule(ModuleSettings):
 
     def __init__(
         self,
-        train: SplitConfig | None = None,
-        val: SplitConfig | None = None,
-        test: SplitConfig | None = None,
-        predict: SplitConfig | None = None,
+        train: SplitConfig | str | list[str] | None = None,
+        val: SplitConfig | str | list[str] | None = None,
+        test: SplitConfig | str | list[str] | None = None,
+        predict: SplitConfig | str | list[str] | None = None,
         *,
         val_sets: dict[str, SplitConfig] | None = None,
         test_sets: dict[str, SplitConfig] | None = None,
@@ -325,7 +335,7 @@ class ShardDataModule(ModuleSettings):
         self._agreed: dict[SplitName, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
-        self._left = ""
+        self._left, self._finds_size = "", False
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:
@@ -366,13 +376,20 @@ class ShardDataModule(ModuleSettings):
             self._forget_checkpoint(self.trainer)
             for logger in self.trainer.loggers:
                 logger.log_hyperparams({"data": plain_settings(self._data_config())})
+            callbacks = cast("list[object]", cast("Any", self.trainer).callbacks)
+            self._finds_size = any(isinstance(each, BatchSizeFinder) for each in callbacks)
         self._guarded(self._index, self._wanted_splits(stage))
         if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
             prepare_workers(map(self.source, self._wanted_splits(stage)))
 
     def train_dataloader(self) -> ShardLoader:
         """The loader of `train`; all ranks ask together, first and after a change."""
-        return self._agreed_loaders(["train"])[0]
+        try:
+            return self._agreed_loaders(["train"])[0]
+        except PlanError as error:
+            if self._finds_size:
+                return cast("Any", UnfilledLoaderError(str(error)))
+            raise
 
     @only_with_val
     def val_dataloader(self) -> ShardLoader | list[ShardLoader]:

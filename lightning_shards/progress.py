@@ -5,7 +5,7 @@ reset them; hooks run too early or, on a resume, not at all.
 """
 
 import signal
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
@@ -21,7 +21,7 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError, PlanError, StateError
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, limited_steps
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.state import (
@@ -103,6 +103,23 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_restarting=is_restarting,
         loader=_first(states),
     )
+
+
+class UnfilledLoaderError(PlanError, RuntimeError):
+    """An error of a batch size that is too large for the data, raised when it is iterated over.
+
+    Lightning's finder of batch sizes takes the loader of a size that it tries, and then ends by an
+    error of too little memory in the fit alone, which it knows by its words.
+    """
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[object]:
+        """Raise it with the first batch."""
+        words = "to the finder of batch sizes: DefaultCPUAllocator: can't allocate memory"
+        raise UnfilledLoaderError(f"{self} ({words})")
+        yield
 
 
 def require_no_finder(trainer: Any) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, Place, ShardDataModule, SplitConfig
 from lightning_shards.build import loaders
 from lightning_shards.cli import KeepConfigCallback, one_line
 from lightning_shards.errors import ShardError
@@ -27,6 +27,13 @@ GIVES_WHOLE_BATCHES = (
     "the trainer, without a torch DataLoader around it; for a DataLoader of your own take "
     "ShardDataset, which has one sample at each index"
 )
+LACKS = (
+    "has no member for field {0!r}: wanted one of ['{1}'], found {2}; name one of these in "
+    "`fields`, or, if only some samples lack it, set fields: {{{0}: '{1}?'}} and a value in "
+    "`defaults`, leave these samples out by `keep`, or replace them: on_bad_sample='substitute' "
+    "with max_bad"
+)
+QUOTED = "write braces of a pattern in quotes, as in '{000..012}.tar', and suffixes as jpg;png"
 FEW = "; if only few samples are bad: on_bad_sample='substitute' with max_bad trains without them"
 
 
@@ -54,6 +61,46 @@ def lambda_with_processes() -> None:
     loader = LoaderConfig(cache_dir="cache", multiprocessing_context="spawn")
     data = module(transforms={"label": lambda label: label}, num_workers=1, loader=loader)
     next(iter(data.loader("train")))
+
+
+class Torchvision:
+    """Like a class of that library, which is not installed for tests."""
+
+    __module__ = "torchvision.transforms.v2"
+
+    def __call__(self, picture: Any) -> Any:
+        raise TypeError("pic should be PIL Image or ndarray. Got int")
+
+
+def fails(label: int) -> int:
+    raise ValueError(f"no class {label}")
+
+
+def of_yaml(text: str) -> None:
+    Path("data.yaml").write_text(text)
+    ShardDataModule.from_config("data.yaml")
+
+
+def lacking_member() -> None:
+    with tarfile.open("a.tar", "w") as tar:
+        for name in ("0.cls", "0.txt", "1.cls", "1.txt", "2.cls", "3.cls", "3.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    module(fields={"caption": "txt"}).prepare_data()
+
+
+def dotted_keys() -> None:
+    write("a.tar", [b""] * 2, "v1.txt")
+    module(fields={"caption": "txt"}).prepare_data()
+
+
+def unknown_suffix() -> None:
+    write("a.tar", [b""] * 2, "png")
+    module(fields={"image": "pngg"})
+
+
+def no_decoder() -> None:
+    write("a.tar", [b""] * 2, "flac")
+    module(fields={"audio": "wav;flac"}, decode={".wav": len})
 
 
 def bad_image() -> None:
@@ -127,8 +174,120 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
             "to worker processes (AttributeError: Can't pickle local object "
             "'lambda_with_processes.<locals>.<lambda>'); define it at the top level of a module, "
             "where "
-            "they can import it (no lambda, no function inside of a function), or take "
-            "pool='threads'"
+            "they can import it (no lambda, no function inside of a function), or set "
+            "num_workers=0"
+        ),
+    ),
+    "a lambda and threads": (
+        lambda: next(
+            iter(
+                module(
+                    transforms={"label": lambda label: label},
+                    num_workers=1,
+                    loader=LoaderConfig(cache_dir="cache", pool="threads"),
+                ).loader("train")
+            )
+        ),
+        (
+            "the transform of 'label' may draw random numbers from the generators of the whole "
+            "process, which threads share: give it a parameter `rng`, or, if it draws none, an "
+            "attribute `deterministic = True`; or set num_workers=0, or take pool='processes' and "
+            "threads_per_worker=1 for what can be imported"
+        ),
+    ),
+    "a transform that fails": (
+        lambda: list(module(transforms={"label": fails}).loader("train")),
+        "the transform of field 'label' failed on sample '0' of a.tar: ValueError: no class 1",
+    ),
+    "a callable of torchvision": (
+        lambda: module(transforms={"label": Torchvision()}).source("train").first_sample(Place()),
+        (
+            "the transform of field 'label' failed on sample '0' of a.tar: TypeError: pic should "
+            "be PIL Image or ndarray. Got int; torchvision's transforms take one picture: name "
+            "them in `transforms` of the field, whose uint8 tensor needs no ToTensor; for PIL "
+            "images set decode: {image: pil}"
+        ),
+    ),
+    "a suffix that is not there": (
+        unknown_suffix,
+        "the first shard "
+        + LACKS.format("image", "pngg", ["png"]).replace("; name", "; did you mean 'png'?; name"),
+    ),
+    "keys with dots": (
+        dotted_keys,
+        "sample '0' of a.tar "
+        + LACKS.format("caption", "txt", ["v1.txt"]).replace(
+            "; name",
+            "; a key ends at the first dot of a file's name, and all behind it is the suffix, as "
+            "'v1.txt' is: pack the files again under names without other dots; name",
+        ),
+    ),
+    "a sample without a member": (
+        lacking_member,
+        "sample '2' of a.tar " + LACKS.format("caption", "txt", ["cls"]),
+    ),
+    "shuffle in a split": (
+        lambda: module({"urls": "a.tar", "shuffle": True}),
+        (
+            "Group 'train' does not accept option 'shuffle'; sampling='shuffled' of a split serves "
+            "each sample once, in a new order each epoch"
+        ),
+    ),
+    "drop_last": (
+        lambda: module(drop_last=True),
+        (
+            "there is no setting 'drop_last' here: remainder='drop' of a split drops what fills no "
+            "whole step, 'balanced' does not"
+        ),
+    ),
+    "a sampler": (
+        lambda: SplitConfig("a.tar", sampler=None),  # pyright: ignore[reportCallIssue]
+        (
+            "there is no setting 'sampler' here: sampling of a split says how samples are drawn, "
+            "keep and exclude which ones"
+        ),
+    ),
+    "persistent_workers": (
+        lambda: LoaderConfig(persistent_workers=True),  # pyright: ignore[reportCallIssue]
+        (
+            "there is no setting 'persistent_workers' here: leave it out, as the workers of train "
+            "stay from epoch to epoch"
+        ),
+    ),
+    "a variable of a shell": (
+        lambda: module("$DATA/a.tar").loader("train"),
+        (
+            "'$DATA' in '$DATA/a.tar' is taken as it stands: write a variable as ${oc.env:NAME} in "
+            "a YAML or os.environ['NAME'] in Python, and shards as [a.tar, b.tar]"
+        ),
+    ),
+    "two shards in one text": (
+        lambda: module("a.tar,b.tar").loader("train"),
+        (
+            "',' in 'a.tar,b.tar' is taken as it stands: write a variable as ${oc.env:NAME} in "
+            "a YAML or os.environ['NAME'] in Python, and shards as [a.tar, b.tar]"
+        ),
+    ),
+    "an interpolation of a variable": (
+        lambda: of_yaml("train: ${DATA}/a.tar\nfields: {label: cls}"),
+        (
+            "'data.yaml': Interpolation key 'DATA' not found, at 'train'; a variable of the "
+            "environment is ${oc.env:NAME}"
+        ),
+    ),
+    "braces without quotes": (
+        lambda: of_yaml("train: a.tar\nfields: {image: {jpg,png}}"),
+        (
+            "data.fields: Expected a <class 'str'>. Got value: {'jpg': None, 'png': None}; "
+            f"{QUOTED}"
+        ),
+    ),
+    "braces without quotes in a pattern": (
+        lambda: of_yaml("train: {a,b}.tar"),
+        (
+            "'data.yaml' cannot be read: while parsing a block mapping in \"<unicode string>\", "
+            "line 1, column 1: train: {a,b}.tar ^ expected <block end>, but found '<scalar>' in "
+            f'"<unicode string>", line 1, column 13: train: {{a,b}}.tar ^ ; {QUOTED}'
         ),
     ),
     "a bad image": (
@@ -211,7 +370,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         "the only shard of 'train' holds no sample; look at `urls`, or pack them again",
     ),
     "a suffix without a decoder": (
-        lambda: module(fields={"audio": "wav;flac"}, decode={".wav": len}),
+        no_decoder,
         (
             "field 'audio' comes from members 'flac', a suffix without a decoder; for their bytes "
             "set decode: {audio: raw}, for a value name a decoder, or a function of your own, as "

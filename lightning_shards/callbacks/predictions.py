@@ -9,6 +9,7 @@ import io
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from reprlib import repr as short_repr
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias, cast
@@ -389,7 +390,8 @@ class ShardPredictionWriter(pl.Callback):
     Args:
         folder: A local folder, made if it is missing; one that holds predictions or other files of
             the format is refused before any batch is computed.
-        file_format: ``parquet`` (needs the extra `table`) or ``csv``.
+        file_format: ``parquet`` (needs the extra `table`) or ``csv``; None: ``parquet``, or ``csv``
+            if pyarrow is missing, which a line of the log says.
         merge: Whether to merge the files of the ranks into one.
 
     Raises:
@@ -399,14 +401,17 @@ class ShardPredictionWriter(pl.Callback):
     """
 
     def __init__(
-        self, folder: str, file_format: PredictionFormat = "parquet", *, merge: bool = False
+        self, folder: str, file_format: PredictionFormat | None = None, *, merge: bool = False
     ) -> None:
-        require_choice("file_format", file_format, tuple(PREDICTION_FORMATS))
+        require_choice("file_format", file_format, (None, *PREDICTION_FORMATS))
         if not folder or "://" in folder:
             raise ConfigError(f"predictions are written to a local folder, not to {folder!r}")
-        if file_format == "parquet":
+        self._format: PredictionFormat = file_format or "parquet"
+        if file_format is None and find_spec("pyarrow") is None:
+            self._format = "csv"
+            rank_zero_info("predictions are written as csv, because pyarrow is not installed")
+        elif self._format == "parquet":
             _pyarrow()
-        self._format: PredictionFormat = file_format
         self._folder, self._merge = Path(folder), merge
         self._files: list[_RankFile] = []
         self._stems: list[str] = []

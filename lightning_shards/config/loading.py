@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.errors import (
     ConfigError,
     path_as_text,
@@ -20,6 +21,7 @@ from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
 _MOST = sys.float_info.max
 
 
+@with_torch_words
 @dataclass(frozen=True)
 class LoaderConfig:
     """How batches are made; no setting here changes which batches they are.

@@ -55,10 +55,12 @@ from lightning_shards.errors import (
     require_mappings,
 )
 from lightning_shards.readers.joined import make_all_fields
+from lightning_shards.readers.shard_samples import first_suffixes
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field, with_given_classes
+from lightning_shards.samples.optional_fields import suffixes_of
 from lightning_shards.shards.joins.settings import join_settings
 
 _NOT_LOGGED: Final = frozenset(
@@ -209,7 +211,14 @@ class DataConfig:
             )
         unsafe = frozenset(self.allow_unsafe or ())
         defaults = config.defaults or {}
-        made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
+        try:
+            made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
+        except ConfigError as error:
+            known = first_suffixes(config.urls or [])
+            for field in (Field(name, suffixes_of(text)) for name, text in fields.items()):
+                if known and known.isdisjoint(field.suffixes):
+                    raise ConfigError(str(field.lacking("the first shard", known))) from error
+            raise
         if config.balance not in {None, *(field.name for field in made)}:
             raise ConfigError(
                 f"balance={config.balance!r} is none of the fields, which are "
@@ -430,7 +439,10 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
 
 def omegaconf_message(error: OmegaConfBaseException) -> str:
     """The message and the key, in one line."""
-    return f"{str(error).partition(chr(10))[0]}, at {cast('Any', error).full_key!r}"
+    said = str(error).partition(chr(10))[0]
+    is_variable = re.search("'[A-Z][A-Z0-9_]*' not found", said)
+    remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
+    return f"{said}, at {cast('Any', error).full_key!r}{remedy}"
 
 
 def _refused_split(settings: Mapping[str, Any]) -> str | None:

@@ -11,6 +11,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -30,6 +31,13 @@ _OF_UNIONS = ("Does not", "Subtypes:", "Errors:", "Given value type:", "- Expect
 """How lines begin in which jsonargparse lists all types that a value may have."""
 
 _VALUE = "Given value:"
+_OTHER_TYPES = (
+    r"(class_path .*)(?: - Expected a <class '(?:str|list)'>){2}(?=$| Given value: [^-]*$)"
+)
+
+_QUOTED = "write braces of a pattern in quotes, as in '{000..012}.tar', and suffixes as jpg;png"
+_UNQUOTED = re.compile(r"value: \{[^:]+: None[,}]")
+"""The value that YAML makes of {a,b} where a text is wanted."""
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
@@ -77,7 +85,11 @@ def load_yaml(text: str) -> Any:
         ConfigError: It has a key twice in one place.
         YAMLError: It is no YAML.
     """
-    value: Any = yaml.load(text, _YamlLoader)  # noqa: S506 a subclass of the safe one
+    try:
+        value: Any = yaml.load(text, _YamlLoader)  # noqa: S506 a subclass of the safe one
+    except yaml.MarkedYAMLError as error:
+        error.note = f"; {_QUOTED}" if "{" in text else None
+        raise
     is_braced = text.lstrip().startswith("{") and value
     if is_braced and all(entry is None for entry in value.values()):
         return text  # braces of a pattern, as in {a,b}
@@ -195,6 +207,29 @@ class _Parser(ArgumentParser):
         return check(action, as_section(action, value, key), key, *rest, **options)
 
 
+TORCH_WORDS = {
+    "shuffle": "sampling='shuffled' of a split serves each sample once, in a new order each epoch",
+    "drop_last": "remainder='drop' of a split drops what fills no whole step, 'balanced' does not",
+    "sampler": "sampling of a split says how samples are drawn, keep and exclude which ones",
+    "persistent_workers": "leave it out, as the workers of train stay from epoch to epoch",
+}
+"""What stands here for arguments of torch's DataLoader."""
+
+
+def with_torch_words(settings_class: type[_T]) -> type[_T]:
+    """The class, whose constructor says what stands here for an argument of torch's DataLoader."""
+    init = settings_class.__init__
+
+    @wraps(init)
+    def checked_init(self: _T, *given: Any, **settings: Any) -> None:
+        for name in TORCH_WORDS.keys() & settings.keys():
+            raise ConfigError(f"there is no setting {name!r} here: {TORCH_WORDS[name]}")
+        init(self, *given, **settings)
+
+    settings_class.__init__ = checked_init
+    return settings_class
+
+
 def did_you_mean(message: str, keys: Iterable[str]) -> str:
     """A question with the nearest key, if a message is about an unknown key; else nothing.
 
@@ -212,6 +247,8 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     known = [key for key in dict.fromkeys(keys) if ".help" not in key]
     names = {name: None for key in known for name in key.split(".")}
     given = match[1].split(".")
+    if given[-1] in TORCH_WORDS:
+        return f"; {TORCH_WORDS[given[-1]]}"
     misspelt = [name for name in reversed(given) if name not in names]
     close = [near for name in misspelt for near in get_close_matches(name, names, 1)]
     if not misspelt:  # it is a key of another place
@@ -329,7 +366,9 @@ def plain_message(error: BaseException) -> str:
         is_secret = "://" in line or "pipe:" in line
         if not (is_outer or is_secret or line.startswith(_OF_UNIONS)):
             shown.append(re.sub(r'^Parser key "([^"]+)":', r"\1:", line))
-    return " ".join(" ".join(shown).split())
+    # a split could have been a text or a list of texts, too
+    told = re.sub(_OTHER_TYPES, r"\1", " ".join(" ".join(shown).split()))
+    return f"{told}; {_QUOTED}" if _UNQUOTED.search(told) else told
 
 
 def cause_of(error: BaseException, kind: type[_E]) -> _E | None:

@@ -32,6 +32,7 @@ from lightning_shards.config.parsing import (
     load_callables,
     load_decoders,
     require_no_single_keys,
+    with_torch_words,
 )
 from lightning_shards.errors import (
     ConfigError,
@@ -57,6 +58,7 @@ _MOST_WEIGHT: Final = 1_000_000  # of a class
 _Name = TypeVar("_Name", bound=str)
 
 
+@with_torch_words
 @dataclass(frozen=True)
 class BatchAlikeConfig:
     """Samples of like size in one batch, so that it needs little padding.

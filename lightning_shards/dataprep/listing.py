@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,8 @@ from lightning_shards.shards.urls import split_url
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
 )
+_log = logging.getLogger(__name__)
+
 TABLE_SUFFIXES: Final = (".csv", ".jsonl", ".parquet")
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -84,6 +87,7 @@ def list_folder(
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
     are classes, and a sample gets the number of its class, a new or a given one, as field `cls`.
+    A folder without folders of files has none.
 
     Raises:
         ConfigError: There are files beside the folders of classes, or a class is not among the
@@ -105,7 +109,8 @@ def list_folder(
         InputSample(escape_key(stem), tuple(starmap(whole_file, files.items())))
         for stem, files in files_by_stem.items()
     ]
-    if not has_classes:
+    _note_apart(files_by_stem.values())
+    if not has_classes or not (given or any("/" in stem for stem in files_by_stem)):
         return Listing(samples, ignored)
     labels: list[str] = []
     for stem in files_by_stem:
@@ -117,6 +122,14 @@ def list_folder(
             )
         labels.append(label)
     return _with_classes(samples, labels, given)._replace(ignored=ignored)
+
+
+def _note_apart(files: Iterable[Iterable[str]]) -> None:
+    """Log that no sample has all suffixes, as where the names of pairs are not alike."""
+    kinds = {frozenset("images" if of in IMAGE_FIELDS else of for of in each) for each in files}
+    if (every := frozenset[str]().union(*kinds)) not in {frozenset(), *kinds}:
+        what = "no sample has all of %s: files of one sample differ in suffixes alone"
+        _log.warning(what, ", ".join(sorted(every)))
 
 
 def _raise(error: OSError) -> None:

@@ -31,7 +31,7 @@ _PLOT_SUFFIXES = (".pdf", ".png", ".svg")
 
 
 def write_report(ranks: Sequence[TimeTotals], context: RunContext) -> str:
-    """The verdict in one line, then a table and the one change to make.
+    """The verdict in one line, then a table and, after enough steps, the one change to make.
 
     Args:
         ranks: Time totals of each rank. If there are only figures of one rank among several, the
@@ -49,7 +49,8 @@ def write_report(ranks: Sequence[TimeTotals], context: RunContext) -> str:
             f"slowest rank: rank {slow.rank} holds all others by its loader: it waited for data "
             f"{slow.fraction:.1%} of the time, the median rank {slow.median:.1%}"
         )
-    return "\n".join([*lines, f"to change: {advise_change(rates, slow)}"])
+    advice = [f"to change: {advise_change(rates, slow)}"]
+    return "\n".join([*lines, *advice * (rates.totals.batches >= ENOUGH_STEPS)])
 
 
 def _verdict(rates: Throughput) -> str:

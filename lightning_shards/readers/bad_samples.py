@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TypeVar
 
-from lightning_shards.errors import DamagedShardError, SampleError
+from lightning_shards.errors import (
+    DamagedShardError,
+    MissingFieldError,
+    SampleError,
+    TransformError,
+)
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
@@ -57,8 +62,12 @@ def bad_sample(shard: int, sample: int, error: Exception) -> BadSample:
 
 
 def refused(error: _E) -> _E:
-    """The error of a bad sample that may not be replaced, with the setting that would allow it."""
-    error.add_note(_ADVICE)
+    """The error of a bad sample that may not be replaced, with the setting that would allow it.
+
+    That is no remedy for a transform that fails, and that a member is missing says so itself.
+    """
+    if not isinstance(error, TransformError | MissingFieldError):
+        error.add_note(_ADVICE)
     return error
 
 

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from itertools import chain
 
+import numpy as np
+
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.digest import digest_share
@@ -44,9 +46,14 @@ from lightning_shards.samples.transforms import (
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
 from lightning_shards.shards.joins.kept_joins import prepare_joins
+from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
+from lightning_shards.shards.urls import is_local, redact
+
+_MOST_CHECKED = 1000
+"""Local shards whose samples are checked before a fit: about 2 ms each."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class IndexedSource:
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
         joins: Where joined fields come from.
+        allows_gaps: Whether a sample that lacks a member is an error only when it is read.
     """
 
     index: ShardIndex
@@ -84,6 +92,7 @@ class IndexedSource:
     sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
     joins: tuple[Join, ...] = ()
+    allows_gaps: bool = False
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -129,13 +138,42 @@ class IndexedSource:
     def prepare(self, joined: Sequence[JoinedShards] | None = None) -> None:
         """List the members of all shards that are scanned, and make the joins, or these ones.
 
+        The members of all samples are checked, too, unless it is a component of a mixture.
+
         Raises:
-            ShardError: A shard or a joined table cannot be read.
+            ShardError: A shard or a joined table cannot be read, or a sample lacks a member.
         """
         with closing(Storages(self.storages)) as storages:
             store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
             prepare_joins(self._joined if joined is None else joined, self.cache, store)
+        if joined is None:
+            self.require_all_members()
+
+    def require_all_members(self) -> None:
+        """Check the members of all samples, if the shards are local and at most 1,000.
+
+        Raises:
+            ShardError: A sample lacks a member, or a shard cannot be read.
+        """
+        urls, store = self.index.urls, TableStore(self.cache)
+        if len(urls) <= _MOST_CHECKED and all(map(is_local, urls)):
+            for shard, url in enumerate(urls):
+                self.require_members(shard, store.table_of(url))
+
+    def require_members(self, shard: int, table: MemberTable) -> None:
+        """Check that all samples of a shard that a filter keeps have all fields that they need.
+
+        Raises:
+            MissingFieldError: One lacks a field, and no other sample may stand for it.
+        """
+        for field in self.fields if self.max_bad is None and not self.allows_gaps else ():
+            lacking = np.flatnonzero(table.members_with(field.suffixes) < 0)
+            if len(lacking) and self.index.kept is not None:
+                lacking = np.intersect1d(lacking, self.index.kept.of_shard(shard))
+            if len(lacking) and not (field.is_optional or field.is_joined):
+                where = f"sample {table.key(lacking[0])!r} of {redact(self.index.urls[shard])}"
+                raise field.lacking(where, table.suffixes_of(lacking[0]))
 
     @property
     def draws_from_globals(self) -> list[str]:
@@ -167,6 +205,7 @@ class IndexedSource:
             self,
             epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
             max_bad=None,
+            allows_gaps=self.max_bad is not None,
             **watched_settings(self.fields, *self._steps),
             collation=self.collation.watched(),
             storages=without_cache(self.storages),
@@ -195,6 +234,7 @@ class IndexedSource:
 
         def begin(reading: Reading) -> Callable[[int], EpochRows]:
             reader = self.reader(reading, clock, arena)
+            reading.shards.on_open = self.require_members
             return lambda epoch: self.rows_of(epoch, reading, reader, unreadable, clock, arena)
 
         worker_epochs = self.epochs.worker_epochs(place, cursor)

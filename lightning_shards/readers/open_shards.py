@@ -2,7 +2,7 @@
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, Self
@@ -18,7 +18,7 @@ from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import JoinedShards
-from lightning_shards.shards.members import ShardReader
+from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
@@ -73,6 +73,7 @@ class OpenShards:
         joined: The values of their samples that come from joins.
         storages: Their storages.
         mapped_bytes: Of the files that the member tables of the open shards are mapped from.
+        on_open: Called with the number and the table of each shard that was opened.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class OpenShards:
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self.mapped_bytes = 0
+        self.on_open: Callable[[int, MemberTable], None] | None = None
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -101,13 +103,15 @@ class OpenShards:
         Raises:
             ShardNotFoundError: It does not exist.
             IndexMismatchError: It changed since it was counted.
-            ShardError: A join of it cannot be made.
+            ShardError: A join of it cannot be made, or `on_open` refuses it.
         """
         url = self.urls[shard]
         reader = self._readers.get(url)
         if reader is None:
             reader = self._readers[url] = self._open(shard)
             self.mapped_bytes += mapped_bytes(reader.table)
+            if self.on_open is not None:
+                self.on_open(shard, reader.table)
             if len(self._readers) > self._limit:
                 self._close_one()
         else:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_shards.errors import DamagedShardError, SampleError, count_of
+from lightning_shards.errors import DamagedShardError, SampleError, ShardError, count_of
 from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
 from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.readers.bad_samples import BadSampleLedger
@@ -21,7 +21,7 @@ from lightning_shards.shards.repeats import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, program_problem
 from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
-from lightning_shards.shards.urls import is_local, redact
+from lightning_shards.shards.urls import expand_urls, is_local, redact
 
 _DRAWS_AT_ONCE = 16
 """Draws of one worker computed together; a worker rarely opens more shards in a minute."""
@@ -247,6 +247,16 @@ def lacking_members(
     looked_at = f"the first {count_of(number, 'sample')} of {redact(url)} have"
     are_all = is_read and len(filled) == 1
     return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
+
+
+def first_suffixes(urls: str | Sequence[str]) -> set[str]:
+    """The suffixes of the first samples of the first shard; empty if it cannot be read here."""
+    with suppress(ShardError, OSError, StopIteration):
+        first = next(filter(is_local, expand_urls(urls)[:1]))
+        with closing(read_shard(first, None)) as samples:
+            looked_at = islice(samples, _SAMPLES_LOOKED_AT)
+            return {name for sample in looked_at for name in sample if not name.startswith("__")}
+    return set()
 
 
 def read_shard(

@@ -4,6 +4,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
@@ -181,6 +182,25 @@ class Field:
             return lambda data: as_tensor(DECODERS[decoder](data))
         return SCALAR_DECODERS.get(decoder) or DECODERS[decoder]
 
+    def lacking(self, where: str, members: Iterable[str]) -> MissingFieldError:
+        """The error about a place without a member for this field, but with these."""
+        found = sorted(key for key in members if not key.startswith("__"))
+        dotted = [key for key in found if key.endswith(tuple(f".{end}" for end in self.suffixes))]
+        close = [near for end in self.suffixes for near in get_close_matches(end, found, 1)]
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        if dotted:
+            meant = (
+                "; a key ends at the first dot of a file's name, and all behind it is the suffix, "
+                f"as {dotted[0]!r} is: pack the files again under names without other dots"
+            )
+        return MissingFieldError(
+            f"{where} has no member for field {self.name!r}: wanted one of {list(self.suffixes)}, "
+            f"found {found[:_MOST_NAMED]}{meant}; name one of these in `fields`, or, if only some "
+            f"samples lack it, set fields: {{{self.name}: '{';'.join(self.suffixes)}?'}} and a "
+            "value in `defaults`, leave these samples out by `keep`, or replace them: "
+            "on_bad_sample='substitute' with max_bad"
+        )
+
     def decode(self, members: Mapping[str, Any]) -> Any:
         """The value of this field in a sample.
 
@@ -197,11 +217,7 @@ class Field:
             return values if self.is_list else values[0]
         if self.is_optional:
             return self.missing_value()
-        names = sorted(key for key in members if not key.startswith("__"))[:_MOST_NAMED]
-        raise MissingFieldError(
-            f"{_where(members)} has no member for field {self.name!r}: wanted one of "
-            f"{list(self.suffixes)}, found {names}; name one of these in `fields`"
-        )
+        raise self.lacking(_where(members), members)
 
     def _decoded(self, suffix: str, members: Mapping[str, Any]) -> Any:
         """The value of one member."""

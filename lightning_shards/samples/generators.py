@@ -178,6 +178,7 @@ def outside_workers() -> Generator[None]:
 def _look_like(wrapper: Any, function: object) -> None:
     """Give a wrapper the name and the wishes of the function in it."""
     wrapper.__name__ = _name_of(function)
+    wrapper.__wrapped__ = function  # so that its parameters are seen
     wrapper.takes_bytes = getattr(function, "takes_bytes", False)
     wrapper.takes_arrays = getattr(function, "takes_arrays", False)
     wrapper.takes_fields = getattr(function, "takes_fields", None)
@@ -249,7 +250,6 @@ class WatchedTransform:
 
     def __init__(self, called: str, transform: Callable[..., Any]) -> None:
         self._called, self._is_watched = called, False
-        self.__wrapped__ = transform  # so that its parameters are seen
         self.deterministic = getattr(transform, "deterministic", False)
         _look_like(self, transform)
 

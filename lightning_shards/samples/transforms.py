@@ -61,6 +61,20 @@ def _taken_fields(transform: SampleTransform) -> frozenset[str] | None:
     return frozenset((given,) if isinstance(given, str) else given)
 
 
+_RECIPES = {
+    "albumentations": "; albumentations takes arrays of (height, width, channels) by name: wrap it "
+    "in def augment(image): return pipeline(image=image.numpy().transpose(1, 2, 0))['image']",
+    "torchvision": "; torchvision's transforms take one picture: name them in `transforms` of the "
+    "field, whose uint8 tensor needs no ToTensor; for PIL images set decode: {image: pil}",
+}
+
+
+def _failed(transform: object, error: Exception) -> str:
+    """An error in words, and, if the callable is of a known library, how that one is used."""
+    library = type(inspect.unwrap(cast("Any", transform))).__module__.partition(".")[0]
+    return f"{type(error).__name__}: {error}{_RECIPES.get(library, '')}"
+
+
 def _name_of(transform: SampleTransform) -> str:
     return getattr(transform, "__name__", type(transform).__name__)
 
@@ -105,7 +119,7 @@ class SampleStep:
             raise
         except Exception as error:
             leave_out_own_frames(error)
-            problem = f"failed: {type(error).__name__}: {error}"
+            problem = f"failed: {_failed(self.function, error)}"
             raise TransformError(self._message(sample, problem)) from error
         problem = _problem_of(made, identity, others)
         if problem:
@@ -524,5 +538,5 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
         leave_out_own_frames(error)
         raise TransformError(
             f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
-            f"{redact(str(sample.get('__url__')))}: {type(error).__name__}: {error}"
+            f"{redact(str(sample.get('__url__')))}: {_failed(step.function, error)}"
         ) from error

@@ -34,6 +34,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
 _INNER = re.compile(r"://|pipe:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_OF_A_SHELL = re.compile(r"\$\{\w+\}|\$[A-Z][A-Z0-9_]*|(?<=\.tar)[,; ]+(?=\S)")
 _WILDCARDS = re.compile(r"[*?[]")
 BEFORE_QUERY: Final = re.compile(r"(?=[?#])|$")  # or behind the end
 _AUTHORITY_END = re.compile("[/?#]")
@@ -311,6 +312,12 @@ def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
         raise UrlError("an empty url among the shards; take out what stands for it ('', '::')")
     if _CONTROL.search(url):
         raise UrlError(f"a control character in {redact(url)!r}; shard urls hold printable text")
+    path = url.partition("?")[0]
+    if not (scheme in _LOCAL and os.path.exists(url)) and (match := _OF_A_SHELL.search(path)):
+        raise UrlError(
+            f"{match[0]!r} in {redact(url)!r} is taken as it stands: write a variable as "
+            "${oc.env:NAME} in a YAML or os.environ['NAME'] in Python, and shards as [a.tar, b.tar]"
+        )
     if scheme == "":
         return _resolve_local(os.path.expanduser(url))
     if scheme == "file":

@@ -124,7 +124,8 @@ def require_own_randomness(source: Source) -> None:
         raise ConfigError(
             f"{', '.join(names)} may draw random numbers from the generators of the whole process, "
             "which threads share: give it a parameter `rng`, or, if it draws none, an attribute "
-            "`deterministic = True`; or take pool='processes' and threads_per_worker=1"
+            "`deterministic = True`; or set num_workers=0, or take "
+            "pool='processes' and threads_per_worker=1 for what can be imported"
         )
 
 

@@ -131,7 +131,7 @@ def _not_sent(source: Source) -> ConfigError | None:
             kind = getattr(function, "__qualname__", type(function).__qualname__)
             return ConfigError(
                 f"{name} is {kind}, which cannot be sent to worker processes "
-                f"({type(error).__name__}: {error}); {_remedy(error)}, or take pool='threads'"
+                f"({type(error).__name__}: {error}); {_remedy(error)}, or set num_workers=0"
             )
     return None
 

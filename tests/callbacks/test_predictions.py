@@ -196,6 +196,15 @@ def test_a_parquet_has_row_groups_of_many_batches(tmp_path, monkeypatch):
     assert file.read()["prediction"].to_pylist() == values.tolist()
 
 
+def test_without_pyarrow_the_default_is_csv_and_a_line_says_so(monkeypatch, tmp_path, caplog):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with caplog.at_level("INFO"):
+        ShardPredictionWriter(str(tmp_path))
+    assert caplog.messages[-1:] == [
+        "predictions are written as csv, because pyarrow is not installed"
+    ]
+
+
 def test_without_pyarrow_parquet_names_the_extra_and_the_other_format(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ConfigError, match=r"lightning-shards\[table\].* csv"):

@@ -95,6 +95,7 @@ def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(option,
             "--data.train.batchsize=3",
             r"data\.train: .*Option 'batchsize' is not accepted.*; did you mean 'batch_size'\?$",
         ),
+        ("--data.val_sets=3", r"data\.val_sets: .*Given value: 3$"),
         (
             "--data.prefetch_factor=3",
             r"unrecognized .*_factor=3; did you mean 'data\.loader\.prefetch_factor'\?$",

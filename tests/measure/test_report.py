@@ -85,6 +85,8 @@ def test_a_verdict_after_few_steps_is_unsure() -> None:
     assert few.startswith(
         "data throughput: unsure (19 of at least 20 steps), perhaps loader-bound: the trainer could"
     )
+    assert few.count("unsure") == 1
+    assert "to change" not in few
 
 
 def test_sides_near_each_other_are_balanced() -> None:

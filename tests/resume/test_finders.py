@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 from toy import SeenSamples, ToyData, bare_trainer, make_trainer
 
 from lightning_shards.errors import StateError
@@ -87,6 +88,16 @@ def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path):
     make_trainer(tmp_path, finders).fit(model, data)
     assert data.batch_size == 8
     assert model.seen == WHOLE
+
+
+@pytest.mark.parametrize(("mode", "size"), [("power", 16), ("binsearch", 24)])
+def test_the_finder_of_batch_sizes_ends_at_the_size_of_the_data(
+    mode, size, tmp_path
+):
+    data = ToyData(val_samples=0)  # 26 samples
+    trainer = make_trainer(tmp_path)
+    found = Tuner(trainer).scale_batch_size(Rated(), datamodule=data, mode=mode, init_val=4)
+    assert (found, data.batch_size) == (size, size)
 
 
 @pytest.mark.parametrize("step", [9, 12, 18])

@@ -102,7 +102,10 @@ def test_a_missing_field_says_what_is_there():
         make_field("seg.png;mask.png").decode(MEMBERS | {"jpg": b"", "cls": b""})
     assert str(caught.value) == (
         "sample 'k' of https://h/0.tar has no member for field 'x': wanted one of "
-        "['seg.png', 'mask.png'], found ['cls', 'jpg']; name one of these in `fields`"
+        "['seg.png', 'mask.png'], found ['cls', 'jpg']; name one of these in `fields`, or, "
+        "if only some samples lack it, set fields: {x: 'seg.png;mask.png?'} and a value in "
+        "`defaults`, leave these samples out by `keep`, or replace them: "
+        "on_bad_sample='substitute' with max_bad"
     )
 
 

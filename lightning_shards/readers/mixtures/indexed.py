@@ -183,9 +183,11 @@ class MixtureSource:
         """List the members of all shards that are scanned, and make the joins of all components.
 
         Raises:
-            ShardError: A shard or a joined table cannot be read.
+            ShardError: A shard or a joined table cannot be read, or a sample lacks a member.
         """
         self._makers[0].prepare(self._joined_shards)
+        for component in self.components:
+            component.require_all_members()
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample: the largest of those that are made, one of each component.
@@ -220,6 +222,9 @@ class MixtureSource:
 
         def begin(reading: Reading) -> Callable[[int], MixtureRows]:
             reader = self._reader(reading, settings, clock, arena)
+            reading.shards.on_open = lambda shard, table: makers[
+                self._component_of(shard)
+            ].require_members(shard, table)
 
             def rows_of(epoch: int) -> MixtureRows:
                 of_components = tuple(

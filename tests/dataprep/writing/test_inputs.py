@@ -25,6 +25,25 @@ def test_a_folder_that_may_not_be_listed_is_told(tmp_path):
         list_folder(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("names", "samples", "notes"),
+    [
+        (("1.jpg", "1.txt", "2.png", "2.txt"), {"1": ("jpg", "txt"), "2": ("png", "txt")}, []),
+        (
+            ("image1.jpg", "text1.txt"),
+            {"image1": ("jpg",), "text1": ("txt",)},
+            ["no sample has all of images, txt: files of one sample differ in suffixes alone"],
+        ),
+    ],
+)
+def test_a_flat_folder_gives_pairs_without_classes(names, samples, notes, tmp_path, caplog):
+    for name in names:
+        (tmp_path / name).touch()
+    listing = list_folder(str(tmp_path))
+    found = {of.key: tuple(member.field for member in of.members) for of in listing.samples}
+    assert (found, listing.classes, caplog.messages) == (samples, {}, notes)
+
+
 # --- files that change after they were listed
 
 
