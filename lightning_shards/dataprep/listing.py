@@ -86,16 +86,14 @@ def list_folder(
     """One sample for all files of a folder whose names differ only in the suffix.
 
     The key is the path below `folder` without suffix, escaped. With `has_classes` the folders in it
-    are classes, and a sample gets the number of its class, a new or a given one, as field `cls`.
-    A folder without folders of files has none.
+    are classes, if there are any: a sample gets the number of its class, new or given, as `cls`.
 
     Raises:
         ConfigError: There are files beside the folders of classes, or a class is not among the
             given ones.
         SampleError: Two files of a sample have the same suffix, or both are images.
     """
-    ignored = 0
-    files_by_stem: dict[str, dict[str, str]] = {}
+    ignored, files_by_stem = 0, dict[str, dict[str, str]]()
     for below, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from operator import index
 from typing import TypeVar
 
-from lightning_shards.errors import (
-    DamagedShardError,
-    MissingFieldError,
-    SampleError,
-    TransformError,
-)
+from lightning_shards.errors import DamagedShardError, SampleError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
@@ -66,7 +61,7 @@ def refused(error: _E) -> _E:
 
     That is no remedy for a transform that fails, and that a member is missing says so itself.
     """
-    if not isinstance(error, TransformError | MissingFieldError):
+    if type(error) in BAD:  # and not one of their kinds
         error.add_note(_ADVICE)
     return error
 

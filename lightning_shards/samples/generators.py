@@ -178,7 +178,6 @@ def outside_workers() -> Generator[None]:
 def _look_like(wrapper: Any, function: object) -> None:
     """Give a wrapper the name and the wishes of the function in it."""
     wrapper.__name__ = _name_of(function)
-    wrapper.__wrapped__ = function  # so that its parameters are seen
     wrapper.takes_bytes = getattr(function, "takes_bytes", False)
     wrapper.takes_arrays = getattr(function, "takes_arrays", False)
     wrapper.takes_fields = getattr(function, "takes_fields", None)
@@ -200,6 +199,7 @@ class RepeatedTransform:
 
     def __init__(self, called: str, transform: Callable[[Any], Any]) -> None:
         self._called, self._transform, self._is_compared = called, transform, False
+        self.__wrapped__ = transform  # so that errors know its library
         _look_like(self, transform)
 
     def __call__(self, value: Any) -> Any:
@@ -250,6 +250,7 @@ class WatchedTransform:
 
     def __init__(self, called: str, transform: Callable[..., Any]) -> None:
         self._called, self._is_watched = called, False
+        self.__wrapped__ = transform  # so that its parameters are seen
         self.deterministic = getattr(transform, "deterministic", False)
         _look_like(self, transform)
 

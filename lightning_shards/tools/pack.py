@@ -40,7 +40,7 @@ _EPILOG = """\
 A folder of folders of classes gives each sample its class as field `cls`, numbered in the order of
 the names (numbers: of their values); classes.json beside the shards has both. Splits that are
 packed one by one need the same numbers: give the later ones --classes data/train/classes.json.
-Files whose names differ in the suffix alone are one sample.
+Files whose names differ in the suffix alone are one sample, also in a flat folder (1.jpg, 1.txt).
 --resize averages photographs; maps of labels or depths, in fields such as mask.png, keep their
 values.
 """

@@ -76,7 +76,7 @@ def test_a_function_that_cannot_be_sent_is_named_with_its_remedy(kind, pack_shar
     assert str(caught.value).startswith(named)
     assert "<lambda>, which cannot be sent to worker processes" in str(caught.value)
     assert "at the top level of a module" in str(caught.value)
-    assert "pool='threads'" in str(caught.value)
+    assert "set num_workers=0" in str(caught.value)
 
 
 def crash_when_leaving(label):
