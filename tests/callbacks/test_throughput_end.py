@@ -105,8 +105,9 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     fit.trainer.num_devices = 3
     fit.begin()
     fit.step(wait_s=0, busy_s=1)
-    fit.loader.times.produce_s += (pool.describe().num_producers - 1) * 9
-    fit.step(wait_s=9, busy_s=1)
+    for _ in range(20):
+        fit.loader.times.produce_s += (pool.describe().num_producers - 1) * 9
+        fit.step(wait_s=9, busy_s=1)
     fit.end()
     assert fit.reported[0].endswith(f"to change: set {said}")
 

@@ -194,7 +194,7 @@ def test_a_slow_loader_is_judged_loader_bound(make_data: MakeData, reports: Repo
     logger = fit(Net(), make_data(transforms={"label": slowly}))
     [report] = reports()
     assert "loader-bound: the trainer could take" in report
-    assert "to change: set num_workers to " in report
+    assert "to change: " not in report  # after 19 steps
     assert logger.values("data/run/wait_fraction")[-1] > 0.5
     loader, trainer = (
         logger.values(f"data/run/{side}_samples_per_s")[-1] for side in ("loader", "trainer")
