@@ -216,7 +216,7 @@ class DataConfig:
         except ConfigError as error:
             known = first_suffixes(config.urls or [])
             for field in (Field(name, suffixes_of(text)) for name, text in fields.items()):
-                if known and known.isdisjoint(field.suffixes):
+                if known and not field.suffixes_in(known):
                     raise ConfigError(str(field.lacking("the first shard", known))) from error
             raise
         if config.balance not in {None, *(field.name for field in made)}:

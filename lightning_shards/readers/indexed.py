@@ -168,7 +168,8 @@ class IndexedSource:
             MissingFieldError: One lacks a field, and no other sample may stand for it.
         """
         for field in self.fields if self.max_bad is None and not self.allows_gaps else ():
-            lacking = np.flatnonzero(table.members_with(field.suffixes) < 0)
+            suffixes = field.suffixes_in(table.suffixes) if field.is_list else field.suffixes
+            lacking = np.flatnonzero(table.members_with(suffixes) < 0)
             if len(lacking) and self.index.kept is not None:
                 lacking = np.intersect1d(lacking, self.index.kept.of_shard(shard))
             if len(lacking) and not (field.is_optional or field.is_joined):

@@ -17,7 +17,7 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.repeats import StreamedKeys
+from lightning_shards.shards.members import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, program_problem
 from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples

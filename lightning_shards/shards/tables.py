@@ -30,10 +30,9 @@ from lightning_shards.errors import (
     ShardError,
     count_of,
 )
-from lightning_shards.shards.members import MemberTable, scan_members
+from lightning_shards.shards.members import MemberTable, scan_members, split_error
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.repeats import split_error
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (

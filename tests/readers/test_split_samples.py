@@ -7,7 +7,7 @@ import pytest
 
 from lightning_shards import ShardDataset, SplitConfig
 from lightning_shards.errors import SampleError
-from lightning_shards.shards import repeats
+from lightning_shards.shards import members
 
 OPTIONAL = {"label": "cls?", "text": "txt?"}
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
@@ -69,8 +69,8 @@ def test_reshard_joins_the_members(tar_of, make_module, tmp_path):
 
 
 def test_a_stream_remembers_a_bounded_number_of_keys(monkeypatch):
-    monkeypatch.setattr(repeats, "_MOST_KEYS", 2)
-    keys = repeats.StreamedKeys("x.tar")
+    monkeypatch.setattr(members, "_MOST_KEYS", 2)
+    keys = members.StreamedKeys("x.tar")
     for key in ("a", "b"):
         keys.add(key, ["cls"])
     keys.add("a", ["txt"])

@@ -91,9 +91,7 @@ def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "size"), [("power", 16), ("binsearch", 24)])
-def test_the_finder_of_batch_sizes_ends_at_the_size_of_the_data(
-    mode, size, tmp_path
-):
+def test_the_finder_of_batch_sizes_ends_at_the_size_of_the_data(mode, size, tmp_path):
     data = ToyData(val_samples=0)  # 26 samples
     trainer = make_trainer(tmp_path)
     found = Tuner(trainer).scale_batch_size(Rated(), datamodule=data, mode=mode, init_val=4)
