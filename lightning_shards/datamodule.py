@@ -23,11 +23,7 @@ from omegaconf import DictConfig
 
 from lightning_shards.build.classes import names_of_classes, warn_of_other_numbers
 from lightning_shards.build.loaders import describe, facts_of, make_loader
-from lightning_shards.build.sources import (
-    find_shards,
-    make_source,
-    warn_of_shared_shards,
-)
+from lightning_shards.build.sources import find_shards, make_source, warn_of_shared_shards
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
@@ -106,16 +102,13 @@ class ModuleSettings(pl.LightningDataModule):
         """The names of the classes in the order of their numbers, known before `setup`.
 
         They are those in `classes`, or in the ``classes.json`` beside the shards of `train`, or of
-        the first split that there is.
-
-        Raises:
-            ConfigError: No classes are known, or fields have different ones.
+        the first split. Unknown ones, or different ones of two fields, are a ConfigError.
         """
         return names_of_classes(self._data_config())
 
     @cached_property
     def num_classes(self) -> int:
-        """How many classes there are, as for ``link_arguments``; raises what `class_names` does."""
+        """How many classes there are, as for ``link_arguments``; errors as of `class_names`."""
         return len(self.class_names)
 
     @property

@@ -325,7 +325,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
             "(number of shards: 2, from 'a.tar' to 'b.tar') hold 10; their file names, order and "
             "counts must be those of the run that saved it, whose config.yaml names its urls: set "
             "these back to resume, or start anew with its weights alone: "
-            "Model.load_from_checkpoint(path), and fit without ckpt_path"
+            "Model.load_from_checkpoint(path), and fit without ckpt_path; from a checkpoint of an "
+            "epoch's end ExactResume(allow_new_data=True) goes on with other shards"
         ),
     ),
     "no permission": (

@@ -58,7 +58,6 @@ _MOST_WEIGHT: Final = 1_000_000  # of a class
 _Name = TypeVar("_Name", bound=str)
 
 
-@with_torch_words
 @dataclass(frozen=True)
 class BatchAlikeConfig:
     """Samples of like size in one batch, so that it needs little padding.
@@ -72,6 +71,7 @@ class BatchAlikeConfig:
     group: int
 
 
+@with_torch_words
 @dataclass(frozen=True)
 class SplitConfig:
     """What to read for one split, and how it is cut into steps.
@@ -79,7 +79,7 @@ class SplitConfig:
     Args:
         urls: Shards: paths or URLs with braces, local wildcards, ``::`` between several; or a
             list. A split has these or a `mix`.
-        sampling: ``resampled`` draws shards with replacement, ``shuffled`` gives each sample once
+        sampling: ``resampled`` draws with replacement, ``shuffled`` gives each sample once
             in a new order each epoch, ``sequential`` in file order. Default: resampled for train,
             sequential for the others.
         reader: ``stream`` reads whole shards forward; ``indexed`` reads samples by their offsets,
