@@ -357,8 +357,9 @@ def test_a_failure_of_a_fit_that_died_is_not_that_of_the_next_one(
     loader = SimpleNamespace(facts={"split": "train"}, close=lambda: None)
     module = make_module(SplitConfig("nowhere.tar"))
     module.trainer = SimpleNamespace(
-        world_size=2, num_devices=2, num_nodes=1, local_rank=0, fit_loop=unused_fit_loop()
-    )
+        world_size=2, num_devices=2, num_nodes=1, local_rank=0, fit_loop=unused_fit_loop(),
+        loggers=[], callbacks=[],
+    )  # fmt: skip
     module.setup("fit")  # the error is kept until all ranks meet
     if end is not None:
         getattr(module, end)(ArithmeticError() if end == "on_exception" else "fit")
@@ -393,8 +394,9 @@ def test_the_fork_server_starts_with_setup_and_ends_with_the_fit(
     module = make_module(SplitConfig(urls), **settings)
     module.setup("fit")  # without a trainer no teardown would end it
     module.trainer = SimpleNamespace(
-        world_size=1, num_devices=1, num_nodes=1, fit_loop=unused_fit_loop()
-    )
+        world_size=1, num_devices=1, num_nodes=1, fit_loop=unused_fit_loop(), loggers=[],
+        callbacks=[],
+    )  # fmt: skip
     module.setup("fit")
     module.teardown("fit")
     assert calls == [[module.source("train")], "end"][not is_prepared :]

@@ -128,7 +128,7 @@ def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
         return True
     if index.counts is None or not all(map(has_ranges, remote)):
         return False
-    return index.has_tables or tables.is_beside(remote[0])
+    return index.has_tables or tables.is_beside(remote[0], or_kept=True)
 
 
 def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNeeds) -> None:

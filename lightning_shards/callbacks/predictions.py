@@ -278,11 +278,12 @@ class _CsvFile(_RankFile):
     def merge(paths: Sequence[Path], target: BinaryIO) -> None:
         header: list[str] = []
         rows: list[list[str]] = []
-        csv.field_size_limit(_LONGEST_TEXT)
+        before = csv.field_size_limit(_LONGEST_TEXT)
         for path in paths:
             with path.open(encoding="utf-8", newline="") as file:
                 header, *of_rank = csv.reader(file)
                 rows += of_rank
+        csv.field_size_limit(before)
         rows.sort(key=lambda row: tuple(map(int, row[0].split(":"))))
         target.write(_csv_bytes([header, *rows]))
 

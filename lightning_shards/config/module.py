@@ -48,6 +48,7 @@ from lightning_shards.errors import (
     MOST_SEED,
     ConfigError,
     ShardError,
+    UnsafeError,
     require_at_least,
     require_choice,
     require_fields,
@@ -213,10 +214,12 @@ class DataConfig:
         defaults = config.defaults or {}
         try:
             made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
+        except UnsafeError:
+            raise
         except ConfigError as error:
             known = first_suffixes(config.urls or [])
             for field in (Field(name, suffixes_of(text)) for name, text in fields.items()):
-                if known and not field.suffixes_in(known):
+                if known and all(field.suffixes) and not field.suffixes_in(known):
                     raise ConfigError(str(field.lacking("the first shard", known))) from error
             raise
         if config.balance not in {None, *(field.name for field in made)}:

@@ -146,7 +146,7 @@ def test_the_indexed_reader_proves_draws_with_replacement(make_data, make_traine
 
 
 def test_a_stream_of_draws_has_nothing_to_prove_and_says_nothing(make_data, make_trainer, said):
-    make_trainer().fit(Model(), make_data({"sampling": "resampled"}))
+    make_trainer().fit(Model(), make_data({"sampling": "resampled", "reader": "stream"}))
     assert said() == {}
 
 

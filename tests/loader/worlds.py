@@ -40,7 +40,7 @@ class World:
             remainder=self.remainder,
             batch_size=self.batch_size,
             dataset_size=self.dataset_size,
-            shuffle_buffer=self.shuffle_buffer,
+            shuffle_buffer=self.shuffle_buffer if self.reader == "stream" else None,
         )
         cache_dir = str(shards_by_count[0, 0]) + "-cache"
         module = ShardDataModule(

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
 
 from lightning_shards import ExactResume
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -89,15 +89,6 @@ def test_the_tuner_goes_back_over_a_checkpoint_of_another_batch_size_where_nothi
         Estimating(), datamodule=data, init_val=2, max_trials=2, margin=0
     )
     assert found == data.batch_size == 4
-
-
-def test_a_batch_size_that_fills_no_step_ends_the_tuner_with_the_limit_to_give(
-    recorder, make_trainer, folder
-):
-    data = recorder.make_data(folder, "indexed")
-    tuner = Tuner(make_trainer())
-    with pytest.raises(PlanError, match=r"26 samples do not fill one step of 1 rank x 32 samples"):
-        tuner.scale_batch_size(recorder.Recorder(), datamodule=data, init_val=16)
 
 
 def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(

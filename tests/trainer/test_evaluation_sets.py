@@ -156,7 +156,7 @@ def test_names_are_told_in_the_order_of_the_loaders(make_sets, make_data, make_t
     caplog.set_level("INFO")
     trainer.fit(SetsRecorder(), data)
     lines = [line for line in caplog.messages if "by the indexed reader" in line]
-    assert [line.partition(":")[0] for line in lines] == NAMES
+    assert [line.partition(":")[0] for line in lines] == [*NAMES, "train"]
     assert "val/web: 7 samples from 2 shards" in repr(data)
     assert data.eval_names("val") == NAMES
     assert [loader.name for loader in trainer.val_dataloaders] == NAMES
