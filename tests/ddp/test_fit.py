@@ -153,7 +153,8 @@ def test_every_fit_ends_with_one_report_by_rank_0(ran):
 def test_every_epoch_of_an_indexed_fit_is_proven_by_one_line_of_rank_0(ran):
     proven = [line for line in ran.output.splitlines() if ", as the order says (digest" in line]
     indexed = [case for case in CASES if case.train_options.get("reader") != "stream"]
-    assert len(proven) == sum(case.epochs for case in indexed), proven
+    trained_before = 2  # epochs, of the fit that is resumed at an epoch's end
+    assert len(proven) == sum(case.epochs for case in indexed) - trained_before, proven
 
 
 def test_the_progress_bar_counts_to_its_total_each_epoch(ran):
