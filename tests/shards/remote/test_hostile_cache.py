@@ -30,9 +30,10 @@ BATCHES = 32
 def damage(path, change):
     """Change a file behind the back of the cache: it looks as if it were checked before."""
     status = path.stat()
-    with path.open("r+b") as file:
+    with path.open("r+b") as file:  # a stream that reads on may remove it at once
         change(file)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+        file.flush()
+        os.utime(file.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def poison(file):
