@@ -294,7 +294,7 @@ def decode_labels(data: bytes) -> NDArray[Any]:
         OSError: It cannot be read.
     """
     image = _open(data)
-    raw = _raw_mode(image)
+    raw, most = _raw_mode(image)
     image.load()
     values: NDArray[Any] = np.array(image)
     if values.ndim != 2:  # noqa: PLR2004 one channel
@@ -310,10 +310,9 @@ def decode_labels(data: bytes) -> NDArray[Any]:
         values = values.view(np.int8) if image.mode == "L" else values
     elif image.mode == "I" and values.min(initial=0) < 0:
         raise SampleError("its numbers reach 2**31, more than int32 holds; store smaller ones")
-    # Pillow spreads these over the range of a type; of a PPM the largest one stands in its header
-    most = _MOST_OF_SHORT.get(str(raw)) if isinstance(raw, str) else raw[1]
-    if most is not None:
-        values = np.rint(values * (int(most) / np.iinfo(values.dtype).max)).astype(values.dtype)
+    most = most or _MOST_OF_SHORT.get(raw)
+    if most is not None:  # Pillow spreads such numbers over the range of a type
+        values = np.rint(values * (most / np.iinfo(values.dtype).max)).astype(values.dtype)
     return values[None]
 
 
@@ -430,14 +429,15 @@ def _require_picture(image: Any, mode: str) -> None:
                 "its pixels are indices of a palette of colours, and their brightness would stand "
                 "for them; decode the indices as 'labels', or the colours as 'rgb'"
             )
-    if ";16" in str(_raw_mode(image)) and current_process().name == "MainProcess":
+    if ";16" in _raw_mode(image)[0] and current_process().name == "MainProcess":
         _say_upper_bits()
 
 
-def _raw_mode(image: Any) -> Any:
-    """How the pixels of an image that was just opened are stored; of a PPM also the largest one."""
-    arguments: Any = image.tile[0][3] if image.tile else ""
-    return arguments if image.format == "PPM" else str(arguments)
+def _raw_mode(image: Any) -> tuple[str, int | None]:
+    """How an image that was just opened stores pixels; of some PPM also their largest number."""
+    given: Any = image.tile[0][3] if image.tile else ""
+    arguments = given if isinstance(given, tuple) else (given, None)
+    return str(arguments[0]), arguments[1] if image.format == "PPM" else None
 
 
 def _is_signed(image: Any) -> bool:

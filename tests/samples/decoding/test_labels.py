@@ -49,9 +49,9 @@ def png_of(depth, kind, *rows):
     return start + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
-def tiff_of(values, bits, sample_format):
+def tiff_of(values, bits, sample_format, width=None):
     """A gray TIFF of these numbers, unsigned in format 1 and signed in format 2."""
-    pixels, (height, width) = values.tobytes(), values.shape
+    pixels, height, width = values.tobytes(), len(values), width or values.shape[1]
     tags = {256: width, 257: height, 258: bits, 259: 1, 262: 1, 273: 8}
     tags |= {277: 1, 278: height, 279: len(pixels), 339: sample_format}
     directory = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
@@ -95,13 +95,14 @@ def test_the_numbers_of_a_map_are_those_of_its_file(kind):
 
 @pytest.mark.parametrize(
     ("data", "values"),
-    ids=["1", "2", "4", "palette", "tiff"],
+    ids=["1", "2", "4", "palette", "tiff", "4 bit tiff"],
     argvalues=[
         (png_of(1, 0, b"\xa0"), [1, 0, 1, 0]),
         (png_of(2, 0, b"\x1b"), [0, 1, 2, 3]),
         (png_of(4, 0, b"\x01\x2f"), [0, 1, 2, 15]),
         (saved(palette([[0, 1, 2, 3]]), bits=2), [0, 1, 2, 3]),
         (saved(Image.fromarray(np.array([[True, False]])), "TIFF"), [1, 0]),
+        (tiff_of(np.array([[0x01, 0x2F]], np.uint8), 4, 1, width=4), [0, 1, 2, 15]),
     ],
 )
 def test_numbers_of_few_bits_are_not_spread_over_eight(data, values):
