@@ -84,8 +84,7 @@ class SplitConfig:
             sequential for the others.
         reader: ``stream`` reads whole shards forward; ``indexed`` reads samples by their offsets,
             in an order that neither ranks nor workers change, and remote shards need member tables
-            beside them for it. ``auto`` streams what is resampled (without a `balance`), has
-            stages, or is remote without such tables.
+            beside them for it. ``auto`` streams what has stages, or is remote without such tables.
         dataset_size: Samples of an epoch. Needed where no counts are known, unless the one remote
             folder of the shards has open_clip's ``__len__``; under ``resampled`` it may differ from
             the counts, as an epoch is nominal there.
