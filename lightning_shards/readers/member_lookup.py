@@ -38,13 +38,14 @@ def suffixes_compared(name: str, fields: Sequence[Field]) -> tuple[str, ...]:
     """The suffixes of the field by whose members `batch_alike` compares samples.
 
     Raises:
-        ConfigError: There is no such field, or it has no members, as that of a join.
+        ConfigError: There is no such field, or it has no member, as that of a join, or a list.
     """
-    suffixes = {field.name: tuple(field.suffixes) for field in fields if not field.is_joined}
+    are_single = [field for field in fields if not (field.is_joined or field.is_list)]
+    suffixes = {field.name: field.suffixes for field in are_single}
     if name not in suffixes:
         raise ConfigError(
-            f"batch_alike compares the members of the field {name!r}, and the fields that have "
-            f"members are {sorted(suffixes)}; name one of these"
+            f"batch_alike compares the members of the field {name!r}, and the fields that have one "
+            f"member are {sorted(suffixes)}; name one of these"
         )
     return suffixes[name]
 
