@@ -278,12 +278,14 @@ class _CsvFile(_RankFile):
     def merge(paths: Sequence[Path], target: BinaryIO) -> None:
         header: list[str] = []
         rows: list[list[str]] = []
-        before = csv.field_size_limit(_LONGEST_TEXT)
-        for path in paths:
-            with path.open(encoding="utf-8", newline="") as file:
-                header, *of_rank = csv.reader(file)
-                rows += of_rank
-        csv.field_size_limit(before)
+        before = csv.field_size_limit(_LONGEST_TEXT)  # of the whole process
+        try:
+            for path in paths:
+                with path.open(encoding="utf-8", newline="") as file:
+                    header, *of_rank = csv.reader(file)
+                    rows += of_rank
+        finally:
+            csv.field_size_limit(before)
         rows.sort(key=lambda row: tuple(map(int, row[0].split(":"))))
         target.write(_csv_bytes([header, *rows]))
 
