@@ -100,7 +100,7 @@ class Field:
         """Whether samples may have no such member."""
         return self.default is not None
 
-    @property
+    @cached_property
     def is_list(self) -> bool:
         """Whether its value is the list of any number of members."""
         return self.suffixes[0].startswith(_ALL_ENDING_IN)
