@@ -23,7 +23,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
 from multiprocessing import current_process
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -436,8 +436,10 @@ def _require_picture(image: Any, mode: str) -> None:
 def _raw_mode(image: Any) -> tuple[str, int | None]:
     """How an image that was just opened stores pixels; of some PPM also their largest number."""
     given: Any = image.tile[0][3] if image.tile else ""
-    arguments = given if isinstance(given, tuple) else (given, None)
-    return str(arguments[0]), arguments[1] if image.format == "PPM" else None
+    if not isinstance(given, tuple):
+        return str(given), None
+    raw, *rest = cast("tuple[Any, ...]", given)
+    return str(raw), rest[0] if image.format == "PPM" else None
 
 
 def _is_signed(image: Any) -> bool:
