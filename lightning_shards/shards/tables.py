@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -278,10 +279,18 @@ def build_tables(
         return
     folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    begun = perf_counter()
     with progress_line("listed", len(missing), where, show=show_progress) as step:
         for path in missing:
             store.table_of(path)
             step()
+    _log.info(
+        "the members of %s in %s were listed in %.1f s; the lists are kept, and `reader: stream` "
+        "needs none",
+        count_of(len(missing), "shard"),
+        where or ".",
+        perf_counter() - begun,
+    )
 
 
 def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:

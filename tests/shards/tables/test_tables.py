@@ -163,7 +163,8 @@ def test_errors_of_the_scan_come_through(path, store, tmp_path):
 # --- many shards
 
 
-def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, capsys):
+def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, capsys, caplog):
+    caplog.set_level("INFO")
     urls = write_shards([3, 4, 5])
     scanned = []
 
@@ -180,8 +181,11 @@ def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, 
     *_, last = error.split("\r")
     assert last.startswith("listed shards in /")
     assert last.endswith("\n")
+    assert "the members of 2 shards in /" in caplog.messages[-1]
+    assert "`reader: stream` needs none" in caplog.messages[-1]
     build_tables(urls, store, show_progress=True)
     assert capsys.readouterr().err == ""
+    assert len(caplog.messages) == 2
 
 
 def test_tables_made_before_a_damaged_shard_are_kept(write_shards, store):
