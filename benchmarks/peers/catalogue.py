@@ -104,6 +104,8 @@ PEERS = (
             Row("ours, processes"),
             Row("ours, threads"),
             Row("ours, inline"),
+            Row("ours, processes, first run"),
+            Row("ours, stream"),
             Row("ours, threads, own crop", data=("IMG",)),
             Row("ours, processes, crc32", data=ARRAYS),
             Row("ours, threads, crc32", data=ARRAYS),

@@ -1,5 +1,6 @@
 """This package, with each of its pools, with and without crc32 of members checked, and mixed."""
 
+from tempfile import mkdtemp
 from typing import Any
 
 from benchmarks.peers.job import Job
@@ -61,6 +62,22 @@ def _maker(pool: Any, *, with_crc32: bool = False, has_own_crop: bool = False) -
     return make
 
 
+def _first_run(job: Job) -> Any:
+    """With no member tables yet: they are made before the first batch."""
+    split = SplitConfig(job.shards, sampling="shuffled")
+    config = LoaderConfig(pool="processes", cache_dir=mkdtemp(dir=job.own))
+    module = data_module(job, split, config, {"image": crop})
+    module.prepare_data()
+    return loader_at(module, job)
+
+
+def _stream(job: Job) -> Any:
+    """Webdataset's pipeline, which needs no member tables."""
+    config = LoaderConfig(pool="processes", cache_dir=mkdtemp(dir=job.own))
+    split = SplitConfig(job.shards, reader="stream", dataset_size=job.data.samples)
+    return data_module(job, split, config, {"image": crop}).loader("train")
+
+
 def _mixture(job: Job, *, is_alike: bool) -> SplitConfig:
     """Both halves of the shards as two components, which are passed equally often.
 
@@ -90,6 +107,8 @@ LOADERS = {
     "ours, processes": _maker("processes"),
     "ours, processes, crc32": _maker("processes", with_crc32=True),
     "ours, threads": _maker("threads"),
+    "ours, processes, first run": _first_run,
+    "ours, stream": _stream,
     "ours, threads, crc32": _maker("threads", with_crc32=True),
     "ours, inline": _maker("inline"),
     "ours, inline, crc32": _maker("inline", with_crc32=True),
