@@ -36,7 +36,7 @@ from lightning_shards.workers.inline import InlinePool, produce
 COUNTS = [4, 0, 7, 1, 5]
 SAMPLES = sum(COUNTS)
 SEED = 3
-MACHINES = settings.default.max_examples // 2  # 100 in CI, 10,000 with the profile thorough
+MACHINES = settings.default.max_examples // 2  # 50 in CI, 10,000 with the profile thorough
 MOVES = 30
 SHAPES = st.tuples(  # batch size, world size, workers, steps at which an epoch is cut
     st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.just(SAMPLES) | st.integers(1, 4)

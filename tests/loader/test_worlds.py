@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from worlds import FEWER_SHARDS_THAN_PLACES, World, worlds
 
 
@@ -19,7 +19,6 @@ def test_places_without_a_shard_of_their_own_have_their_share(shards_by_count, w
 
 
 @pytest.mark.slow
-@settings(max_examples=1000)
 @given(world=worlds())
 def test_the_length_is_the_batches_delivered_in_any_world(shards_by_count, world):
     for rank, loader in enumerate(world.loaders(shards_by_count)):

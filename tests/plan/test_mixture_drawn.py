@@ -1,4 +1,4 @@
-"""Mixtures drawn at random: 1,000 in CI, 200,000 by `pytest -m matrix tests/plan`.
+"""Mixtures drawn at random: 400 in CI, 200,000 by `pytest -m matrix tests/plan`.
 
 Components have 1 to a million samples, weights are 1 to a million, decimals, passes or a
 temperature, up to five stages some of which have steps, and rounds have up to 4,096 units of up to
@@ -13,7 +13,7 @@ import pytest
 from small_mixtures import draw_mixture, drawn
 
 PARTS = 10
-IN_CI = 100  # of each part
+IN_CI = 40  # of each part
 MANY_PARTS, BY_COMMAND = 100, 2_000
 LOOKED_AT = 60
 """Positions, or a round if it has more."""

@@ -10,7 +10,7 @@ import pytest
 from tests.tools.conftest import contents, start, write_members, write_samples
 
 LIMIT_S = 120
-KILLS = 5  # of each of the two tools
+KILLS = 3  # of each of the two tools
 
 
 def index(folder, processes):

@@ -44,7 +44,7 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
     sets = {"many": {"urls": "nowhere.tar"}, "few": config.shards}
     path = config(predict_sets=sets)
     module = ShardDataModule.from_config(path)
-    for world_size in (1, 2, 3, 8):
+    for world_size in (1, 3, 8):
         status, row = run("--config", path, "--split", split, "--world-size", world_size)
         assert (status, row["split"], row["world_size"]) == (0, split, world_size)
         served = []

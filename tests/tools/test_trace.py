@@ -154,7 +154,7 @@ def rows_of(batch):
 # --- it is what training gets ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_workers", [0, 2, 3])
+@pytest.mark.parametrize("num_workers", [0, 3])
 @pytest.mark.parametrize("name", SPLITS)
 def test_it_equals_what_the_loaders_give(name, num_workers, make_module, write_config, traced):
     split = next(iter(SPLITS[name]))
@@ -166,8 +166,8 @@ def test_it_equals_what_the_loaders_give(name, num_workers, make_module, write_c
     for epoch in range(EPOCHS):  # the loaders' streams roll on from epoch to epoch
         ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
         expected = [list(step) for step in zip(*ranks, strict=True)]
-        for start, stop in [(0, len(expected)), (2, 3), (3, len(expected))]:
-            more = ["--split", split]
+        more = ["--split", split]
+        for start, stop in [(0, len(expected)), (2, 3)][: 1 + (epoch == 1)]:
             document = traced(config, epoch=epoch, steps=f"{start}:{stop}", more=more)
             assert rows_in(document) == expected[start:stop]
 

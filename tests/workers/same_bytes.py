@@ -11,8 +11,11 @@ STEPS = 8 * EPOCHS
 STOPS = range(STEPS // EPOCHS + 1)
 """From the first step to the one after the first epoch."""
 
-CONTEXTS = (("fork", 3), ("forkserver", 2), ("spawn", 1))
-"""Start methods, each with a number of workers."""
+WORKERS_OF_STOPS = [2 * (stop % 5 == 3) for stop in STOPS]
+"""Most loaders have none, since starting them takes longest."""
+
+CONTEXTS = (("fork", 3), ("forkserver", 2))
+"""Start methods, each with a number of workers; `spawn` sends what `forkserver` sends."""
 
 THREADS = ({"pool": "threads"}, {"threads_per_worker": 2})
 """Pools that have threads."""

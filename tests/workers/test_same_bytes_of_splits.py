@@ -15,11 +15,10 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from tests.mixed_shards import COUNTS as MIX_COUNTS
 from tests.mixed_shards import mix_of, module_of
 from tests.workers.same_bytes import (
-    CONTEXTS,
     COUNTS,
     STEPS,
-    STOPS,
     THREADS,
+    WORKERS_OF_STOPS,
     as_bytes,
     drawn_globally,
     jitter,
@@ -92,7 +91,7 @@ def test_optional_members_give_the_same_bytes(lacking_urls, tmp_path, defaults):
     expected = taken(make(), STEPS)
     assert len({repr(batch) for batch in expected}) == STEPS
     require_same_from_pools(make, expected, taken=taken)
-    require_same_after_stops(make, expected, [stop % 2 for stop in STOPS], taken=taken)
+    require_same_after_stops(make, expected, WORKERS_OF_STOPS, taken=taken)
 
 
 def jitter_twice(image: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
@@ -142,7 +141,7 @@ def test_mixtures_give_the_same_bytes_from_any_workers_and_after_any_resume(tmp_
 
     expected = take(make(), MIX_STEPS)
     assert len({repr(batch) for batch in expected}) == MIX_STEPS
-    require_same_from_pools(make, expected, CONTEXTS[:2])
+    require_same_from_pools(make, expected)
     require_same_after_stops(make, expected, [0] * (MIX_STEPS // 2 + 1))
 
 
@@ -218,4 +217,4 @@ def test_joined_columns_give_the_same_bytes(pack_into, tmp_path, more):
     require_same_from_pools(make, expected, pools=() if more else THREADS)
     if more:
         return
-    require_same_after_stops(make, expected, [stop % 2 for stop in STOPS])
+    require_same_after_stops(make, expected, WORKERS_OF_STOPS)

@@ -76,7 +76,7 @@ def disturb(inputs, tmp_path):
 
 @pytest.mark.parametrize("tool", ["pack", "edit"])
 def test_killed_at_random_moments_a_run_ends_as_if_it_had_not_been(disturb, tool):
-    assert disturb("random", 20, 1, tool)["kills"] >= 20
+    assert disturb("random", 8, 1, tool)["kills"] >= 8
 
 
 def test_killed_with_its_processes_a_run_ends_as_if_it_had_not_been(disturb):
