@@ -1,9 +1,5 @@
 """Links from data to model, subclasses, the environment, interpolation, saved configurations."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +148,8 @@ def test_the_environment_is_read_where_it_is_asked_for(make_cli, monkeypatch):
     made = make_cli(settings=settings).datamodule
     assert made.batch_size == 5
     assert make_cli("--data.batch_size=6", settings=settings).datamodule.batch_size == 6
+    monkeypatch.setenv("JSONARGPARSE_DEFAULT_ENV", "true")
+    assert make_cli().datamodule.batch_size == 5
 
 
 def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatch):
@@ -245,20 +243,3 @@ def test_a_config_saved_with_links_or_in_subclass_mode_makes_the_same_module(
         assert module.splits == first.datamodule.splits
         assert (module.num_classes, module.seed) == (1, 3)
     assert again.model.num_classes == (1 if linked else 0)
-
-
-@pytest.mark.slow
-def test_the_command_reads_the_environment_when_jsonargparse_is_told_to(tmp_path):
-    command = [str(Path(sys.executable).with_name("lightning-shards")), "fit", "--print_config"]
-    command.append("--model=lightning.pytorch.demos.boring_classes.BoringModel")
-    environment = {
-        "JSONARGPARSE_DEFAULT_ENV": "true",
-        "PL_FIT__DATA__FIELDS": "{label: cls}",
-        "PL_FIT__DATA__BATCH_SIZE": "5",
-    }
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | environment,
-        capture_output=True, text=True, timeout=240, check=True,
-    )  # fmt: skip
-    data = yaml.safe_load(ended.stdout)["data"]
-    assert (data["batch_size"], data["fields"]) == (5, {"label": "cls"})

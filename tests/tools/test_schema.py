@@ -1,10 +1,10 @@
 """`lightning-shards schema`: editors complete what there is, and mark what is misspelt."""
 
 import inspect
+import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,10 @@ WITH_DEFAULTS = ["batch_size", "num_workers", "seed", "batch_format"]
 
 @pytest.fixture(scope="module")
 def validator() -> Draft202012Validator:
-    """Of what the command prints, in a process of its own as an editor's user starts it."""
-    command = [sys.executable, "-m", "lightning_shards", "schema"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    assert printed.stderr == ""
-    document = json.loads(printed.stdout)
+    """Of what the command prints."""
+    with redirect_stdout(io.StringIO()) as printed:
+        schema.main([])
+    document = json.loads(printed.getvalue())
     Draft202012Validator.check_schema(document)
     return Draft202012Validator(document)
 

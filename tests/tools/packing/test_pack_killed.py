@@ -54,7 +54,7 @@ def disturb(inputs, tmp_path):
             "--map=marks:mark",
             *SHUFFLED,
         ),
-        "writer": ("writer", "30"),
+        "writer": ("writer", "16"),
     }
 
     def run(mode, number, processes, tool):
