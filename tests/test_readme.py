@@ -10,8 +10,8 @@ PEERS = (ROOT / "benchmarks" / "results" / "peers.md").read_text()
 
 def test_ci_runs_the_test_command_of_the_readme():
     commands = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert 'pip install -c constraints.txt -e ".[test]" && pytest -n 3 --dist loadfile' in README
-    assert commands[-1] == "pytest -n 3 --dist loadfile"
+    assert 'pip install -c constraints.txt -e ".[test]" && pytest -n 2 --dist loadfile' in README
+    assert commands[-1] == "pytest -n 2 --dist loadfile"
     assert 'python -m pip install --quiet -c constraints.txt -e ".[docs,release,test]"' in commands
 
 
