@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from math import isqrt
+from math import isqrt, prod
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,15 +21,37 @@ FEISTEL_ROUNDS = 8
 """Four are the least that theory wants of ideal round functions; ours are merely very good."""
 
 
+class Purpose(IntEnum):
+    """What random words are for; the numbers are part of the order and never change."""
+
+    SHARD_DRAWS = 1
+    STREAM_STARTS = 2
+    SHARD_ORDER = 3
+    TRANSFORMS = 4
+    SAMPLE_DRAWS = 5
+    RUN_ORDER = 6
+    RUN_KEYS = 7
+    SAMPLE_BLOCKS = 8
+    MIX_SLOTS = 9
+    ALIKE_GROUPS = 10
+    BALANCED_DRAWS = 11
+    STRANDS = 12
+    STRAND_RUNS = 13
+    STRAND_BLOCKS = 14
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """A permutation of range(n) written out, every one of them equally likely."""
+    """A permutation of range(n) written out, every one of them equally likely.
+
+    Or several of them, one a row.
+    """
 
     order: NDArray[np.int64]
 
     def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of these numbers."""
-        return self.order[numbers]
+        """The images of these numbers, one row for each of several permutations."""
+        return self.order[..., numbers]
 
     def inverse(self, image: int) -> int:
         """The number that this is the image of."""
@@ -49,10 +71,10 @@ class Feistel:
     """
 
     size: int
-    keys: tuple[int, ...]
+    keys: tuple[int | NDArray[np.uint64], ...]
 
     def forward(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of these numbers."""
+        """The images of these numbers, one row for each of several permutations."""
         return self._walk(numbers, backwards=False)
 
     def inverse(self, image: int) -> int:
@@ -61,8 +83,8 @@ class Feistel:
 
     def _walk(self, numbers: NDArray[np.int64], *, backwards: bool) -> NDArray[np.int64]:
         images = self._pass(numbers.astype(np.uint64), backwards=backwards)
-        while (outside := np.flatnonzero(images >= self.size)).size:
-            images[outside] = self._pass(images[outside], backwards=backwards)
+        while (outside := images >= self.size).any():
+            images = np.where(outside, self._pass(images, backwards=backwards), images)
         return images.astype(np.int64)
 
     def _pass(self, numbers: NDArray[np.uint64], *, backwards: bool) -> NDArray[np.uint64]:
@@ -74,8 +96,9 @@ class Feistel:
         for number, key in reversed(rounds) if backwards else rounds:
             side = number % 2
             added = mix(halves[1 - side] ^ np.uint64(key)) % ranges[side]
-            halves[side] += ranges[side] - added if backwards else added
-            halves[side] %= ranges[side]
+            halves[side] = (halves[side] + (ranges[side] - added if backwards else added)) % ranges[
+                side
+            ]
         return halves[0] * ranges[1] + halves[1]
 
 
@@ -95,14 +118,26 @@ class ShardOrder(NamedTuple):
 
 def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
     """The permutation of range(num_runs) for this epoch: a `Table` up to `MAX_TABLE`."""
-    is_small = num_runs <= MAX_TABLE
-    purpose, num_words = (
-        (Purpose.RUN_ORDER, num_runs) if is_small else (Purpose.RUN_KEYS, FEISTEL_ROUNDS)
-    )
-    words = random_words(purpose, (seed, epoch), (0, num_words), resumed_at=0, stream=0)
+    purpose = Purpose.RUN_ORDER if num_runs <= MAX_TABLE else Purpose.RUN_KEYS
+    return permute(num_runs, purpose, (seed, epoch))
+
+
+def permute(
+    num_runs: int, purpose: Purpose, key: tuple[int, int], shape: tuple[int, ...] = ()
+) -> Table | Feistel:
+    """A permutation of range(num_runs), or `shape` of them; tables if they have few runs together.
+
+    `key` is (seed, epoch).
+    """
+    rows = prod(shape)
+    is_small = rows * num_runs <= MAX_TABLE
+    num_words = num_runs if is_small else FEISTEL_ROUNDS
+    words = random_words(purpose, key, (0, rows * num_words), resumed_at=0, stream=0)
+    words = words.reshape(*shape, num_words)
     if is_small:
         return Table(stable_order(words))
-    return Feistel(num_runs, tuple(words.tolist()))
+    # of each round one key, of shape (1,), or a column of keys, of shape (rows, 1)
+    return Feistel(num_runs, tuple(np.moveaxis(words, -1, 0)[..., None]))
 
 
 def order_runs(num_runs: int, seed: int, epoch: int) -> RunOrder:
@@ -173,22 +208,6 @@ WORDS_PER_BLOCK = 4
 
 MAX_SHARDS = 2**32 - 1
 """More shards than any pattern can name."""
-
-
-class Purpose(IntEnum):
-    """What random words are for; the numbers are part of the order and never change."""
-
-    SHARD_DRAWS = 1
-    STREAM_STARTS = 2
-    SHARD_ORDER = 3
-    TRANSFORMS = 4
-    SAMPLE_DRAWS = 5
-    RUN_ORDER = 6
-    RUN_KEYS = 7
-    SAMPLE_BLOCKS = 8
-    MIX_SLOTS = 9
-    ALIKE_GROUPS = 10
-    BALANCED_DRAWS = 11
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class SampleOrder(Order):
     @property
     def samples(self) -> int:
         """Samples of the data set."""
-        return self._file_order.samples
+        return self.file_order.samples
 
     def at(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """The sample ids at positions start to stop of the epoch's global sequence.
@@ -227,7 +227,7 @@ class SampleOrder(Order):
             ConfigError: Numbers that no epoch or range has.
             PlanError: Positions of a data set without samples.
         """
-        self._require_range(epoch, start, stop)
+        self.require_range(epoch, start, stop)
         return self._ids_of(self._pieces(epoch, start, stop))
 
     def identity(self) -> dict[str, int | str]:
@@ -261,7 +261,7 @@ class SampleOrder(Order):
         """
         if not self._has_blocks:
             return self.at(epoch, start, stop)
-        self._require_range(epoch, start, stop)
+        self.require_range(epoch, start, stop)
         blocks = self._blocks_between(start, stop)
         return self._ids_of(self._last_run_first(epoch, number) for number in blocks)
 
@@ -272,13 +272,18 @@ class SampleOrder(Order):
         end = -(-stop // self.block) * self.block
         return start // self.block * self.block, min(end, self.samples)
 
-    # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
-
     @cached_property
-    def _file_order(self) -> FileOrder:
+    def file_order(self) -> FileOrder:
+        """The numbers of samples in file order, and their ids."""
         return FileOrder(self.counts)
 
-    def _require_range(self, epoch: int, start: int, stop: int) -> None:
+    def require_range(self, epoch: int, start: int, stop: int) -> None:
+        """Refuse what no epoch or range has.
+
+        Raises:
+            ConfigError: Numbers that no epoch or range has.
+            PlanError: Positions of a data set without samples.
+        """
         if not 0 <= epoch < 2**64:
             raise ConfigError(
                 f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
@@ -291,9 +296,11 @@ class SampleOrder(Order):
         if start < stop and not self.samples:
             raise PlanError("there is no sample to order; check the counts in the data set's index")
 
+    # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
+
     def _ids_of(self, pieces: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
         """The ids of these sample numbers, int64 of shape (n, 2)."""
-        return self._file_order.ids(np.concatenate([np.empty(0, np.int64), *pieces]))
+        return self.file_order.ids(np.concatenate([np.empty(0, np.int64), *pieces]))
 
     @property
     def _has_blocks(self) -> bool:
@@ -381,7 +388,7 @@ class SampleOrder(Order):
             Purpose.SAMPLE_DRAWS, (self.seed, epoch), (first, last + 1), resumed_at=0, stream=0
         )
         drawn = scale_words(words, self.samples)
-        shards, begins, offsets = self._file_order.locate(drawn)
+        shards, begins, offsets = self.file_order.locate(drawn)
         draws = positions // self.run - first
         # A draw that reaches the end of its shard goes on at the shard's beginning.
         wrapped = (offsets[draws] + positions % self.run) % self.counts[shards][draws]
@@ -407,4 +414,4 @@ class SampleOrder(Order):
         slots = np.searchsorted(order.ends, positions, side="right")
         shards = order.shards[slots]
         # A sample is as far from its shard's end in file order as in the order of the epoch.
-        return positions + self._file_order.ends[shards] - order.ends[slots]
+        return positions + self.file_order.ends[shards] - order.ends[slots]

@@ -6,6 +6,7 @@ replacement reads S * (1 - (1 - 1/S)**k) different shards on average.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -239,6 +240,38 @@ def pieces_ahead(
     groups = _neighbours([place.rank for place in places])
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
         yield from _pieces_of_epoch(order, turn, epoch, groups, window)
+
+
+_NODES_ASKED = 8
+_POSITIONS_ASKED = 2**17
+"""What `fetches_of_set` looks at: 10 ms for each 16,384 positions of a node."""
+
+
+def sharing_of_nodes(
+    order: Order, epochs: EpochSchedule, ranks_of_node: int, world_size: int
+) -> tuple[float, int]:
+    """How often all nodes together fetch what an epoch serves, and the pieces of a rank's batch.
+
+    The former is 1 where each node has its own pieces, and nearly the number of nodes where each
+    needs all of them. It is that of the first blocks of an epoch, the latter of its first batch.
+
+    Args:
+        order: An order that gives each sample once.
+        epochs: How the sequence is cut into epochs and steps.
+        ranks_of_node: Ranks of each node; the last one may have fewer.
+        world_size: Ranks of all nodes.
+    """
+    starts = range(0, world_size, ranks_of_node)
+    fetched = served = 0
+    for start in starts[:: -(-len(starts) // _NODES_ASKED)]:
+        ranks = range(start, min(start + ranks_of_node, world_size))
+        ahead = pieces_ahead(order, epochs, Cursor(), ranks=ranks, world_size=world_size)
+        for block in takewhile(lambda each: not each.turn and each.start < _POSITIONS_ASKED, ahead):
+            fetched += int((block.stops - block.starts).sum())
+            served += block.stop - block.start
+    batch = epochs.plan(world_size).rank_span(0, 0)
+    of_batch = _Intervals.of(order.footing(0, *batch)).find(order.at(0, *batch))
+    return fetched / served * len(starts), len(np.unique(of_batch))
 
 
 def _pieces_of_epoch(

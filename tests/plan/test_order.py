@@ -15,6 +15,7 @@ from lightning_shards.plan import draws
 from lightning_shards.plan.draws import MAX_TABLE, ORDER_VERSION, Purpose, permute_runs
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.strands import StrandOrder
 
 GOLDEN = Path(__file__).with_name("golden_order.json")
 
@@ -59,11 +60,19 @@ def golden_now():
     feistel = [
         [size, permute_runs(size, 7, 1).forward(np.arange(16)).tolist()] for size in JUST_ABOVE
     ]
+    dealt = [
+        [name, strands, epoch, start, order.at(epoch, start, start + 16).tolist()]
+        for name, counts, run, block in (("UNEQUAL", UNEQUAL, 4, 16), ("HUGE", HUGE, 64, 16_384))
+        for strands, width in ((2, 5), (4, 2048))
+        for order in [StrandOrder(make(counts, 7, "shuffled", run, block), strands, width)]
+        for epoch, start in ((0, 0), (3, order.samples - 16))
+    ]
     return {
         "order_version": ORDER_VERSION,
         "small (sampling, run, block, seed, epoch, samples)": small,
         "huge (sampling, run, block, start, samples)": huge,
         "permute_runs (num_runs, the first images)": feistel,
+        "strands (counts, strands, epoch, start, samples)": dealt,
     }
 
 

@@ -12,6 +12,7 @@ from small_balanced import balanced_order
 from small_kept import KEPT
 from small_mixtures import NAMES, component, mixture
 from small_orders import EITHER
+from small_strands import STRANDS
 
 from lightning_shards.plan.mixture_schedule import WeightChange
 
@@ -41,8 +42,8 @@ BALANCED = COUNTS.map(lambda counts: balanced_order(counts, ("abaacb" * 9)[: sum
 
 ORDERS = pytest.mark.parametrize(
     "orders",
-    [EITHER, COUNTS.map(list_order), ALIKE, COUNTS.map(mixed), KEPT, BALANCED],
-    ids=["SampleOrder", "fake", "AlikeOrder", "MixtureOrder", "KeptOrder", "BalancedOrder"],
+    [EITHER, COUNTS.map(list_order), ALIKE, COUNTS.map(mixed), KEPT, BALANCED, STRANDS],
+    ids=["SampleOrder", "fake", "Alike", "Mixture", "Kept", "Balanced", "Strands"],
 )
 
 

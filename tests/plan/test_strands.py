@@ -1,0 +1,244 @@
+"""Strands: equal to a naive model, each sample once, and the same runs for a node for ever."""
+
+import tracemalloc
+from itertools import chain, product, takewhile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_chains import draw_jobs
+from small_orders import HUGE, make, pairs
+from small_strands import STRANDS, strands
+from test_elastic_plans import PLANS_PER_CHAIN, REMAINDERS, check_chain
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.draws import MAX_TABLE, Feistel, Purpose, permute
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
+from lightning_shards.plan.pieces import pieces_ahead, sharing_of_nodes
+from lightning_shards.plan.place import Cursor
+
+WORLDS = 5 * settings.default.max_examples // 2  # 500 in CI
+
+
+# A naive model: Python's lists, one run after the other.
+
+
+def words(order, epoch, purpose, stream, number):
+    philox = np.random.Philox(
+        key=np.array([order.inner.seed, epoch], np.uint64),
+        counter=np.array([0, stream, 0, int(purpose)], np.uint64),
+    )
+    return iter(philox.random_raw(number).tolist())
+
+
+def shuffled(values, drawn):
+    keyed = [(next(drawn), value) for value in values]
+    return [value for _, value in sorted(keyed, key=lambda pair: pair[0])]
+
+
+def joined(runs):
+    return list(chain.from_iterable(runs))
+
+
+def in_turns(parts, width):
+    most = max(map(len, parts))
+    turns = product(range(0, most, width), parts)
+    return [sample for first, part in turns for sample in part[first : first + width]]
+
+
+def naive_strands(order, epoch):
+    """One whole epoch of few runs."""
+    run, number = order.inner.run, order.strands
+    numbers = list(range(order.samples))
+    runs = [numbers[first : first + run] for first in range(0, len(numbers), run)]
+    short = runs.pop() if len(runs[-1]) < run else []
+    dealt = shuffled(runs, words(order, 0, Purpose.STRANDS, 0, len(runs)))
+    length = len(dealt) // number
+    drawn = words(order, epoch, Purpose.STRAND_RUNS, 0, number * length)
+    of_strands = [shuffled(dealt[s * length : (s + 1) * length], drawn) for s in range(number)]
+    most = order.inner.block // number // run
+    fits = [
+        n for n in range(1, most + 1) if not (n * run % order.width and order.width % (n * run))
+    ]
+    of_block = max([n for n in fits if 2 * n > most], default=most)
+    parts = [
+        [joined(of_strand[first : first + of_block]) for of_strand in of_strands]
+        for first in range(0, length, of_block)
+    ]
+    parts.append([joined([*dealt[number * length :], short])])
+    sequence = []
+    for block, of_block in enumerate(parts):
+        drawn = words(order, epoch, Purpose.STRAND_BLOCKS, block, len(numbers))
+        sequence += in_turns([shuffled(part, drawn) for part in of_block], order.width)
+    ids = pairs(make(order.inner.counts, sampling="sequential"), 0, 0, order.samples)
+    return [ids[number] for number in sequence]
+
+
+@given(STRANDS, st.integers(0, 9))
+def test_strands_equal_the_naive_ones(order, epoch):
+    assert pairs(order, epoch, 0, order.samples) == naive_strands(order, epoch)
+
+
+def test_the_example_of_the_module_is_true():
+    order = strands([19], 2, width=2, seed=3, run=2, block=8)
+    sequence = [1, 15, 7, 4, 14, 0, 5, 6, 10, 13, 2, 3, 11, 12, 9, 8, 18, 17, 16]
+    assert order.at(0, 0, 19)[:, 1].tolist() == sequence
+
+
+# What they promise.
+
+
+def drawn_world(draws):
+    """An order of strands, and jobs with changing ranks that serve an epoch of it."""
+    counts = draws.integers(0, 40, draws.integers(1, 8))
+    counts[-1] += not counts.any()
+    run = int(draws.integers(1, min(6, counts.sum() + 1)))
+    number = int(draws.integers(1, counts.sum() // run + 1))
+    block = number * run + int(draws.integers(60))
+    width, seed = (int(draws.integers(*bounds)) for bounds in ((1, 12), (0, 2**63)))
+    remainder = REMAINDERS[draws.integers(3)]
+    order = strands(counts, number, width, seed, run, block)
+    return order, remainder, int(draws.integers(4)), draw_jobs(draws, PLANS_PER_CHAIN)
+
+
+def test_an_epoch_of_changing_worlds_has_each_sample_once():
+    for number in range(WORLDS):
+        world = drawn_world(np.random.default_rng((36, number)))
+        try:
+            check_chain(*world)
+        except AssertionError as error:
+            error.add_note(f"drawn_world(np.random.default_rng((36, {number}))) gave {world}")
+            raise
+
+
+@given(STRANDS, st.integers(0, 9), st.data())
+def test_the_span_of_a_footing_of_strands_has_each_of_its_ids_once(order, epoch, data):
+    start = data.draw(st.integers(0, order.samples - 1))
+    stop = data.draw(st.integers(start + 1, order.samples))
+    first, last = order.footing_span(start, stop)
+    assert first <= start < stop <= last
+    assert sorted(pairs(order, epoch, first, last)) == sorted(
+        map(tuple, order.footing(epoch, start, stop).tolist())
+    )
+
+
+def test_the_span_of_a_footing_of_strands_is_that_of_its_blocks():
+    order = strands([30, 7], 2, width=4, run=2, block=8)
+    assert order.footing_span(9, 10) == (8, 16)
+    assert order.footing_span(7, 25) == (0, 32)
+    assert order.footing_span(36, 37) == (36, 37)  # the tail
+    assert order.footing_span(36, 38) is None  # the sequence repeats
+
+
+def runs_of_node(order, node, nodes, epochs):
+    """The runs that a node of 8 ranks x 32 fetches in each of so many epochs."""
+    schedule = EpochSchedule(order.samples, 32, "drop")
+    ranks = range(8 * node, 8 * node + 8)
+    ahead = pieces_ahead(order, schedule, Cursor(), ranks=ranks, world_size=8 * nodes)
+    fetched = [set() for _ in range(epochs)]
+    for block in takewhile(lambda each: each.turn < epochs, ahead):
+        for shard, start in zip(block.shards.tolist(), block.starts.tolist(), strict=True):
+            fetched[block.turn].add((shard, start))
+    return fetched
+
+
+@pytest.mark.parametrize(("nodes", "number"), [(8, 8), (8, 64), (4, 8), (3, 6), (1, 8)])
+def test_a_node_reads_its_own_runs_and_the_same_ones_in_every_epoch(nodes, number):
+    """None of the 7,680 runs is in two shards, and each strand has whole blocks of them."""
+    order = strands([64] * 960, number, width=256, run=8, block=2048)
+    of_nodes = [runs_of_node(order, node, nodes, epochs=3) for node in range(nodes)]
+    runs = order.samples // 8
+    assert sum(len(of_node[0]) for of_node in of_nodes) <= 1.02 * runs
+    kept = [set.union(*of_node) for of_node in of_nodes]
+    assert max(map(len, kept)) <= 1.02 * runs / nodes
+
+
+def test_without_strands_each_node_reads_all_runs():
+    order = make([64] * 640, run=8, block=2048)
+    of_nodes = [runs_of_node(order, node, 8, epochs=1) for node in range(8)]
+    assert sum(len(of_node[0]) for of_node in of_nodes) > 5 * order.samples // 8
+
+
+@pytest.mark.parametrize(
+    ("number", "width", "batch_size", "block", "least", "most"),
+    [
+        (8, 256, 32, 2048, 1, 1.02),
+        (8, 200, 25, 2048, 1, 1.02),  # parts of 200 and not of 256, which the block has room for
+        (8, 256, 25, 2048, 1.5, 8),
+        (24, 256, 32, 24 * 256, 1, 1.02),
+    ],
+)
+def test_the_plan_says_how_often_nodes_fetch_the_set(number, width, batch_size, block, least, most):
+    order = strands([64] * 960, number, width, run=8, block=block)
+    schedule = EpochSchedule(order.samples, batch_size, "drop")
+    fetches, runs = sharing_of_nodes(order, schedule, 8, 64)
+    assert least <= fetches <= most
+    batch = order.at(0, 0, batch_size)
+    assert runs == len(np.unique(batch // [1, 8], axis=0))
+
+
+# Large data sets.
+
+
+def test_seeking_among_strands_takes_little_memory():
+    tracemalloc.start()
+    try:
+        order = strands(HUGE, 64, width=256, run=64, block=16_384)
+        for epoch, start in product(range(2), (0, 6_543_210_987, 10**10 - 128)):
+            order.at(epoch, start, start + 256)
+        assert tracemalloc.get_traced_memory()[1] / 2**20 < 64
+    finally:
+        tracemalloc.stop()
+    assert order._blocks.cache_info().currsize == BLOCKS_KEPT
+
+
+def test_a_seek_shuffles_one_block_and_orders_one_epoch():
+    order = strands(HUGE, 8, width=2048, run=64, block=16_384)
+    order.at(3, 5 * 10**9, 5 * 10**9 + 256)
+    assert (order._blocks.cache_info().misses, order._orders.cache_info().misses) == (1, 1)
+    assert isinstance(order._orders(3), Feistel)
+
+
+@pytest.mark.parametrize("number", [1, 7, 400, MAX_TABLE // 3 + 1])
+def test_several_permutations_at_once_are_those_of_their_keys(number):
+    both = permute(number, Purpose.STRAND_RUNS, (1, 2), (3,))
+    images = both.forward(np.arange(number))
+    assert images.shape == (3, number)
+    assert all(np.array_equal(np.sort(row), np.arange(number)) for row in images)
+    if isinstance(both, Feistel):
+        keys = [tuple(key[row, 0] for key in both.keys) for row in range(3)]
+        alone = [Feistel(number, key).forward(np.arange(number)) for key in keys]
+        assert np.array_equal(images, alone)
+    else:
+        assert 3 * number <= MAX_TABLE
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"strands": 7},
+            "shuffle_strands=7 must be at most the number of runs, and 13 samples mak",
+        ),
+        (
+            {"strands": 6, "block": 11},
+            "shuffle_strands=6 with shuffle_run=2 do not fit in shuffle_block=11; set it to 12 or",
+        ),
+        ({"strands": 2, "block": MAX_BLOCK + 1}, "block must be from 0 to 1048576"),
+    ],
+)
+def test_strands_that_no_epoch_has_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        strands([13], **settings)
+
+
+@pytest.mark.parametrize("span", [(-1, 3), (3, 1), (0, 2**63)])
+def test_positions_that_no_epoch_has_are_refused(span):
+    for ask in (strands([9], 2).at, strands([9], 2).footing):
+        with pytest.raises(ConfigError, match="positions must be 0 <= start <= stop"):
+            ask(0, *span)
