@@ -124,7 +124,7 @@ def require_same(
 
 def _require_not_less(expected: State, state: Mapping[str, object], ways_out: str) -> None:
     """Refuse a state with values that this run lacks, because it is not set to have them."""
-    for name in ("kept", "classes", "balance", "batch_alike"):
+    for name in ("kept", "classes", "balance", "batch_alike", "shuffle_strands"):
         if "shards" in expected and name in state and name not in expected:
             if name == "kept":
                 raise StateError(_other_filter(state[name], None))

@@ -24,6 +24,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.balancing import ClassLabels
 from lightning_shards.readers.indexed import IndexedSource
@@ -325,8 +326,8 @@ def _make_mixture(
         return MixtureStreamSource(tuple(streams.values()), slots)
     alone: dict[str, IndexedSource] = {}
     for name, part, of_part, seed in parts:
-        order = _order(part, of_part, seed)
         with _errors_name_component(f"{split}.mix.{name}"):
+            order = _order(part, of_part, seed)
             alone[name] = _indexed(data, split, part, of_part, epochs, order, seed=seed)
     require_same_classes({name: source.fields for name, source in alone.items()})
     order = make_order(alone, slots)
@@ -409,6 +410,8 @@ def _order(config: SplitConfig, index: ShardIndex, seed: int) -> Order:
     assert counts is not None  # the choice of the reader sees to it
     assert sampling is not None  # the settings are complete
     order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
+    if config.shuffle_strands > 1:
+        order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
     return order if index.kept is None else KeptOrder(order, index.kept)
 
 

@@ -74,6 +74,9 @@ class ComponentConfig:
             split's for this component.
         shuffle_block: Indexed reader: samples shuffled together; overrides the split's for this
             component.
+        shuffle_strands: Indexed reader: strands that its runs are dealt out to; overrides the
+            split's for this component.
+        shuffle_width: Consecutive samples of one strand; overrides the split's for this component.
         exclude: Samples to leave out, as those of a split, which has none then.
         keep: Samples to keep, as those of a split, which has none then.
         join: Batch key to a table whose column becomes a field, as those of a split.
@@ -93,6 +96,8 @@ class ComponentConfig:
     shuffle_buffer: int | None = None
     shuffle_run: int | None = None
     shuffle_block: int | None = None
+    shuffle_strands: int | None = None
+    shuffle_width: int | None = None
     exclude: str | list[str] | dict[str, Any] | None = None
     keep: Any = None
     join: dict[str, Any] | None = None
@@ -165,9 +170,9 @@ class ComponentConfig:
         require_mappings(self, (*MERGED, "join"))
         join_settings(self.joined(None))
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
-        for name, least in (("shuffle_buffer", 0), ("shuffle_run", 0), ("shuffle_block", 1)):
-            if getattr(self, name) is not None:
-                require_at_least(name, getattr(self, name), least)
+        for name in ("buffer", "run", "block", "strands", "width"):
+            if (value := getattr(self, f"shuffle_{name}")) is not None:
+                require_at_least(f"shuffle_{name}", value, 0 if name in {"buffer", "run"} else 1)
         self._load_callables()
 
     def _load_callables(self) -> None:

@@ -114,6 +114,10 @@ class SplitConfig:
             1000.
         shuffle_run: Indexed reader: samples kept together when shards are mixed; 0: whole shards.
         shuffle_block: Indexed reader: samples shuffled together.
+        shuffle_strands: Indexed reader, ``shuffled``: of 2 and more each run is of one strand for
+            ever, so that each of several nodes reads its own runs; a multiple of their number.
+        shuffle_width: Consecutive samples of one strand; the ranks of a node times their batch size
+            give it whole strands. Without strands it has no effect.
         batch_alike: Indexed reader: a field, and the samples of like size that stand together, so
             that batches need little padding.
         on_bad_sample: ``raise`` says which sample is bad; ``substitute`` puts another one in its
@@ -160,6 +164,8 @@ class SplitConfig:
     shuffle_buffer: int | None = None
     shuffle_run: int = 64
     shuffle_block: int = 16_384
+    shuffle_strands: int = 1
+    shuffle_width: int = 2_048
     batch_alike: BatchAlikeConfig | None = None
     on_bad_sample: Literal["raise", "substitute"] = "raise"
     max_bad: int = 0
@@ -192,7 +198,8 @@ class SplitConfig:
             if getattr(self, name) is not None:
                 require_at_least(name, getattr(self, name), least)
         require_at_least("shuffle_run", self.shuffle_run, 0)
-        require_at_least("shuffle_block", self.shuffle_block, 1)
+        for name in ("shuffle_block", "shuffle_strands", "shuffle_width"):
+            require_at_least(name, getattr(self, name), 1)
         require_at_least("max_bad", self.max_bad, 0)
         if self.on_bad_sample == "substitute" and not self.max_bad:
             raise ConfigError(
@@ -208,6 +215,7 @@ class SplitConfig:
         if self.batch_alike is not None:
             self._require_alike()
         self._require_balance()
+        self._require_strands()
         self._load_callables()
 
     @property
@@ -262,6 +270,21 @@ class SplitConfig:
             raise ConfigError(
                 f"balance={self.balance!r} draws by sampling='resampled' and the indexed reader, "
                 f"and does not go with {refused[0]}; leave one of them out"
+            )
+
+    def _require_strands(self) -> None:
+        """Refuse what strands do not go with; of a mix the settings of each component are asked."""
+        if self.mix is not None or self.shuffle_strands == 1:
+            return
+        if self.reader == "auto":
+            object.__setattr__(self, "reader", "indexed")
+        needs = self.sampling == "shuffled" and self.shuffle_run and self.reader == "indexed"
+        if self.batch_alike or not needs:
+            raise ConfigError(
+                f"shuffle_strands={self.shuffle_strands} needs sampling='shuffled', runs, and the "
+                f"indexed reader, got sampling={self.sampling!r}, shuffle_run={self.shuffle_run} "
+                f"and reader={self.reader!r}, and does not go with batch_alike; change that, or "
+                "leave shuffle_strands out"
             )
 
     def _require_containers(self) -> None:

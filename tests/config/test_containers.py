@@ -81,7 +81,10 @@ def test_other_values_are_no_shards(urls):
         split(urls=urls)
 
 
-COUNTS = ("dataset_size", "batch_size", "shuffle_buffer", "shuffle_run", "shuffle_block", "max_bad")
+COUNTS = (
+    *("dataset_size", "batch_size", "shuffle_buffer", "shuffle_run", "shuffle_block", "max_bad"),
+    *("shuffle_strands", "shuffle_width"),
+)
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -64,6 +64,8 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
             "shuffle_run": 1,
             "shuffle_block": 2,
             "shuffle_buffer": 3,
+            "shuffle_strands": 1,
+            "shuffle_width": 9,
         },
         "bare": {"urls": "b.tar", "weight": 1},
     }
@@ -76,6 +78,8 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
     )
     assert (own.transforms, own.stages, own.classes) == ({}, [iter], {})
     assert (own.shuffle_run, own.shuffle_block, own.shuffle_buffer) == (1, 2, 3)
+    assert (own.shuffle_strands, own.shuffle_width) == (1, 9)
+    assert (bare.shuffle_strands, bare.shuffle_width) == (1, 2048)
     assert (bare.urls, bare.sampling, bare.fields, bare.decode) == (
         *("b.tar", "resampled"),
         *({"x": "cls"}, {".cls": "int"}),
@@ -207,6 +211,7 @@ def with_web(**settings: Any) -> dict[str, Any]:
         ({"mix": {"web": "a.tar"}}, "^mix.web must be a ComponentConfig or a dict of .*got str$"),
         ({"mix": {"web": {"url": "a"}}}, "^Group 'mix.web' does not accept option 'url'"),
         (with_web(urls=[]), "^component 'web': urls is empty; give a path"),
+        (with_web(shuffle_strands=0), "^component 'web': shuffle_strands must be .* 1, got 0$"),
         (with_web(shuffle_run=-1), "^component 'web': shuffle_run must be .* least 0, got -1$"),
         (with_web(stages=["mix"]), r"^component 'web': stages\[0\] is 'mix', which cannot be"),
         (with_web(weight=None), "^component 'web' needs either a weight or passes, got neither;"),

@@ -1,0 +1,109 @@
+"""The strands of a configuration: in its order, its batches and its checkpoints."""
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.strands import StrandOrder
+from tests.mixed_shards import mix_of, module_of
+
+COUNTS = [9, 14, 10]
+STRANDS = {"shuffle_strands": 3, "shuffle_width": 4}
+
+
+@pytest.fixture
+def make(pack_shards, tmp_path):
+    urls = pack_shards(COUNTS)
+
+    def module(**split):
+        settings = {"sampling": "shuffled", "shuffle_run": 2, "shuffle_block": 12}
+        return ShardDataModule(
+            SplitConfig(urls, **settings | split),
+            fields={"label": "cls"},
+            batch_size=2,
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+        )
+
+    return module
+
+
+def epoch_of(module, world_size, state=None, stop=None):
+    """The ids of the steps that are left of an epoch, and the state after `stop` of them."""
+    ranks = []
+    for rank in range(world_size):
+        with module.loader("train", rank=rank, world_size=world_size) as loader:
+            if state:
+                loader.load_state_dict(state)
+            ranks.append([])
+            for batch in loader:
+                ranks[-1].append(batch["__id__"].tolist())
+                if len(ranks[-1]) == stop:
+                    break
+            saved = loader.state_dict()
+    steps = zip(*ranks, strict=True)
+    return [sample for step in steps for batch in step for sample in batch], saved
+
+
+def test_one_strand_is_the_order_that_there_was(make):
+    order = make(shuffle_strands=1, shuffle_width=7).source("train").order
+    assert type(order) is SampleOrder
+    assert order == make().source("train").order
+    assert not {"shuffle_strands", "shuffle_width"} & make().source("train").identity().keys()
+
+
+def test_strands_are_part_of_the_identity(make):
+    source = make(**STRANDS).source("train")
+    assert type(source.order) is StrandOrder
+    assert source.identity().items() >= STRANDS.items()
+    assert make(shuffle_strands=3).source("train").identity()["shuffle_width"] == 2048
+
+
+def test_samples_that_are_left_out_are_in_no_strand(make):
+    half = {"exclude": {"hash_of": "key", "of": 2, "parts": [0]}}
+    order = make(**STRANDS, **half).source("train").order
+    assert type(order) is KeptOrder
+    assert type(order.inner) is StrandOrder
+    served, _ = epoch_of(make(**STRANDS, **half), 1)
+    assert len(set(map(tuple, served))) == len(served) == order.samples // 2 * 2 < sum(COUNTS)
+
+
+@pytest.mark.parametrize(("ranks", "others"), [(1, 1), (2, 3), (3, 1)])
+def test_an_epoch_goes_on_with_other_ranks(make, ranks, others):
+    begun, state = epoch_of(make(**STRANDS), ranks, stop=2)
+    rest, _ = epoch_of(make(**STRANDS), others, state=state)
+    order = make(**STRANDS).source("train").order
+    assert begun + rest == order.at(0, 0, len(begun + rest)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("saved", "resumed", "message"),
+    [
+        (STRANDS, {}, "made with shuffle_strands=3, this run has no shuffle_strands;"),
+        ({}, STRANDS, "made with shuffle_strands=None, this run has 3;"),
+        (STRANDS, STRANDS | {"shuffle_width": 2}, "made with shuffle_width=4, this run has 2;"),
+    ],
+)
+def test_a_checkpoint_of_other_strands_is_refused(make, saved, resumed, message):
+    _, state = epoch_of(make(**saved), 1, stop=3)
+    with pytest.raises(StateError, match=message):
+        epoch_of(make(**resumed), 1, state=state)
+
+
+def test_more_strands_than_runs_are_refused(make):
+    with pytest.raises(ConfigError, match=r"shuffle_strands=17 must be at most .* 33 samples make"):
+        make(shuffle_strands=17, shuffle_block=40).source("train")
+
+
+def test_components_of_a_mix_have_strands_of_their_own(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web", "labels"), web=STRANDS)
+    order = module_of(tmp_path, mix).source("train").order
+    assert [type(part.order) for part in order.mix] == [StrandOrder, SampleOrder]
+    mix["labels"] |= {"shuffle_strands": 4, "shuffle_block": 80, "sampling": "resampled"}
+    with pytest.raises(ConfigError, match="'labels': shuffle_strands=4 needs sampling='shuffled'"):
+        module_of(tmp_path, mix)
+    mix["labels"] |= {"shuffle_strands": 40, "sampling": "shuffled"}
+    with pytest.raises(ConfigError, match=r"train\.mix\.labels: shuffle_strands=40 must be at mo"):
+        module_of(tmp_path, mix).source("train")
