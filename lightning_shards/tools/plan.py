@@ -3,20 +3,24 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import lcm
 from typing import TYPE_CHECKING, Any, Final
 
 from lightning_shards.plan.mixture import samples_of_epoch
-from lightning_shards.plan.pieces import DataShape, Workers, footprint
+from lightning_shards.plan.pieces import DataShape, Workers, footprint, sharing_of_nodes
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 if TYPE_CHECKING:
     from lightning_shards.plan.epoch import EpochPlan
-    from lightning_shards.readers.source import SourceDescription
+    from lightning_shards.readers.source import Source, SourceDescription
 
 _EPILOG: Final = """\
 Bytes and shards are those of one node, which has the trainer's devices, else 8. The bytes of the
 cache would hold all shards that it reads; of a mixture all samples count as equally large. Of a
-mixture there is a table of its components, with samples and passes of epoch 0 and of the run."""
+mixture there is a table of its components, with samples and passes of epoch 0 and of the run. Of
+several nodes: how often all of them together fetch what an epoch serves, from how many runs rank 0
+takes its first batch (one that two shards share counts twice), and which settings give each node
+runs of its own, so that it is fetched once (docs/sampling.md, "Each node its own runs")."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,6 +64,7 @@ def _plan(options: Namespace) -> int:
         "bytes": data.size_bytes,
         **_epoch(plan, description.sampling),
         **asdict(footprint(plan, data, workers, description.sampling, run=description.run)),
+        **_sharing(source, plan, workers.ranks),
         "components": _components(description, trainer.epochs) or None,
     }
     report(document, as_json=options.json)
@@ -78,6 +83,22 @@ def _epoch(plan: "EpochPlan", sampling: str) -> dict[str, Any]:
         "repeated": plan.padded,
         "batch_sizes": sorted({*plan.sizes(0), *plan.sizes(plan.steps - 1)}),
     }
+
+
+def _sharing(source: "Source", plan: "EpochPlan", ranks: int) -> dict[str, Any]:
+    """How several nodes share what an epoch reads by offsets; {} where it is drawn or streamed."""
+    from lightning_shards.readers.indexed import IndexedSource
+    from lightning_shards.readers.mixtures.indexed import MixtureSource
+
+    nodes, description = -(-plan.world_size // ranks), source.describe()
+    is_indexed = isinstance(source, IndexedSource | MixtureSource)
+    if not is_indexed or nodes == 1 or description.sampling not in {"shuffled", "mixture"}:
+        return {}
+    fetches, runs = sharing_of_nodes(source.order, source.epochs, ranks, plan.world_size)
+    width, whole = ranks * plan.batch_size, lcm(ranks * plan.batch_size, description.run or 1)
+    own = f"shuffle_width={width}, and shuffle_strands any multiple of {nodes}"
+    own += f" with shuffle_block at least {whole} times that"
+    return {"fetches": fetches, "runs_in_batch": runs, "own_runs": own}
 
 
 def _components(description: "SourceDescription", epochs: int | None) -> list[dict[str, Any]]:

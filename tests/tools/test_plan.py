@@ -144,3 +144,23 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
     plan.main(["--config", str(path)])
     assert f"kept: {document['kept']}\n" in capsys.readouterr().out
     assert run("--config", config())[1]["kept"] is None
+
+
+def test_of_several_nodes_it_is_said_how_they_share_the_set(config, run, tmp_path, capsys):
+    """Strands of 2 nodes with 2 ranks of 2 samples each take turns of 4."""
+    folder = write_samples(tmp_path / "many", [16] * 6)
+    train = {"urls": str(folder / "*.tar"), "sampling": "shuffled"}
+    train |= {"shuffle_run": 4, "shuffle_block": 16}
+    _, before = run("--config", config(train=train))
+    path = config(train=train | {"shuffle_strands": 2, "shuffle_width": 4})
+    _, after = run("--config", path)
+    assert before["nodes"] == after["nodes"] == 2
+    assert before["fetches"] > 1.5
+    assert after["fetches"] == 1
+    assert before["runs_in_batch"] in {1, 2}
+    said = "shuffle_width=4, and shuffle_strands any multiple of 2 with shuffle_block at least 4 "
+    assert before["own_runs"] == after["own_runs"] == said + "times that"
+    plan.main(["--config", str(path)])
+    assert "fetches: 1\n" in capsys.readouterr().out
+    for other in (["--split", "val"], ["--world-size", "2"]):
+        assert "fetches" not in run("--config", path, *other)[1]
