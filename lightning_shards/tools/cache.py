@@ -23,7 +23,8 @@ while a run has them open, unless --force is given, and what was made of joins a
 that needs it makes it again. On a network file system each machine has pieces of its own, and
 clears those alone. Member tables and counts stay."""
 
-_ACTION_OF: Final = {"config": "fill", "split": "fill", "ranks_per_node": "fill", "force": "clear"}
+_OF_FILL: Final = ("config", "split", "ranks_per_node", "node")
+_ACTION_OF: Final = {**dict.fromkeys(_OF_FILL, "fill"), "force": "clear"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,12 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--cache-dir", metavar="DIR", help="list, clear: default: ~/.cache/lightning_shards")
     add("--split", help="fill: train, val, test or predict, or a set: val/NAME; default: train")
     add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
+    add("--node", type=int, metavar="N", help="fill: for which node, from 0 on; default: 0")
     add("--force", action="store_true", help="clear: also what a run has open")
     run_tool("cache", _run, parser.parse_args(arguments))
 
 
 def _run(options: Namespace) -> int:
-    require_large_enough(options, ranks_per_node=1)
+    require_large_enough(options, ranks_per_node=1, node=0)
     for option, action in _ACTION_OF.items():
         if getattr(options, option) and options.action != action:
             raise ConfigError(f"--{option.replace('_', '-')} is for `cache {action}`")
@@ -78,7 +80,8 @@ def _fill(options: Namespace) -> dict[str, Any]:
     configured, split = open_data(options.config), options.split or "train"
     trainer = trainer_size(options.config, "--ranks-per-node", options.ranks_per_node)
     ranks = options.ranks_per_node or trainer.devices or 1
-    place = Place(world_size=ranks * trainer.nodes, num_nodes=trainer.nodes)
+    first = ranks * (options.node or 0)
+    place = Place(first, ranks * trainer.nodes, num_nodes=trainer.nodes)
     filling = Filling(configured.source(split), place, configured.loader_config.connections)
     with bytes_bar("fetched", filling.most_bytes) as step:
         return filling.run(step)._asdict()

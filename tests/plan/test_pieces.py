@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mixtures import example_mixture
 from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
+from small_strands import STRANDS
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan import pieces
@@ -45,6 +46,7 @@ ORDERS = (
     orders()
     | st.builds(Shuffled, st.lists(st.integers(1, 12), min_size=1, max_size=5), st.integers(0, 9))
     | st.builds(example_mixture, st.integers(0, 9), rounds=st.integers(1, 9))
+    | STRANDS
 )
 BLOCKS = st.builds(
     make,

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from contextlib import closing, suppress
+from math import gcd
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
@@ -91,10 +92,9 @@ def size_of_run(
 ) -> RunSize | None:
     """What is read, by the sizes in the index; where it has none, as the table of one shard says.
 
-    Each component of a mixture counts by itself, as their samples differ in size.
-
     Args:
-        index: The shards and their counts; some are remote.
+        index: The shards and their counts; some are remote. Each component of a mixture counts by
+            itself, as their samples differ in size.
         order: The order of their samples.
         folder: Where tables are kept.
         settings: How remote shards are reached.
@@ -118,8 +118,9 @@ def size_of_run(
     if not parts:
         return None
     size, tables, works, are_drawn = zip(*parts, strict=True)
+    read = sum(size) // _shares(order, nodes), sum(tables), sum(works)
     groups = groups_of(url for url in index.urls if not is_local(url))
-    return RunSize(_data_of(index), sum(size), sum(tables), sum(works), groups, all(are_drawn))
+    return RunSize(_data_of(index), *read, groups, all(are_drawn))
 
 
 class _Part(NamedTuple):
@@ -146,6 +147,11 @@ class _Part(NamedTuple):
         works = working_set_of(size, samples, blocks * _read_of_block(order), prepared)
         is_drawn = is_drawn_anew(str(order.identity()["sampling"]), size, samples)
         return cls(size, tables, works, is_drawn)
+
+
+def _shares(order: Order, nodes: int) -> int:
+    """Of how many equal shares of the strands each node reads one; 1 where there are no strands."""
+    return gcd(int(order.identity().get("shuffle_strands", 1)), nodes)
 
 
 def _data_of(index: ShardIndex) -> str:

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from small_kept import kept_order
 from small_mixtures import component, mixture
+from small_orders import make
+from small_strands import strands
 
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder
@@ -138,3 +140,11 @@ def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
     assert len({data(small), data(large), data(small, large), data(large, small)}) == 4
     signed = [f"https://{user}host/0.tar?X-Amz-Signature={user}" for user in ("", "me:secret@")]
     assert data(*signed[:1]) == data(*signed[1:]) != data(small)
+
+
+@pytest.mark.parametrize(("number", "nodes", "share"), [(8, 8, 8), (8, 1, 1), (8, 6, 2), (6, 3, 3)])
+def test_of_strands_a_node_reads_those_that_no_other_one_reads(tmp_path, number, nodes, share):
+    """8 strands in turns fall to 6 nodes so that each reads four of them, in epoch after epoch."""
+    order = strands([100], number, run=2)
+    whole = told(make([100]), tmp_path).size_bytes
+    assert told(order, tmp_path, nodes=nodes).size_bytes == whole // share

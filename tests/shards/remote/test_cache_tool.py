@@ -88,6 +88,16 @@ def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     assert "fetched_bytes: 0 bytes" in told
 
 
+def test_of_strands_each_node_fills_its_own(config, run_document, server):
+    strands = {"shuffle_strands": 2, "shuffle_width": 2, "shuffle_block": 8}
+    path = config(trainer={"num_nodes": 2}, **strands)
+    first, second = (run_document("fill", "--config", path, "--node", node) for node in range(2))
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert first["fetched_bytes"] == first["size_bytes"] < 0.6 * sum(sizes)
+    assert second["fetched_bytes"] == second["size_bytes"] < 0.6 * sum(sizes)
+    assert run_document("fill", "--config", path)["fetched_bytes"] == 0
+
+
 def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, published_shards):
     shuffled = {"urls": published_shards, "sampling": "shuffled"}
     path = config(sets={"web": shuffled})
@@ -230,6 +240,9 @@ def test_an_empty_cache_is_no_error(run, tmp_path):
         (["fill", "--config", "no.yaml"], "no.yaml"),
         (["fill", "--config", "CONFIG", "--split", "test"], "there is no 'test' split"),
         (["fill", "--config", "CONFIG", "--ranks-per-node", "-1"], "must be at least 1, got -1"),
+        (["fill", "--config", "CONFIG", "--node", "-1"], "--node must be at least 0, got -1"),
+        (["fill", "--config", "CONFIG", "--node", "1"], "rank"),
+        (["list", "--node", "1"], "--node is for `cache fill`"),
         (["fill", "--config", "CONFIG", "--cache-dir", "."], "and no --cache-dir"),
         (["clear", "--config", "CONFIG"], "--config is for `cache fill`"),
         (["empty"], "invalid choice"),

@@ -315,7 +315,7 @@ class RunSize(NamedTuple):
 
     Attributes:
         data: By what the data is recognised that several runs read: a hash of the URLs.
-        size_bytes: Bytes of all shards.
+        size_bytes: Bytes of all shards that the node reads in the epochs of the run.
         tables_bytes: Bytes of their member tables.
         working_set_bytes: What is worked on at a time; see `working_set_of`.
         groups: The groups of the pieces of its shards; see `piece_files.groups_of`.
