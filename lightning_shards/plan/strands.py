@@ -21,6 +21,7 @@ on with others at any position.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import gcd
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,14 @@ from lightning_shards.plan.draws import (
 from lightning_shards.plan.order import BLOCKS_KEPT, Order, SampleOrder
 
 _Ints = NDArray[np.int64]
+
+
+def shares_of_nodes(order: Order, nodes: int) -> int:
+    """Of how many equal shares of an order's strands each node reads one; without strands 1.
+
+    8 strands fall to 6 nodes in turns, so that each node reads every second one of them.
+    """
+    return gcd(int(order.identity().get("shuffle_strands", 1)), nodes)
 
 
 @dataclass(frozen=True)

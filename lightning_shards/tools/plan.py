@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lightning_shards.plan.mixture import samples_of_epoch
 from lightning_shards.plan.pieces import DataShape, Workers, footprint, sharing_of_nodes
+from lightning_shards.plan.strands import shares_of_nodes
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 if TYPE_CHECKING:
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
 
 _EPILOG: Final = """\
 Bytes and shards are those of one node, which has the trainer's devices, else 8. The bytes of the
-cache would hold all shards that it reads; of a mixture all samples count as equally large. Of a
-mixture there is a table of its components, with samples and passes of epoch 0 and of the run. Of
-several nodes: how often all of them together fetch what an epoch serves, from how many runs rank 0
-takes its first batch (one that two shards share counts twice), and which settings give each node
-runs of its own, so that it is fetched once (docs/sampling.md, "Each node its own runs")."""
+cache would hold all shards that it reads, or of shuffle_strands its share; of a mixture all samples
+count as equally large. Of a mixture there is a table of its components, with samples and passes of
+epoch 0 and of the run. Of several nodes: how often all of them together fetch what an epoch serves,
+from how many runs rank 0 takes its first batch (one that two shards share counts twice), and which
+settings give each node runs of its own, so that all is fetched once."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,7 +65,7 @@ def _plan(options: Namespace) -> int:
         "bytes": data.size_bytes,
         **_epoch(plan, description.sampling),
         **asdict(footprint(plan, data, workers, description.sampling, run=description.run)),
-        **_sharing(source, plan, workers.ranks),
+        **_sharing(source, plan, workers.ranks, data.size_bytes),
         "components": _components(description, trainer.epochs) or None,
     }
     report(document, as_json=options.json)
@@ -85,7 +86,9 @@ def _epoch(plan: "EpochPlan", sampling: str) -> dict[str, Any]:
     }
 
 
-def _sharing(source: "Source", plan: "EpochPlan", ranks: int) -> dict[str, Any]:
+def _sharing(
+    source: "Source", plan: "EpochPlan", ranks: int, size_bytes: int | None
+) -> dict[str, Any]:
     """How several nodes share what an epoch reads by offsets; {} where it is drawn or streamed."""
     from lightning_shards.readers.indexed import IndexedSource
     from lightning_shards.readers.mixtures.indexed import MixtureSource
@@ -95,10 +98,16 @@ def _sharing(source: "Source", plan: "EpochPlan", ranks: int) -> dict[str, Any]:
     if not is_indexed or nodes == 1 or description.sampling not in {"shuffled", "mixture"}:
         return {}
     fetches, runs = sharing_of_nodes(source.order, source.epochs, ranks, plan.world_size)
-    width, whole = ranks * plan.batch_size, lcm(ranks * plan.batch_size, description.run or 1)
-    own = f"shuffle_width={width}, and shuffle_strands any multiple of {nodes}"
-    own += f" with shuffle_block at least {whole} times that"
-    return {"fetches": fetches, "runs_in_batch": runs, "own_runs": own}
+    told: dict[str, Any] = {"fetches": fetches, "runs_in_batch": runs}
+    if description.mixture is None:
+        width = ranks * plan.batch_size
+        told["own_runs"] = f"shuffle_width={width}, and shuffle_strands any multiple of {nodes}"
+        told["own_runs"] += (
+            f" with shuffle_block at least {lcm(width, description.run or 1)} x that"
+        )
+    if (shares := shares_of_nodes(source.order, nodes)) > 1 and size_bytes is not None:
+        told["cache_bytes"] = size_bytes // shares
+    return told
 
 
 def _components(description: "SourceDescription", epochs: int | None) -> list[dict[str, Any]]:

@@ -157,10 +157,15 @@ def test_of_several_nodes_it_is_said_how_they_share_the_set(config, run, tmp_pat
     assert before["nodes"] == after["nodes"] == 2
     assert before["fetches"] > 1.5
     assert after["fetches"] == 1
+    assert after["cache_bytes"] == after["bytes"] // 2 < before["cache_bytes"]
     assert before["runs_in_batch"] in {1, 2}
-    said = "shuffle_width=4, and shuffle_strands any multiple of 2 with shuffle_block at least 4 "
-    assert before["own_runs"] == after["own_runs"] == said + "times that"
+    said = "shuffle_width=4, and shuffle_strands any multiple of 2 with shuffle_block at least 4 x "
+    assert before["own_runs"] == after["own_runs"] == said + "that"
     plan.main(["--config", str(path)])
     assert "fetches: 1\n" in capsys.readouterr().out
     for other in (["--split", "val"], ["--world-size", "2"]):
         assert "fetches" not in run("--config", path, *other)[1]
+    components = {"a": train | {"weight": 1}, "b": train | {"weight": 1}}
+    _, mixed = run("--config", config(train={"mix": components, "dataset_size": 64}))
+    assert mixed["fetches"] > 1.5
+    assert "own_runs" not in mixed

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from contextlib import closing, suppress
-from math import gcd
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import FileAccessError
@@ -11,6 +10,7 @@ from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.plan.strands import shares_of_nodes
 from lightning_shards.readers.ahead.piece_plan import (
     block_of,
     blocks_of_window,
@@ -118,7 +118,7 @@ def size_of_run(
     if not parts:
         return None
     size, tables, works, are_drawn = zip(*parts, strict=True)
-    read = sum(size) // _shares(order, nodes), sum(tables), sum(works)
+    read = sum(size) // shares_of_nodes(order, nodes), sum(tables), sum(works)
     groups = groups_of(url for url in index.urls if not is_local(url))
     return RunSize(_data_of(index), *read, groups, all(are_drawn))
 
@@ -147,11 +147,6 @@ class _Part(NamedTuple):
         works = working_set_of(size, samples, blocks * _read_of_block(order), prepared)
         is_drawn = is_drawn_anew(str(order.identity()["sampling"]), size, samples)
         return cls(size, tables, works, is_drawn)
-
-
-def _shares(order: Order, nodes: int) -> int:
-    """Of how many equal shares of the strands each node reads one; 1 where there are no strands."""
-    return gcd(int(order.identity().get("shuffle_strands", 1)), nodes)
 
 
 def _data_of(index: ShardIndex) -> str:
