@@ -1,4 +1,4 @@
-"""What the order of samples costs and how well it mixes: `python benchmarks/order.py`, 40 s.
+"""What the order of samples costs and how well it mixes: `python benchmarks/order.py`, a minute.
 
 Seek: the first batch of 256 in the middle of 10^10 samples in 10^6 shards, each case in a fresh
 process. "first" is its time from the construction on, "memory" the growth of the process's peak
@@ -14,6 +14,11 @@ them a round. "first" and "memory" are as above, for a batch of 256 at position 
 counts included. "stretch" is the CPU time of a sample in the 50 stretches of 16,384 that follow,
 and "single" that of one data set of the same shards, measured in turns.
 
+Strands: a million samples in 1,000 shards, 8 nodes of 8 ranks with batches of 256. "fetches" is how
+often all nodes together fetch an epoch, by its first 131,072 positions; "kept" the share of the set
+that a node reads in two epochs, and "runs" how many runs the first batch of rank 0 mixes. "seek" is
+the CPU time of the first batch in the middle of 10^10 samples in 10^6 shards.
+
 Mix: 200 shards of 500 samples sorted by 100 classes (two shards a class), batches of 256.
 "neighbours" is the share of consecutive samples that come from one shard, "TV" the mean total
 variation distance between the classes of a batch and the uniform distribution (0.252 for a full
@@ -25,7 +30,7 @@ default `initial`. Everything is seeded; means are over three epochs, only the t
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from itertools import product
+from itertools import product, takewhile
 from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter, process_time
@@ -38,10 +43,11 @@ from webdataset.filters import shuffle
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
 from lightning_shards.plan.mixture_schedule import schedule_mixture
-from lightning_shards.plan.order import SampleOrder, Sampling
-from lightning_shards.plan.pieces import pieces_ahead
+from lightning_shards.plan.order import Order, SampleOrder, Sampling
+from lightning_shards.plan.pieces import pieces_ahead, sharing_of_nodes
 from lightning_shards.plan.place import Cursor
 from lightning_shards.plan.slots import MixtureSlots
+from lightning_shards.plan.strands import StrandOrder
 
 BATCH = 256
 STRETCH = 16_384
@@ -97,6 +103,38 @@ def measure_pieces(sampling: Sampling, run: int, block: int) -> tuple[float, flo
     for _ in range(20):
         next(ahead)
     return first, memory, 1e3 * (perf_counter() - started) / 20, len(second.shards)
+
+
+def measure_strands(strands: int) -> tuple[float, float, int, float]:
+    """Fetches of all nodes, the largest share of a node, runs of a batch, ms of CPU of a seek."""
+
+    def order_of(counts: NDArray[np.int64]) -> Order:
+        whole = SampleOrder(counts, 1, "shuffled")
+        return whole if strands == 1 else StrandOrder(whole, strands)
+
+    order, huge = order_of(np.full(1000, 1000)), order_of(np.full(10**6, 10**4))
+    epochs, shares = EpochSchedule(order.samples, BATCH, "drop"), list[float]()
+    for node in range(8):
+        is_read = np.zeros((1000, 1000), np.bool_)
+        ranks = range(8 * node, 8 * node + 8)
+        ahead = pieces_ahead(order, epochs, Cursor(), ranks=ranks, world_size=64)
+        for block in takewhile(lambda each: each.turn < NUM_EPOCHS - 1, ahead):
+            for shard, start, stop in zip(block.shards, block.starts, block.stops, strict=True):
+                is_read[shard, start:stop] = True
+        shares.append(float(is_read.mean()))
+    fetches, runs = sharing_of_nodes(order, epochs, 8, 64)
+    started = process_time()
+    huge.at(3, huge.samples // 2, huge.samples // 2 + BATCH)
+    return fetches, max(shares), runs, 1e3 * (process_time() - started)
+
+
+def print_strands() -> None:
+    """The table of strands."""
+    print("strands: 8 nodes x 8 ranks x 256, a million samples")
+    print(f"{'strands':>7}{'fetches':>9}{'kept':>8}{'runs':>6}{'seek':>12}")
+    for strands in (1, 8, 64):
+        fetches, share, runs, seek = measure_strands(strands)
+        print(f"{strands:>7}{fetches:>9.2f}{share:>8.1%}{runs:>6}{seek:>9.1f} ms")
 
 
 def mix_components() -> MixtureOrder:
@@ -238,5 +276,7 @@ if __name__ == "__main__":
     print_pieces()
     print()
     print_mixture()
+    print()
+    print_strands()
     print()
     print_mixes()
