@@ -51,6 +51,12 @@ def test_what_is_left_of_remote_shards_is_what_is_left_of_local_ones(
     assert remote.source("train").epochs.samples == own.source("train").epochs.samples < 16
 
 
+def test_remote_samples_are_sorted_by_the_sizes_in_their_tables(published_shards, local, tmp_path):
+    given = {"batch_alike": {"field": "image", "group": 4}}
+    remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
+    assert batches(remote, epochs=2) == batches(own, epochs=2)
+
+
 def test_lists_name_remote_shards_too(published_shards, local, listed, tmp_path):
     remote, own = (module(urls, tmp_path, exclude=listed) for urls in (published_shards, local))
     assert batches(remote) == batches(own)
