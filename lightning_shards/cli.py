@@ -1,6 +1,7 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
 import errno
+import os
 import re
 import sys
 from argparse import Action
@@ -15,7 +16,7 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -204,6 +205,7 @@ class ShardCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make model, data and trainer."""
+        _warn_if_no_agent_can_join(os.environ)
         with self._errors_in_one_line(self._parser(self.subcommand)):
             super().instantiate_classes()
 
@@ -284,6 +286,17 @@ class ShardCLI(LightningCLI):
         data = self._get(self.config, "data") if hasattr(self, "config") else None  # none yet
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)
+
+
+def _warn_if_no_agent_can_join(variables: Mapping[str, str]) -> None:
+    """Name the variable without which torchrun's agents end when a new one joins them."""
+    restarts = variables.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    several = variables.get("GROUP_WORLD_SIZE", "1") != "1"
+    if restarts and several and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in variables:
+        rank_zero_warn(
+            "torchrun will end this job when a node joins it or comes back; to let nodes join, "
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where each torchrun is started"
+        )
 
 
 def _with_urls_named(arguments: Sequence[str]) -> list[str]:

@@ -250,3 +250,23 @@ def test_help_shows_a_sentence_under_each_setting_of_the_module_and_the_loader(m
     assert "Samples per rank and step" in text
     assert "Batches that each worker keeps ready" in text
     assert "Names of features that can run code and are allowed" in text
+
+
+@pytest.mark.parametrize(
+    ("restarts", "nodes", "variable", "warned"),
+    [
+        ("3", "2", None, True),
+        ("0", "2", None, False),
+        ("3", "1", None, False),
+        ("3", "2", "1", False),
+    ],
+)
+def test_the_variable_without_which_no_agent_of_torchrun_can_join_is_named(
+    restarts, nodes, variable, warned, make_cli, monkeypatch, recwarn
+):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
+    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+    monkeypatch.setenv(name, variable) if variable else monkeypatch.delenv(name, raising=False)
+    make_cli()
+    assert [f"{name}=1" in str(each.message) for each in recwarn].count(True) == int(warned)
