@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
+from omegaconf import OmegaConf
 from PIL import Image
 from webdataset.writer import ShardWriter
 
@@ -96,6 +96,11 @@ STAND_INS: dict[str, tuple[Any, list[str], list[str]]] = {
         + ["--data.train.dataset_size=128", "--model.num_classes=10"],
     ),
     "ddp_multinode.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
+    "elastic.yaml": (
+        classified,
+        ["train", "val"],
+        ["--model.num_classes=10", "--ckpt_path=null"],
+    ),
 }
 
 DIGITS = ("digits.yaml", "digits_stream.yaml")
@@ -130,13 +135,16 @@ def test_the_command_of_a_config_is_in_its_first_line(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_is_read_and_its_data_section_makes_the_same_module_without_the_cli(name):
+def test_a_config_is_read_and_its_data_section_makes_the_same_module_without_the_cli(
+    name, monkeypatch
+):
+    monkeypatch.setattr(ShardCLI, "_run_subcommand", lambda *_: None)
     config = ROOT / "configs" / name
-    cli = ShardCLI(args=["--config", str(config), "--trainer.accelerator=cpu"], run=False)
+    cli = ShardCLI(args=["fit", "--config", str(config), "--trainer.accelerator=cpu"])
     assert isinstance(cli.datamodule, ShardDataModule)
     assert SetEpoch in map(type, cli.trainer.callbacks)
-    trainer = yaml.safe_load(config.read_text())["trainer"]
-    assert cli.trainer.world_size == trainer["devices"] * trainer.get("num_nodes", 1)
+    trainer = OmegaConf.load(config)["trainer"]
+    assert cli.trainer.world_size == int(trainer["devices"]) * int(trainer.get("num_nodes", 1))
     assert settings_of(ShardDataModule.from_config(config)) == settings_of(cli.datamodule)
 
 
