@@ -59,6 +59,7 @@ LONGEST_FIRST = [
     TESTS / name
     for name in (
         "ddp_kill/test_chains.py",
+        "elastic/test_torchrun.py",
         "options/test_matrix.py",
         "workers/test_same_bytes_of_splits.py",
         "plan/test_mixture_drawn.py",

@@ -1,0 +1,209 @@
+"""Runs that launchers start again, and what the final weights of such a run were trained on."""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import yaml
+from forked_programs import ForkedPrograms, Running, free_port
+from waiting import is_alive, is_running, wait_for
+
+HERE = Path(__file__).parent
+CONFIG = HERE.parents[1] / "configs" / "elastic.yaml"
+WITHIN_S = 180.0  # on two busy cores
+TRAIN, VAL, EPOCHS = (150, 0, 130, 120), (8, 13), 2
+BATCH_SIZE = 3
+FAST = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
+ENVIRONMENT = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONPATH": f"{HERE.parents[1]}:{HERE}:{os.environ.get('PYTHONPATH', '')}",
+}
+
+
+class Attempt(NamedTuple):
+    """What one start of all ranks did: how many there were, and its first and last global step."""
+
+    ranks: int
+    first: int
+    last: int
+
+
+class Ledger(NamedTuple):
+    """What counts of all attempts: the steps that the final weights were trained on."""
+
+    attempts: list[Attempt]
+    steps: list[int]
+    epochs: dict[int, Counter[tuple[int, int]]]
+    validated: list[tuple[int, Counter[tuple[int, int]]]]
+
+
+def read_ledger(folder: Path) -> Ledger:
+    """Whatever an attempt did behind the step at which a later one began was made again."""
+    attempts: list[Attempt] = []
+    trained: dict[int, list[Any]] = {}
+    validated: dict[int, list[Any]] = {}
+    for attempt in sorted((folder / "attempts").iterdir()):
+        lines = [
+            json.loads(line)
+            for path in sorted(attempt.iterdir())
+            for line in path.read_text().splitlines()
+        ]
+        steps = [step for kind, step, *_ in lines if kind == "trained"]
+        if not steps:  # ended before its first step
+            continue
+        attempts.append(Attempt(lines[0][3], min(steps), max(steps)))
+        trained = {step: of for step, of in trained.items() if step < min(steps)}
+        of_this: dict[str, dict[int, list[Any]]] = {"trained": {}, "validated": {}}
+        for kind, step, epoch, _, ids in lines:
+            of_this[kind].setdefault(step, []).append((epoch, ids))
+        trained |= of_this["trained"]
+        validated = {step: of for step, of in validated.items() if step <= min(steps)}
+        validated |= of_this["validated"]
+    epochs: dict[int, Counter[tuple[int, int]]] = {}
+    for epoch, ids in (pair for of_step in trained.values() for pair in of_step):
+        epochs.setdefault(epoch, Counter()).update(map(tuple, ids))
+    return Ledger(
+        attempts,
+        list(trained),
+        epochs,
+        [
+            (of[0][0], Counter(tuple(each) for _, ids in of for each in ids))
+            for of in validated.values()
+        ],
+    )
+
+
+def all_ids(counts: Sequence[int]) -> Counter[tuple[int, int]]:
+    return Counter((shard, number) for shard, count in enumerate(counts) for number in range(count))
+
+
+def check_ledger(folder: Path, ranks: list[int]) -> list[Attempt]:
+    """Each sample of each epoch once, but for less than a global batch; each validation once."""
+    ledger = read_ledger(folder)
+    assert [attempt.ranks for attempt in ledger.attempts] == ranks
+    assert ledger.steps == list(range(len(ledger.steps)))
+    assert list(ledger.epochs) == list(range(EPOCHS))
+    for samples in ledger.epochs.values():
+        assert set(samples.values()) == {1}
+        assert samples <= all_ids(TRAIN)
+        assert samples.total() > sum(TRAIN) - max(ranks) * BATCH_SIZE
+    assert ledger.validated == [(epoch, all_ids(VAL)) for epoch in range(EPOCHS)]
+    return ledger.attempts
+
+
+class Run:
+    """A training that is stopped and goes on, in a folder of its own."""
+
+    def __init__(self, folder: Path, stops: Sequence[tuple[int, int, str]], **data: Any) -> None:
+        self.folder = folder
+        saver = {"dirpath": f"{folder}/saved", "every_n_train_steps": 4, "save_last": True}
+        overrides = {
+            "trainer": {
+                "accelerator": "cpu",
+                "precision": "32-true",
+                "max_epochs": EPOCHS,
+                "logger": False,
+                "enable_progress_bar": False,
+                "default_root_dir": str(folder),
+                "callbacks": [{"class_path": "ModelCheckpoint", "init_args": saver}],
+            },
+            "model": {
+                "class_path": "elastic_recorder.ElasticRecorder",
+                "init_args": {"folder": str(folder), "stops": [list(stop) for stop in stops]},
+            },
+            "data": {
+                "train": {
+                    "urls": f"{folder}/train-*.tar",
+                    "sampling": "shuffled",
+                    "shuffle_run": 4,
+                },
+                "val": {"urls": f"{folder}/val-*.tar", "transforms": {}},
+                "fields": {"label": "cls"},
+                "transforms": {},
+                "device_transforms": {},
+                "batch_size": BATCH_SIZE,
+                "num_workers": 0,
+                "loader": {"cache_dir": f"{folder}/cache"},
+                **data,
+            },
+        }
+        (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+        self.options = ["fit", "--config", str(CONFIG), "--config", f"{folder}/overrides.yaml"]
+
+    def wait_for_stop(self, number: int) -> int:
+        """The pid of the rank that waits at a stop."""
+        path = self.folder / f"stop-{number}.json"
+        assert wait_for(path.exists, WITHIN_S), f"no rank came to stop {number}"
+        return int(json.loads(path.read_text()))
+
+
+def block_of_page(language: str, begin: str) -> str:
+    """The code block of docs/elastic.md that begins so."""
+    page = (HERE.parents[1] / "docs" / "elastic.md").read_text()
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if block.startswith(begin))
+    return block
+
+
+def kill_all(pids: Sequence[int]) -> None:
+    """Kill processes with all that is below them, first those that would start others."""
+    processes = [psutil.Process(pid) for pid in pids]
+    below = [child for process in processes for child in process.children(recursive=True)]
+    for process in (*processes, *below):
+        if is_alive(process):
+            process.kill()
+    assert wait_for(lambda: not any(map(is_alive, (*processes, *below))), WITHIN_S)
+
+
+class Launchers:
+    """What starts the ranks of a run; nothing of it is left when `stack` is closed."""
+
+    def __init__(self, run: Run, forked: ForkedPrograms, stack: ExitStack) -> None:
+        self.run, self._forked, self._stack = run, forked, stack
+        self.port = free_port()
+        self._started: dict[int, tuple[Running, ExitStack]] = {}
+
+    def start_agent(self, name: str) -> int:
+        """Start an agent of torchrun with one rank; that of the name "host" has the store."""
+        options = [
+            "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--shutdown-timeout=5",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=test",
+            f"--rdzv-conf={FAST},is_host={int(name == 'host')}", "--local-addr=127.0.0.1",
+            "--redirects=3", f"--log-dir={self.run.folder}/agents",
+        ]  # fmt: skip
+        command = ["run_agent.py", *options, "--", *self.run.options]
+        return self._start(command, {"LAUNCHER_NAME": name})
+
+    def start_shell(self, script: str, **environment: str) -> int:
+        """Start a script of bash; what it says goes to a file of the run."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        said = f"exec > shell-{len(self._started)}.txt 2>&1\n"
+        command = ["run_command.py", "bash", "-c", said + script]
+        return self._start(command, {"PATH": path} | environment)
+
+    def _start(self, command: list[str], environment: dict[str, str]) -> int:
+        own = self._stack.enter_context(ExitStack())
+        started = self._forked.started(
+            [HERE / command[0], *command[1:]],
+            self.run.folder,
+            environment=ENVIRONMENT | environment,
+        )
+        running = own.enter_context(started)
+        (pid,) = running.pids
+        self._started[pid] = running, own
+        return pid
+
+    def wait_for_end(self, pid: int) -> int:
+        """The exit status of a launcher, which ends by itself."""
+        running, own = self._started[pid]
+        assert wait_for(lambda: not is_running(pid), WITHIN_S), "a launcher did not end"
+        own.close()
+        return running.statuses[0]
