@@ -347,6 +347,19 @@ class EpochSchedule:
         """The cursor, or the beginning of the next epoch if no step is left in this one."""
         return cursor if self.steps(world_size, cursor.samples) else self.next_epoch(cursor)
 
+    def cursor_after(self, cursor: Cursor, world_size: int, steps: int) -> Cursor:
+        """The cursor of the batch that a stream begun at `cursor` gives after `steps` others.
+
+        >>> EpochSchedule(10, batch_size=2, remainder="drop").cursor_after(Cursor(0, 4), 1, 5)
+        Cursor(epoch=1, samples=4)
+        """
+        left = self.steps(world_size, cursor.samples)
+        if steps >= left:  # whole epochs have equal numbers of steps
+            whole, steps = divmod(steps - left, self.steps(world_size))
+            cursor = self.next_epoch(cursor)
+            cursor = cursor if self.pinned else Cursor(cursor.epoch + whole)
+        return Cursor(cursor.epoch, self.plan(world_size, cursor.samples).trained(steps))
+
     def worker_epochs(self, place: Place, cursor: Cursor) -> Iterator[WorkerEpoch]:
         """The worker's part of each epoch from the cursor on, without end."""
         before = 0

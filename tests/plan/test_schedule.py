@@ -2,6 +2,7 @@
 
 from itertools import islice
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -58,6 +59,43 @@ def test_a_limit_cuts_an_epoch_wherever_it_is_resumed(stream):
     whole = expected_steps(epochs, Cursor(cursor.epoch), epochs.steps(2))
     rest = expected_steps(epochs, cursor, epochs.steps(2, cursor.samples))
     assert rest == [step for step in whole if step[1] >= cursor.samples]
+
+
+def random_streams(number):
+    """So many epochs, each with a place on 1 to 4 ranks, and a cursor, perhaps at its end."""
+    draws = np.random.default_rng(0)
+    while number:
+        epochs = EpochSchedule(
+            int(draws.integers(1, 40)),
+            int(draws.integers(1, 5)),
+            str(draws.choice(["drop", "pad", "balanced"])),
+            limit=int(draws.integers(1, 6)) if draws.random() < 0.3 else None,
+            pinned=draws.random() < 0.3,
+        )
+        world_size = int(draws.integers(1, 5))
+        if steps := epochs.steps(world_size):
+            done = epochs.plan(world_size).trained(int(draws.integers(steps + 1)))
+            epoch = 0 if epochs.pinned else int(draws.integers(4))
+            yield epochs, Place(int(draws.integers(world_size)), world_size), Cursor(epoch, done)
+            number -= 1
+
+
+def batches_of(epochs, place, cursor):
+    """(epoch, span, weights) of each batch of one worker, without end."""
+    for worker_epoch in epochs.worker_epochs(place, cursor):
+        for step in worker_epoch.own_steps():
+            yield worker_epoch.epoch, worker_epoch.span(step), worker_epoch.weights(step)
+
+
+def test_a_stream_that_begins_at_a_later_batch_gives_the_same_batches():
+    draws = np.random.default_rng(1)
+    for epochs, place, cursor in random_streams(3000):
+        number, lanes = int(draws.integers(40)), int(draws.integers(1, 5))
+        worker = place.with_worker(number % lanes, lanes)
+        expected = islice(batches_of(epochs, worker, cursor), number // lanes, number // lanes + 6)
+        begun = epochs.cursor_after(cursor, place.world_size, number)
+        found = islice(batches_of(epochs, place.with_worker(0, lanes), begun), 6)
+        assert list(found) == list(expected), (epochs, place, cursor, number, lanes)
 
 
 def test_an_epoch_without_a_step_is_an_error_and_no_endless_loop():
