@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lightning_shards.build.classes import names_of_classes, warn_of_other_numbers
-from lightning_shards.build.loaders import describe, facts_of, make_loader
+from lightning_shards.build.loaders import describe, end_workers, facts_of, make_loader
 from lightning_shards.build.sources import find_shards, make_source, warn_of_shared_shards
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
@@ -74,7 +74,7 @@ from lightning_shards.stages import (
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
 from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.inline import try_first_sample
-from lightning_shards.workers.worker_imports import end_fork_server, prepare_workers
+from lightning_shards.workers.worker_imports import prepare_workers
 
 
 class ModuleSettings(pl.LightningDataModule):
@@ -289,7 +289,7 @@ class ShardDataModule(ModuleSettings):
         batch_format: ``dict``, or ``tuple`` for the fields alone, in their order.
         loader: How batches are made; nothing in it changes a batch.
         allow_unsafe: Names of features that can run code and are allowed: ``pipe`` (URLs that run a
-            shell command), ``pickle``, ``pth``.
+            shell command), ``pickle``, ``pth``, ``ray`` (a cluster without a token).
     """
 
     def __init__(
@@ -542,13 +542,13 @@ class ShardDataModule(ModuleSettings):
         trainer: pl.Trainer | None = None,
         sample: LoadedBatch | None = None,
     ) -> ShardLoader:
-        of_trainer: dict[str, Any] = {}
+        given: dict[str, Any] = {"allow_unsafe": self.allow_unsafe}
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
             on_cuda = trainer.strategy.root_device.type == "cuda"
-            of_trainer = {"progress": progress, "on_cuda": on_cuda, "ranks": trainer.num_devices}
+            given |= {"progress": progress, "on_cuda": on_cuda, "ranks": trainer.num_devices}
         settings = (source, place, self.loader_config, self.num_workers)
-        loader = make_loader(*settings, name=split, sample=sample, **of_trainer)
+        loader = make_loader(*settings, name=split, sample=sample, **given)
         # of several sets one at a time has workers, and the first one those of the next time
         first = splits_of(self.splits, [kind_of(split)])[0]
         loader.keeps_workers = trainer is None or split == first
@@ -595,4 +595,4 @@ class ShardDataModule(ModuleSettings):
         for loader in self._loaders.values():
             loader.close()
         self._failed = None  # of a fit that ended before all ranks met
-        end_fork_server()
+        end_workers()

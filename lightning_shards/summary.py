@@ -54,8 +54,8 @@ def module_text(
     pool, num_workers = module.loader_config.pool, module.num_workers
     workers = "the trainer's own thread"
     if num_workers and pool != "inline":
-        kind = "thread" if pool == "threads" else "worker process"
-        workers = count_of(num_workers, kind) + " of each rank"
+        kinds = {"threads": "thread", "ray": "actor"}
+        workers = count_of(num_workers, kinds.get(pool, "worker process")) + " of each rank"
     known = set(indexed)
     fields = ", ".join(map(_shown, module.fields))
     lines = [f"{type(module).__name__}: batches of {fields}, made by {workers}"]

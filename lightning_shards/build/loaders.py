@@ -1,8 +1,9 @@
 """The loaders of a data module, and the pool of each: its kind, its workers, how much is ahead."""
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_shards.build.mixtures import mixture_lines
 from lightning_shards.config.loading import LoaderConfig
@@ -19,7 +20,7 @@ from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batc
 from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
-from lightning_shards.workers.worker_imports import require_guard_for
+from lightning_shards.workers.worker_imports import end_fork_server, require_guard_for
 
 if TYPE_CHECKING:
     from lightning_shards.loader import Progress, ShardLoader
@@ -34,6 +35,7 @@ def make_pool(
     sample: LoadedBatch | None = None,
     on_cuda: bool = False,
     ranks: int = 1,
+    allow_unsafe: Collection[str] = (),
 ) -> Pool:
     """The pool of one rank; the size of its batches is estimated from one sample.
 
@@ -42,10 +44,10 @@ def make_pool(
         num_workers: Number of workers of this rank; 0: its own thread makes the batches.
         source: Makes the batches.
         place: The rank and the world size.
-        sample: A batch of one sample; None: it is made if the pool needs its size, or samples may
-            lack a field.
+        sample: A batch of one sample; None: it is made if the pool needs it.
         on_cuda: Whether batches go to a CUDA device.
         ranks: Number of ranks of this machine.
+        allow_unsafe: As in `ShardDataModule`.
 
     Raises:
         ShardError: The sample cannot be made, or the pool cannot run this source here.
@@ -55,19 +57,22 @@ def make_pool(
             try_first_sample(source, place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s)
     sample = sample or try_first_sample(source, place)
-    if config.pool == "threads" or config.threads_per_worker > 1:
-        require_own_randomness(source)
     if config.pool == "threads":
         return _thread_pool(config, num_workers, source, sample)
+    batch = batch_bytes(sample.batch, source.epochs.batch_size)
+    if config.pool == "ray":
+        return _ray_pool(config, num_workers, batch, "ray" in allow_unsafe)
+    if config.threads_per_worker > 1:
+        require_own_randomness(source)
     if config.multiprocessing_context != "fork":
         require_guard_for(source)
-    batch = batch_bytes(sample.batch, source.epochs.batch_size)
     return _process_pool(config, num_workers, batch, on_cuda, ranks)
 
 
 def _thread_pool(
     config: LoaderConfig, num_workers: int, source: Source, sample: LoadedBatch
 ) -> ThreadPool:
+    require_own_randomness(source)
     batch_size, at_once = source.epochs.batch_size, 1
     with suppress(ConfigError):  # the size of what cannot be pickled is unknown
         at_once = most_batches(batch_bytes(sample.batch, batch_size))
@@ -94,6 +99,36 @@ def _process_pool(
     )
 
 
+def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_open: bool) -> Pool:
+    try:
+        from lightning_shards.workers.ray.pool import Joining, RayPool
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise ConfigError(
+            "pool='ray' needs Ray, which is not installed: "
+            '`pip install "lightning-shards[ray]"` on all nodes, or take another pool'
+        ) from error
+    at_once = most_batches(batch)
+    return RayPool(
+        num_workers,
+        _prefetch(config, num_workers, at_once * batch.total),
+        at_once,
+        config.ray.cpus_per_worker,
+        config.ray.placement,
+        config.worker_timeout_s,
+        joining=Joining(config.ray.address, allows_open),
+    )
+
+
+def end_workers() -> None:
+    """End what workers come from, unless a stream uses it: the fork server, a cluster of Ray."""
+    end_fork_server()
+    joined: Any = sys.modules.get("lightning_shards.workers.ray.cluster")
+    if joined is not None:
+        joined.cluster.leave_unused()
+
+
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
     """The configured factor, or less if workers that keep `kept` bytes exceed `prefetch_bytes`."""
     return max(1, min(config.prefetch_factor, config.prefetch_bytes // max(num_workers * kept, 1)))
@@ -108,8 +143,7 @@ def make_loader(
     name: SplitName = "",
     progress: "Progress | None" = None,
     sample: LoadedBatch | None = None,
-    on_cuda: bool = False,
-    ranks: int = 1,
+    **of_machine: Any,
 ) -> "ShardLoader":
     """The loader of one rank; its length is the number of steps of an epoch.
 
@@ -121,8 +155,7 @@ def make_loader(
         name: Name of its split or evaluation set.
         progress: A trainer's progress; None for a plain loop.
         sample: A batch of one sample, if there is one already.
-        on_cuda: Whether batches go to a CUDA device.
-        ranks: Number of ranks of this machine.
+        of_machine: ``on_cuda``, ``ranks`` and ``allow_unsafe`` of `make_pool`.
 
     Raises:
         PlanError: The samples do not fill one step.
@@ -135,7 +168,7 @@ def make_loader(
     plan, description = source.epochs.plan(here.world_size), source.describe()
     plan.require_steps(name, is_nominal=description.is_nominal)
     _require_weights(plan, description.reserved)
-    pool = make_pool(config, num_workers, source, here, sample=sample, on_cuda=on_cuda, ranks=ranks)
+    pool = make_pool(config, num_workers, source, here, sample=sample, **of_machine)
     loader = ShardLoader(source, pool, place, name=name, progress=progress)
     return loader.with_epoch(plan.steps).with_length(plan.steps)
 

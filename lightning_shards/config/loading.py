@@ -21,16 +21,50 @@ from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
 _MOST = sys.float_info.max
 
 
+@dataclass(frozen=True)
+class RayConfig:
+    """Where the actors of ``pool: ray`` run.
+
+    Args:
+        address: The cluster: ``auto`` joins the one of ``RAY_ADDRESS`` or of this machine, and
+            starts one here if there is none and the job has one node; ``local`` starts one, which
+            ends with the fit; ``host:port`` joins that one.
+        cpus_per_worker: CPUs that each actor asks of the cluster; those of evaluation ask for none.
+        placement: ``SPREAD`` the actors of a rank over the nodes, or ``PACK`` them on one.
+    """
+
+    address: str = "auto"
+    cpus_per_worker: float = 1.0
+    placement: Literal["SPREAD", "PACK"] = "SPREAD"
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
+        """
+        require_text("ray.address", self.address)
+        if self.address.startswith("ray://"):
+            raise ConfigError(
+                f"ray.address={self.address!r} would send each byte through Ray's client proxy; "
+                "start the trainer on a node of the cluster, and take 'auto' or 'host:port'"
+            )
+        cpus = self.cpus_per_worker
+        if type(cpus) not in {int, float} or not 0 <= cpus <= _MOST:
+            raise ConfigError(f"ray.cpus_per_worker must be a number from 0, got {cpus!r}")
+        require_choice("ray.placement", self.placement, ("SPREAD", "PACK"))
+
+
 @with_torch_words
 @dataclass(frozen=True)
 class LoaderConfig:
     """How batches are made; no setting here changes which batches they are.
 
     Args:
-        pool: What workers are: ``processes``, ``threads`` of the trainer's own process, or
-            ``inline``, the trainer's own thread; ``num_workers=0`` is always inline. Threads copy
-            nothing and start at once; a training loop of much Python wants processes. For tiny
-            samples ``num_workers=0`` is faster than threads.
+        pool: What workers are: ``processes``, ``threads`` of the trainer's own process, ``ray``
+            for actors of a Ray cluster, or ``inline``, the trainer's own thread; ``num_workers=0``
+            is always inline. Threads copy nothing and start at once; a training loop of much Python
+            wants processes. For tiny samples ``num_workers=0`` is faster than threads.
         threads_per_worker: Threads in each worker process. Threads need transforms that draw from
             the ``rng`` they are given.
         prefetch_factor: Batches that each worker keeps ready; of small ones, messages of several.
@@ -55,9 +89,10 @@ class LoaderConfig:
             ranks and workers.
         cache_gib: GiB that the pieces of remote shards may take in ``cache_dir``, of all runs on a
             node together. Default: three quarters of the free disk, 50 GiB always left.
+        ray: Where the actors of ``pool: ray`` run.
     """
 
-    pool: Literal["processes", "threads", "inline"] = "processes"
+    pool: Literal["processes", "threads", "inline", "ray"] = "processes"
     threads_per_worker: int = 1
     prefetch_factor: int = 2
     prefetch_bytes: int = 2**30
@@ -68,6 +103,7 @@ class LoaderConfig:
     storage_options: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
     connections: int = 64
     cache_gib: float | None = None
+    ray: RayConfig = RayConfig()
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work.
@@ -75,7 +111,7 @@ class LoaderConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        require_choice("pool", self.pool, ("processes", "threads", "inline"))
+        require_choice("pool", self.pool, ("processes", "threads", "inline", "ray"))
         require_at_least("threads_per_worker", self.threads_per_worker, 1)
         if self.threads_per_worker > 1 and self.pool != "processes":
             raise ConfigError(
@@ -92,6 +128,7 @@ class LoaderConfig:
         require_choice(
             "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
         )
+        self._require_ray_alone()
         require_at_least("connections", self.connections, 1)
         cache_gib = self.cache_gib
         is_number = type(cache_gib) in {int, float, type(None)}
@@ -108,6 +145,21 @@ class LoaderConfig:
             if not self.cache_dir.startswith("~"):  # the run may change its working directory
                 object.__setattr__(self, "cache_dir", str(Path(self.cache_dir).absolute()))
         self._require_storage_options()
+
+    def _require_ray_alone(self) -> None:
+        """Refuse settings of worker processes beside actors, and settings of actors beside others.
+
+        `threads_per_worker` and `pin_memory` are refused beside any other pool than processes.
+        """
+        if not isinstance(cast("object", self.ray), RayConfig):
+            raise ConfigError(f"ray must be a RayConfig, got {self.ray!r}")
+        if self.pool != "ray" and self.ray != RayConfig():
+            raise ConfigError(f"{self.ray} goes with pool='ray', not {self.pool!r}; leave it out")
+        if self.pool == "ray" and self.multiprocessing_context != "forkserver":
+            raise ConfigError(
+                f"multiprocessing_context={self.multiprocessing_context!r} goes with "
+                "pool='processes', not 'ray'; leave it out"
+            )
 
     def _require_storage_options(self) -> None:
         require_mapping("storage_options", self.storage_options, "{s3: {...}}")

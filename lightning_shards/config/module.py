@@ -122,7 +122,7 @@ class DataConfig:
         require_at_least("seed", self.seed, 0, MOST_SEED)
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe or ():
-            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS)))
+            require_choice("allow_unsafe", name, ("pipe", "ray", *sorted(UNSAFE_DECODERS)))
         for name, split in self.splits.items():
             if split is not None:
                 self._check_fields(name)
@@ -140,6 +140,8 @@ class DataConfig:
             object.__setattr__(self, "loader", LoaderConfig())
         if not isinstance(cast("object", self.loader), LoaderConfig):
             raise ConfigError(f"loader must be a LoaderConfig, got {self.loader!r}")
+        if self.loader.pool == "ray" and self.num_workers == 0:
+            raise ConfigError("pool='ray' needs num_workers of at least 1, got 0; or leave it out")
 
     def _load_splits(self) -> None:
         single = self._single_splits

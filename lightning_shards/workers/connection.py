@@ -90,6 +90,10 @@ class SharedBuffer:
     def is_in_use(self, value: bool) -> None:
         self._bytes[0] = value
 
+    def free(self) -> None:
+        """Say that no message uses it."""
+        self.is_in_use = False
+
 
 def _allocate(file: IO[bytes], size: int) -> None:
     """Make a file so many bytes long, and be sure of the memory for them where that is possible.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from math import prod
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,6 @@ from lightning_shards.workers.connection import (
     Lease,
     ReceivedBuffers,
     SharedBuffer,
-    SharedBuffers,
 )
 
 _CONTAINERS: Final[frozenset[Any]] = frozenset([dict, list, tuple])
@@ -391,6 +390,27 @@ def message_sizes(batch: BatchBytes) -> Iterator[int]:
         size = min(2 * size, most)
 
 
+class MessageBuffer(Protocol):
+    """Memory for the tensors of one message."""
+
+    @property
+    def content(self) -> NDArray[np.uint8]:
+        """The bytes that a message may use: uint8."""
+        ...
+
+    def free(self) -> None:
+        """Say that no message uses it."""
+        ...
+
+
+class MessageBuffers(Protocol):
+    """Gives memory for messages: shared memory, or arrays that something else carries."""
+
+    def take(self, size: int) -> MessageBuffer:
+        """A free buffer for so many bytes; it is in use from now on."""
+        ...
+
+
 class Message:
     """Some batches of one worker, in step order, as they are sent to the trainer.
 
@@ -402,7 +422,7 @@ class Message:
     def __init__(
         self,
         loaded: list[LoadedBatch],
-        buffer: SharedBuffer | bytearray,
+        buffer: MessageBuffer | bytearray,
         starts: list[int],
         failure: Any,
     ) -> None:
@@ -436,7 +456,7 @@ class Message:
         content = pickle.dumps(parts, pickle.HIGHEST_PROTOCOL)
         if isinstance(buffer, SharedBuffer):
             buffer.is_known = buffer.number is not None
-        return PickledMessage(content, fd, buffer)
+        return PickledMessage(content, fd, cast("SharedBuffer | bytearray", buffer))
 
     def pin_memory(self) -> "Message":
         """This message, with its tensors and arrays copied to tensors in page-locked memory."""
@@ -461,7 +481,9 @@ class Message:
     def _memory(self, lease: Lease | None) -> NDArray[np.uint8]:
         if lease is not None:
             return np.asarray(lease)
-        return np.frombuffer(cast("bytearray", self.buffer), np.uint8)
+        if isinstance(self.buffer, bytearray):
+            return np.frombuffer(self.buffer, np.uint8)
+        return self.buffer.content
 
 
 class _Reference(NamedTuple):
@@ -491,19 +513,19 @@ class PickledMessage(NamedTuple):
 
 
 class MessageMaker:
-    """Makes the messages of one worker, and gives its batches shared memory to be made in.
+    """Makes the messages of one worker, and gives its batches memory to be made in.
 
     Args:
-        num_buffers: Number of buffers of shared memory.
+        buffers: Give the memory of messages that are not small.
 
     Attributes:
         arena: Memory for the tensors of the next batches, as far as they fit.
     """
 
-    def __init__(self, num_buffers: int) -> None:
-        self._buffers = SharedBuffers(num_buffers)
+    def __init__(self, buffers: MessageBuffers) -> None:
+        self._buffers = buffers
         self._batch_bytes = 0
-        self._buffer: SharedBuffer | None = None
+        self._buffer: MessageBuffer | None = None
         self.arena = Arena()
 
     def prepare(self, batches: int) -> None:
@@ -523,7 +545,7 @@ class MessageMaker:
         self.arena.use_none()
         return message
 
-    def _filled(self, layout: TensorLayout) -> tuple[SharedBuffer | bytearray, list[int]]:
+    def _filled(self, layout: TensorLayout) -> tuple[MessageBuffer | bytearray, list[int]]:
         """The buffer that holds the tensors of a message, and the offset of each tensor in it."""
         if self._buffer and layout.size >= SHARED_BYTES:
             starts = layout.complete(self.arena)
@@ -536,7 +558,7 @@ class MessageMaker:
             buffer = self._buffers.take(layout.size)
             starts = layout.copied(buffer.content)
         if self._buffer:
-            self._buffer.is_in_use = False  # only now, or `take` could have returned it
+            self._buffer.free()  # only now, or `take` could have returned it
         return buffer, starts
 
 

@@ -1,7 +1,7 @@
 """The pool protocol: a pool runs a source in workers and gives the batches of a rank in step order.
 
-`inline`, `threads` and `processes` implement it. A stream can be closed and another one started at
-any cursor, because a source holds no progress.
+`inline`, `threads`, `processes` and `ray` implement it. A stream can be closed and another one
+started at any cursor, because a source holds no progress.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,8 @@ class PoolDescription:
         """Who makes the batches, in words."""
         if not self.num_workers:
             return "the caller's own thread"
-        noun = {"processes": "process", "threads": "thread"}.get(self.kind, "worker")
+        nouns = {"processes": "process", "threads": "thread", "ray": "actor"}
+        noun = nouns.get(self.kind, "worker")
         text = count_of(self.num_workers // self.threads, noun)
         return text if self.threads == 1 else f"{text} of {self.threads} threads each"
 

@@ -25,7 +25,7 @@ from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import TrainerEnd, WorkerEnd
+from lightning_shards.workers.connection import SharedBuffers, TrainerEnd, WorkerEnd
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import (
     BatchBytes,
@@ -138,7 +138,7 @@ class WorkerShare:
     def messages(self) -> Iterator[PickledMessage]:
         """The messages; after an error they are empty, without end."""
         ready: list[LoadedBatch] = []
-        maker = MessageMaker(buffers_per_worker(self.prefetch_factor))
+        maker = MessageMaker(SharedBuffers(buffers_per_worker(self.prefetch_factor)))
         failure: Any = None
         try:
             batches = self._batches(maker.arena)
@@ -182,7 +182,7 @@ def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[T
     worker = share.place.worker
     publish_stages_in(end.stage_byte(worker))
     begin_globals(worker)
-    on_load(partial(_settle_torch, share))
+    on_load(partial(settle_torch, share.source, share.place, share.dtype))
     messages = share.messages()
     is_open = True
     with Cancellable(end.raise_if_closed):
@@ -193,18 +193,21 @@ def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[T
         wait_for_guard()
 
 
-def _settle_torch(share: WorkerShare) -> None:
-    """Tell torch that this process is a worker, as its DataLoader would."""
+def settle_torch(source: Source, place: Place, dtype: str | None) -> None:
+    """Tell torch that this process is a worker, as its DataLoader would.
+
+    Args:
+        source: Makes the batches.
+        place: The place of the worker.
+        dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
+    """
     torch: Any = load_torch()
     torch.set_num_threads(1)  # the cores belong to all workers
-    if share.dtype is not None:
-        torch.set_default_dtype(getattr(torch, share.dtype))
-    seed = worker_seed(share.place.worker)
+    if dtype is not None:
+        torch.set_default_dtype(getattr(torch, dtype))
+    seed = worker_seed(place.worker)
     torch.default_generator.manual_seed(seed)
     state: Any = import_module("torch.utils.data._utils.worker")
     state._worker_info = state.WorkerInfo(  # noqa: SLF001 there is no other way
-        id=share.place.worker,
-        num_workers=share.place.num_workers,
-        seed=seed,
-        dataset=share.source,
+        id=place.worker, num_workers=place.num_workers, seed=seed, dataset=source
     )

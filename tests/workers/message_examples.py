@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.connection import ReceivedBuffers
+from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffers
 from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
 
 SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
@@ -15,7 +15,9 @@ BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.n
 
 
 def message_of(*batches, maker=None):
-    return (maker or MessageMaker(1)).message([LoadedBatch(batch) for batch in batches])
+    return (maker or MessageMaker(SharedBuffers(1))).message(
+        [LoadedBatch(batch) for batch in batches]
+    )
 
 
 def travelled(message, buffers=None):

@@ -21,7 +21,7 @@ def made_in(arena, size, value):
 def test_a_message_gives_what_was_put_in(batch):
     bad = (BadSample(0, 1, "SampleError"),)
     sent = [LoadedBatch(batch, digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)]
-    received = list(unpacked(travelled(MessageMaker(1).message(sent))))
+    received = list(unpacked(travelled(MessageMaker(SharedBuffers(1)).message(sent))))
     assert [each.seconds for each in received] == [each.seconds for each in sent]
     for each, original in zip(received, sent, strict=True):
         assert each[1:] == original[1:]
@@ -136,7 +136,7 @@ def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
 
 @pytest.mark.parametrize("size", [2 * SHARED_BYTES, 100])
 def test_batches_of_another_size_than_expected_arrive_whole(size):
-    maker = MessageMaker(1)
+    maker = MessageMaker(SharedBuffers(1))
     list(unpacked(message_of(BATCH, maker=maker)))
     maker.prepare(1)
     made = [made_in(maker.arena, length, 7) for length in (1000, size)]
@@ -151,7 +151,7 @@ def test_batches_of_another_size_than_expected_arrive_whole(size):
 
 
 def test_a_message_that_ends_early_brings_what_there_is():
-    maker = MessageMaker(1)
+    maker = MessageMaker(SharedBuffers(1))
     list(unpacked(message_of(BATCH, maker=maker)))
     maker.prepare(16)
     made = made_in(maker.arena, SHARED_BYTES, 7)  # and another one fails
@@ -174,7 +174,7 @@ def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again()
         arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
         return {"x": growing(arrays if last else [*arrays, None], maker.arena)}
 
-    maker = MessageMaker(2)
+    maker = MessageMaker(SharedBuffers(2))
     list(unpacked(message_of(batch(1, 1), maker=maker)))
     maker.prepare(1)
     listed = batch(2, None)
@@ -198,7 +198,7 @@ def test_a_buffer_in_use_is_never_taken():
 
 
 def test_a_message_brings_the_file_of_a_buffer_only_once():
-    maker, there = MessageMaker(1), ReceivedBuffers()
+    maker, there = MessageMaker(SharedBuffers(1)), ReceivedBuffers()
     larger = torch.zeros(2 * SHARED_BYTES, dtype=torch.uint8)
     brings_file = []
     for column in (LARGE, LARGE, larger, larger):  # a larger buffer has the same number
@@ -214,7 +214,7 @@ def test_a_message_brings_the_file_of_a_buffer_only_once():
 
 
 def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
-    maker = MessageMaker(1)
+    maker = MessageMaker(SharedBuffers(1))
     message_of(BATCH, maker=maker)
     odd = message_of(BATCH, maker=maker)
     for _again in range(2):
@@ -224,7 +224,7 @@ def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
 
 
 def test_a_pickled_message_keeps_the_file_of_a_buffer_that_is_used_once():
-    maker = MessageMaker(1)
+    maker = MessageMaker(SharedBuffers(1))
     message_of(BATCH, maker=maker)
     pickled = message_of(BATCH, maker=maker).pickled()  # the message itself is gone
     os.fstat(pickled.fd)

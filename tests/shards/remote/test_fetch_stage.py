@@ -17,7 +17,7 @@ from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
 from lightning_shards.system.process import Cancellable
-from lightning_shards.workers.connection import ReceivedBuffers
+from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffers
 from lightning_shards.workers.messages import MessageMaker
 from tests.shards.remote.published import module
 
@@ -127,7 +127,7 @@ def test_local_batches_have_neither_stage_nor_totals(local, tmp_path):
 
 def test_totals_travel_in_messages_and_local_ones_cost_one_byte():
     totals = FetchTotals(1, 2, 3, 4, 5.0, 6.0)
-    sent = MessageMaker(1).message([LoadedBatch({"a": [1]}, fetched=totals)])
+    sent = MessageMaker(SharedBuffers(1)).message([LoadedBatch({"a": [1]}, fetched=totals)])
     (received,) = sent.pickled().unpickled(ReceivedBuffers()).unpack(None)
     assert received.fetched == totals
     local = LoadedBatch({"a": [1]})

@@ -1,0 +1,152 @@
+"""What runs in an actor: it makes the batches that a call asks for, whichever these are.
+
+A batch is a pure function of its number in the stream, so a call may be made again at any time, in
+another process on another machine. An actor remembers only where its open iterator stands; a call
+for another number begins a new one.
+"""
+
+import os
+import pickle
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.generators import begin_globals
+from lightning_shards.samples.tensors import on_load
+from lightning_shards.workers.inline import produce
+from lightning_shards.workers.messages import Message, MessageMaker
+from lightning_shards.workers.ray.cluster import ray
+from lightning_shards.workers.worker import failure_of, settle_torch
+
+_LIBRARIES = ("numpy", "pillow", "simplejpeg", "opencv-python-headless", "torch", "torchcodec")
+
+
+class Whereabouts(NamedTuple):
+    """Where an actor runs.
+
+    Attributes:
+        node: The id of its node.
+        host: The name of its machine, for messages.
+        pid: Its process.
+    """
+
+    node: str
+    host: str
+    pid: int
+
+
+@dataclass
+class ArrayBuffer:
+    """Memory for one message: an array, which Ray puts into its store as it is.
+
+    Attributes:
+        content: The bytes that a message may use: uint8.
+    """
+
+    content: NDArray[np.uint8]
+
+    def free(self) -> None:
+        """Do nothing: no other message will have this memory."""
+
+
+class ArrayBuffers:
+    """Gives each message memory of its own."""
+
+    def take(self, size: int) -> ArrayBuffer:
+        """A buffer of so many bytes."""
+        return ArrayBuffer(np.empty(size, np.uint8))
+
+
+class BatchMaker:
+    """One actor, the place of one worker of a rank.
+
+    Args:
+        sent: The reference to the packed source, in a list, so that Ray does not resolve it: it
+            could not do so for an actor that it starts again.
+        place: The place of the worker.
+        cursor: The cursor of the stream's first batch.
+        dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
+    """
+
+    def __init__(
+        self, sent: Sequence[object], place: Place, cursor: Cursor, dtype: str | None
+    ) -> None:
+        self._source: Source = pickle.loads(ray.get(sent[0]))  # noqa: S301 of the trainer
+        self._place, self._cursor = place, cursor
+        self._maker = MessageMaker(ArrayBuffers())
+        self._batches: Iterator[LoadedBatch] = iter(())
+        self._next = -1
+        begin_globals(place.worker)
+        on_load(partial(settle_torch, self._source, place, dtype))
+
+    def make(self, number: int, count: int) -> Message:
+        """The batches number, number + num_workers, ... of the stream, up to `count` of them.
+
+        There are fewer if one cannot be made; then the message has the error.
+        """
+        loaded: list[LoadedBatch] = []
+        failure = None
+        try:
+            if number != self._next:
+                self._batches = self._begun(number)
+            self._maker.prepare(count)
+            for _ in range(count):
+                loaded.append(next(self._batches))  # noqa: PERF401 those before an error are kept
+            self._next = number + count * self._place.num_workers
+        except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
+            failure, self._next = failure_of(error), -1
+        return self._maker.message(loaded, failure)
+
+    def _begun(self, number: int) -> Iterator[LoadedBatch]:
+        """The batches from this number on, each `num_workers` after the one before it."""
+        source, place, arena = self._source, self._place, self._maker.arena
+        is_streamed = source.describe().is_streamed
+        if number == place.worker or is_streamed:  # what a worker process would run
+            batches = produce(source, place, self._cursor, arena)
+            for _ in range(place.worker, number, place.num_workers):
+                next(batches)  # what a stream draws depends on where it began
+            return batches
+        cursor = source.epochs.cursor_after(self._cursor, place.world_size, number)
+        return produce(source, place.with_worker(0, place.num_workers), cursor, arena)
+
+    def whereabouts(self) -> Whereabouts:
+        """Where this actor runs; the answer shows that it has started."""
+        node = ray.get_runtime_context().get_node_id()
+        return Whereabouts(node, socket.gethostname(), os.getpid())
+
+    def try_node(self, place: Place, *, is_elsewhere: bool) -> tuple[Message, dict[str, str]]:
+        """The first sample as it is made on this node, and the versions of what makes it.
+
+        Args:
+            place: That of the rank, for which the trainer makes its first sample.
+            is_elsewhere: Whether it is not the trainer's node, and has to be prepared.
+        """
+        loaded: list[LoadedBatch] = []
+        failure = None
+        try:
+            if is_elsewhere:
+                self._source.prepare()
+            loaded = [self._source.first_sample(place)]
+        except Exception as error:  # noqa: BLE001 raised in the trainer
+            failure = failure_of(error)
+        return self._maker.message(loaded, failure), library_versions()
+
+
+def library_versions() -> dict[str, str]:
+    """The versions of the libraries that samples are decoded with, as far as they are installed."""
+    found: dict[str, str] = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found

@@ -1,0 +1,296 @@
+"""The pool of Ray actors: the trainer says which batches each one makes next, in step order.
+
+Ray places the actors, starts them again when they or their nodes die, and repeats the calls that
+were lost. All that is decided here is the numbers of the batches that a call asks for.
+"""
+
+import logging
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from lightning_shards.errors import ConfigError, ShardError, WorkerError, count_of
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.generators import are_same
+from lightning_shards.samples.tensors import default_dtype_name
+from lightning_shards.system.process import CHECK_S, raise_if_cancelled
+from lightning_shards.workers.inline import try_first_sample
+from lightning_shards.workers.messages import Message
+from lightning_shards.workers.pool import BatchStream, PoolDescription
+from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
+from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts, library_versions
+from lightning_shards.workers.ray.travel import packed_source
+from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S
+from lightning_shards.workers.worker import raise_failure
+
+_PLACED_S = 60.0
+"""Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RayPool:
+    """Runs the source in `num_workers` actors of a Ray cluster.
+
+    Attributes:
+        num_workers: Actors of a rank.
+        prefetch_factor: Calls that each actor has under way.
+        batches_per_call: Batches that one call makes.
+        cpus_per_worker: CPUs that each actor asks of the cluster. Those of evaluation ask for none:
+            they work while training waits, and a full cluster would never place them.
+        placement: ``SPREAD`` over the nodes, or ``PACK``, all on one node if it has room.
+        worker_timeout_s: Seconds that a call may take before its actor is started again; 0: any.
+        most_retries: How often a call is repeated that its actor or node did not survive. A node
+            that dies uses up six; a sample that kills its actor would be tried for ever without it.
+        joining: Which cluster is joined.
+    """
+
+    num_workers: int
+    prefetch_factor: int = 2
+    batches_per_call: int = 1
+    cpus_per_worker: float = 1.0
+    placement: Literal["SPREAD", "PACK"] = "SPREAD"
+    worker_timeout_s: float = WORKER_TIMEOUT_S
+    most_retries: int = 20
+    joining: Joining = AUTO
+
+    def describe(self) -> PoolDescription:
+        """A description in which each actor is a worker."""
+        return PoolDescription("ray", self.num_workers, self.prefetch_factor)
+
+    def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
+        """Start the actors at the cursor, and see whether their nodes make the same sample.
+
+        Raises:
+            ConfigError: No cluster can be joined, it has no room, the source cannot be sent, or a
+                node makes another sample than this one.
+            ShardError: A node cannot read the shards.
+        """
+        packed = packed_source(source)
+        cluster.hold(self.joining, place)
+        actors: list[Any] = []
+        try:
+            sent = ray.put(packed)
+            where = self._start_actors(actors, sent, source, place, cursor)
+            _try_nodes(actors, where, source, place)
+        except BaseException as error:
+            _end_actors(os.getpid(), actors, [])
+            if isinstance(error, ray.exceptions.RayError):
+                raise WorkerError(
+                    f"Ray cannot start actors ({error}); all nodes need this package, the modules "
+                    "that the transforms are defined in, and room in memory"
+                ) from error
+            raise
+        return _RayStream(self, actors, where, sent, (source, place, cursor))
+
+    def _start_actors(
+        self, actors: list[Any], sent: object, source: Source, place: Place, cursor: Cursor
+    ) -> list[Whereabouts]:
+        """Add the actors to the list, and wait until all of them have started."""
+        cpus = 0.0 if source.epochs.pinned else self.cpus_per_worker
+        kind = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=self.most_retries)(
+            BatchMaker
+        )
+        apart = replace(place, num_nodes=place.world_size)  # it shares no disk with other ranks
+        strategy, until = "SPREAD", time.perf_counter() + _PLACED_S
+        for worker in range(self.num_workers):
+            actor = kind.options(scheduling_strategy=strategy).remote(
+                [sent], apart.with_worker(worker, self.num_workers), cursor, default_dtype_name()
+            )
+            actors.append(actor)
+            if self.placement == "PACK" and worker == 0:
+                node = self._wait_for_start(actors, until, cpus)[0].node
+                strategy = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+                    node, soft=True
+                )
+        return self._wait_for_start(actors, until, cpus)
+
+    def _wait_for_start(
+        self, actors: Sequence[Any], until: float, cpus: float
+    ) -> list[Whereabouts]:
+        asked = [actor.whereabouts.remote() for actor in actors]
+        waiting: Sequence[Any] = asked
+        while waiting:
+            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=CHECK_S)
+            raise_if_cancelled()
+            if waiting and time.perf_counter() > until:
+                has, free = (
+                    resources.get("CPU", 0)
+                    for resources in (ray.cluster_resources(), ray.available_resources())
+                )
+                raise ConfigError(
+                    f"{len(waiting)} of {count_of(self.num_workers, 'actor')} with {cpus:g} CPUs "
+                    f"each have not started in {_PLACED_S:g} s; the cluster has {has:g} CPUs, of "
+                    f"which {free:g} are free: add nodes, or lower num_workers or "
+                    "ray.cpus_per_worker"
+                )
+        return ray.get(asked)
+
+
+def _try_nodes(
+    actors: Sequence[Any], where: Sequence[Whereabouts], source: Source, place: Place
+) -> None:
+    """Compare the first sample as each node makes it with that of the trainer.
+
+    Raises:
+        ConfigError: Another one comes out on a node.
+        ShardError: A node cannot make it.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    first_of = {found.node: number for number, found in reversed(list(enumerate(where)))}
+    asked = {
+        number: actors[number].try_node.remote(place, is_elsewhere=node != here)
+        for node, number in first_of.items()
+    }
+    expected = try_first_sample(source, place).batch
+    for number, call in asked.items():
+        message, versions = _result_of(call)
+        host = where[number].host
+        if message.failure is not None:
+            _raise_of_node(host, message.failure.error)
+        if are_same(expected, next(message.unpack(None)).batch):
+            continue
+        if are_same(expected, try_first_sample(source, place).batch):  # it is not random by itself
+            here_and_there = [
+                f"{name} {own} and {versions[name]}" for name, own in library_versions().items()
+            ]
+            raise ConfigError(
+                f"node {host} makes another first sample than this one; here and there are "
+                f"{', '.join(here_and_there)}: install the same versions on all nodes"
+            )
+
+
+def _raise_of_node(host: str, error: Exception) -> None:
+    remedy = ""
+    if isinstance(error, FileNotFoundError):
+        remedy = "; let all nodes reach the shards, by s3:// or a shared file system"
+    kind = type(error) if isinstance(error, ShardError) else WorkerError
+    raise kind(f"node {host} cannot make the first sample: {error}{remedy}") from error
+
+
+def _result_of(call: Any) -> Any:
+    """Wait for the result of a call; raises what a check of this thread does."""
+    while not ray.wait([call], timeout=CHECK_S)[0]:
+        raise_if_cancelled()
+    return ray.get(call)
+
+
+class _RayStream:
+    """The batches in step order; each actor has `prefetch_factor` calls under way."""
+
+    def __init__(
+        self,
+        pool: RayPool,
+        actors: list[Any],
+        where: Sequence[Whereabouts],
+        sent: object,
+        begun: tuple[Source, Place, Cursor],
+    ) -> None:
+        self._pool, self._actors, self._where, self._begun = pool, actors, where, begun
+        self._sent = sent  # Ray keeps it for as long as this reference
+        self._step = 0
+        self._numbers = list(range(len(actors)))  # of the first batch of each actor's next call
+        self._calls: list[deque[Any]] = [deque() for _ in actors]
+        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in actors]
+        self._failures: list[Any] = [None] * len(actors)
+        self._end = weakref.finalize(self, _end_actors, os.getpid(), actors, self._calls)
+        for _ in range(pool.prefetch_factor):
+            for worker in range(len(actors)):
+                self._ask(worker)
+
+    def _ask(self, worker: int) -> None:
+        count = self._pool.batches_per_call
+        call = self._actors[worker].make.remote(self._numbers[worker], count)
+        self._calls[worker].append(call)
+        self._numbers[worker] += count * len(self._actors)
+
+    def __next__(self) -> LoadedBatch:
+        if not self._ready:
+            raise StopIteration
+        worker = self._step % len(self._ready)
+        loaded = next(self._ready[worker], None)
+        if loaded is None and not self._failures[worker]:
+            message = self._receive(worker)
+            self._ready[worker], self._failures[worker] = message.unpack(None), message.failure
+            loaded = next(self._ready[worker], None)
+        if loaded is None:
+            failure = self._failures[worker]
+            self.close()
+            raise_failure(failure)
+        self._step += 1
+        return loaded
+
+    def _receive(self, worker: int) -> Message:
+        try:
+            message = self._wait_for(worker)
+        except ray.exceptions.RayTaskError as error:
+            self.close()
+            raise WorkerError(
+                f"what an actor made cannot be sent to the trainer ({error.cause}); let fields be "
+                "tensors, numbers or texts, or take pool='threads' or 'inline'"
+            ) from error
+        except ray.exceptions.RayError as error:
+            text = self._lost_text(worker, error)
+            self.close()
+            raise WorkerError(text) from error
+        except BaseException:
+            self.close()
+            raise
+        self._ask(worker)
+        return message
+
+    def _wait_for(self, worker: int) -> Message:
+        """The message of the first call of an actor, which is started again if it takes too long.
+
+        The start of an actor is not counted.
+        """
+        call, begin = self._calls[worker][0], time.perf_counter()
+        while not ray.wait([call], timeout=CHECK_S)[0]:
+            raise_if_cancelled()
+            waited_s, timeout_s = time.perf_counter() - begin, self._pool.worker_timeout_s
+            if timeout_s and waited_s > timeout_s:
+                _log.warning(
+                    "actor %d on node %s (pid %d) has given no batch for %g s (LoaderConfig."
+                    "worker_timeout_s); it is started again",
+                    worker,
+                    *self._where[worker][1:],
+                    waited_s,
+                )
+                ray.kill(self._actors[worker], no_restart=False)  # its calls are repeated
+                begin = time.perf_counter() + _PLACED_S
+        return ray.get(self._calls[worker].popleft())
+
+    def _lost_text(self, worker: int, error: Exception) -> str:
+        source, place, cursor = self._begun
+        cursor = source.epochs.cursor_after(cursor, place.world_size, self._step)
+        plan = source.epochs.plan(place.world_size, cursor.samples)
+        start, stop = plan.rank_span(0, place.rank)
+        return (
+            f"actor {worker} of rank {place.rank} cannot make the batch of positions {start} to "
+            f"{stop - 1} of epoch {cursor.epoch}, or one of the {self._pool.batches_per_call} "
+            f"batches of its call: it died {self._pool.most_retries + 1} times. Likely causes: out "
+            f"of memory, or a crash in a decoder; num_workers=0 shows the crash itself ({error})"
+        )
+
+    def close(self) -> None:
+        self._end()
+        self._actors, self._ready, self._sent = [], [], None
+
+
+def _end_actors(owner_pid: int, actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:
+    if os.getpid() != owner_pid:
+        return  # a fork of the trainer drops its copy
+    with suppress(Exception):  # the cluster may have ended first
+        for call in (call for queue in calls for call in queue):
+            ray.cancel(call)  # otherwise Ray prints a line for each one
+        for actor in actors:
+            ray.kill(actor)
+    cluster.release()

@@ -1,0 +1,71 @@
+"""How a source travels to actors: pickled once, with what another machine can make use of.
+
+Ray's pickler sends functions and classes of the main script and of notebooks by value. Two things
+would mean something else on another machine, and are replaced: relative paths, and files in the
+cache of this node.
+"""
+
+import io
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.kept_order import HeldNumbers
+from lightning_shards.readers.source import Source
+from lightning_shards.shards.filters.kept_files import MappedNumbers
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.table_files import TableFile
+from lightning_shards.shards.urls import is_local, scheme_of
+from lightning_shards.workers.ray.cluster import ray
+
+
+def packed_source(source: Source) -> bytes:
+    """A source, pickled for actors; `pickle.loads` unpacks it.
+
+    Raises:
+        ConfigError: Something in it cannot be pickled; the message names the field if it is a
+            callable of the user's.
+    """
+    try:
+        return _packed(source)
+    except Exception as error:
+        for name, function in source.describe().callables:
+            try:
+                _packed(function)
+            except Exception as own:
+                kind = getattr(function, "__qualname__", type(function).__qualname__)
+                raise ConfigError(
+                    f"{name} is {kind}, which cannot be sent to Ray actors "
+                    f"({type(own).__name__}: {own}); let it hold only what can be pickled: open "
+                    "files, databases and sessions in its first call, which each actor makes"
+                ) from own
+        raise ConfigError(
+            f"the source cannot be sent to Ray actors ({type(error).__name__}: {error}); take "
+            "pool='threads' or 'inline'"
+        ) from error
+
+
+def _packed(value: object) -> bytes:
+    file = io.BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
+
+
+class _Packer(ray.cloudpickle.CloudPickler):
+    def reducer_override(self, obj: Any) -> Any:
+        """How an object is made again elsewhere."""
+        if isinstance(obj, MappedNumbers):
+            return HeldNumbers, (np.array(obj.values()),)
+        if isinstance(obj, ShardIndex):
+            return replace(obj, urls=tuple(map(_absolute, obj.urls))).__reduce__()
+        if isinstance(obj, TableFile):
+            return TableFile, (_absolute(obj.path), obj.size, obj.crc32)
+        return super().reducer_override(obj)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] Ray's
+
+
+def _absolute(url: str) -> str:
+    return str(Path(url).absolute()) if is_local(url) and not scheme_of(url) else url
