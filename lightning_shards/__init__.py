@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightning_shards.callbacks.set_epoch import SetEpoch
     from lightning_shards.callbacks.throughput import DataThroughputMonitor
     from lightning_shards.cli import ShardCLI
-    from lightning_shards.config.loading import LoaderConfig
+    from lightning_shards.config.loading import LoaderConfig, RayConfig
     from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
     from lightning_shards.config.splits import BatchAlikeConfig, SplitConfig
     from lightning_shards.datamodule import ShardDataModule
@@ -80,6 +80,7 @@ _HOMES = {
     "IndexMismatchError": "errors",
     "LoadedBatch": "samples.collate",
     "LoaderConfig": "config.loading",
+    "RayConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
     "PadCollate": "samples.collate_fn",
@@ -149,6 +150,7 @@ __all__ = [
     "Pool",
     "PoolDescription",
     "RankError",
+    "RayConfig",
     "SampleError",
     "SampleOrder",
     "ServedSample",

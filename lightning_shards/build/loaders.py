@@ -37,14 +37,14 @@ def make_pool(
     ranks: int = 1,
     allow_unsafe: Collection[str] = (),
 ) -> Pool:
-    """The pool of one rank; the size of its batches is estimated from one sample.
+    """The pool of one rank, for batches from this source at this place.
 
     Args:
         config: How batches are made.
         num_workers: Number of workers of this rank; 0: its own thread makes the batches.
         source: Makes the batches.
         place: The rank and the world size.
-        sample: A batch of one sample; None: it is made if the pool needs it.
+        sample: A batch of one sample, which tells the size of batches; None: it is made if need be.
         on_cuda: Whether batches go to a CUDA device.
         ranks: Number of ranks of this machine.
         allow_unsafe: As in `ShardDataModule`.
@@ -57,22 +57,19 @@ def make_pool(
             try_first_sample(source, place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s)
     sample = sample or try_first_sample(source, place)
+    if config.pool == "threads" or config.threads_per_worker > 1:
+        require_own_randomness(source)
     if config.pool == "threads":
         return _thread_pool(config, num_workers, source, sample)
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
     if config.pool == "ray":
-        return _ray_pool(config, num_workers, batch, "ray" in allow_unsafe)
-    if config.threads_per_worker > 1:
-        require_own_randomness(source)
-    if config.multiprocessing_context != "fork":
-        require_guard_for(source)
-    return _process_pool(config, num_workers, batch, on_cuda, ranks)
+        return _ray_pool(config, num_workers, batch, allows_open="ray" in allow_unsafe)
+    return _process_pool(config, num_workers, source, batch, on_cuda, ranks)
 
 
 def _thread_pool(
     config: LoaderConfig, num_workers: int, source: Source, sample: LoadedBatch
 ) -> ThreadPool:
-    require_own_randomness(source)
     batch_size, at_once = source.epochs.batch_size, 1
     with suppress(ConfigError):  # the size of what cannot be pickled is unknown
         at_once = most_batches(batch_bytes(sample.batch, batch_size))
@@ -82,8 +79,15 @@ def _thread_pool(
 
 
 def _process_pool(
-    config: LoaderConfig, num_workers: int, batch: BatchBytes, on_cuda: bool, ranks: int
+    config: LoaderConfig,
+    num_workers: int,
+    source: Source,
+    batch: BatchBytes,
+    on_cuda: bool,
+    ranks: int,
 ) -> ProcessPool:
+    if config.multiprocessing_context != "fork":
+        require_guard_for(source)
     threads = config.threads_per_worker
     # a worker keeps messages ready; if it has several threads, each of these keeps batches, too
     kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))

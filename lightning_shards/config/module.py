@@ -122,7 +122,7 @@ class DataConfig:
         require_at_least("seed", self.seed, 0, MOST_SEED)
         require_choice("batch_format", self.batch_format, ("dict", "tuple"))
         for name in self.allow_unsafe or ():
-            require_choice("allow_unsafe", name, ("pipe", "ray", *sorted(UNSAFE_DECODERS)))
+            require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS), "ray"))
         for name, split in self.splits.items():
             if split is not None:
                 self._check_fields(name)

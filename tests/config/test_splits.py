@@ -62,7 +62,7 @@ def test_a_split_that_cannot_work_is_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pool": "ray"}, r"pool must be one of \['processes', 'threads', 'inline'\], got 'ray'"),
+        ({"pool": "dask"}, r"pool must be one of \['processes', .*'ray'\], got 'dask'"),
         ({"threads_per_worker": 0}, r"threads_per_worker must be a whole number of at least 1"),
         (
             {"threads_per_worker": 2, "pool": "threads"},

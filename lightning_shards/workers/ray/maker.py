@@ -69,27 +69,32 @@ class ArrayBuffers:
 class BatchMaker:
     """One actor, the place of one worker of a rank.
 
+    Each call brings the reference to the packed source, in a list so that Ray does not resolve it.
+    As an argument of the constructor it would make Ray print an error (ray#53727).
+
     Args:
-        sent: The reference to the packed source, in a list, so that Ray does not resolve it: it
-            could not do so for an actor that it starts again.
         place: The place of the worker.
         cursor: The cursor of the stream's first batch.
         dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
     """
 
-    def __init__(
-        self, sent: Sequence[object], place: Place, cursor: Cursor, dtype: str | None
-    ) -> None:
-        self._source: Source = pickle.loads(ray.get(sent[0]))  # noqa: S301 of the trainer
-        self._place, self._cursor = place, cursor
+    def __init__(self, place: Place, cursor: Cursor, dtype: str | None) -> None:
+        self._place, self._cursor, self._dtype = place, cursor, dtype
+        self._source: Source | None = None
         self._maker = MessageMaker(ArrayBuffers())
         self._batches: Iterator[LoadedBatch] = iter(())
         self._next = -1
         begin_globals(place.worker)
-        on_load(partial(settle_torch, self._source, place, dtype))
 
-    def make(self, number: int, count: int) -> Message:
-        """The batches number, number + num_workers, ... of the stream, up to `count` of them.
+    def _unpacked(self, sent: Sequence[object]) -> Source:
+        if self._source is None:
+            source: Source = pickle.loads(ray.get(sent[0]))  # noqa: S301 the trainer packed it
+            on_load(partial(settle_torch, source, self._place, self._dtype))
+            self._source = source
+        return self._source
+
+    def make(self, sent: Sequence[object], number: int, count: int) -> Message:
+        """The batches number, number + num_workers, ... of the stream, `count` of them.
 
         There are fewer if one cannot be made; then the message has the error.
         """
@@ -97,7 +102,7 @@ class BatchMaker:
         failure = None
         try:
             if number != self._next:
-                self._batches = self._begun(number)
+                self._batches = self._begun(self._unpacked(sent), number)
             self._maker.prepare(count)
             for _ in range(count):
                 loaded.append(next(self._batches))  # noqa: PERF401 those before an error are kept
@@ -106,9 +111,9 @@ class BatchMaker:
             failure, self._next = failure_of(error), -1
         return self._maker.message(loaded, failure)
 
-    def _begun(self, number: int) -> Iterator[LoadedBatch]:
+    def _begun(self, source: Source, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
-        source, place, arena = self._source, self._place, self._maker.arena
+        place, arena = self._place, self._maker.arena
         is_streamed = source.describe().is_streamed
         if number == place.worker or is_streamed:  # what a worker process would run
             batches = produce(source, place, self._cursor, arena)
@@ -123,19 +128,23 @@ class BatchMaker:
         node = ray.get_runtime_context().get_node_id()
         return Whereabouts(node, socket.gethostname(), os.getpid())
 
-    def try_node(self, place: Place, *, is_elsewhere: bool) -> tuple[Message, dict[str, str]]:
+    def try_node(
+        self, sent: Sequence[object], place: Place, *, is_elsewhere: bool
+    ) -> tuple[Message, dict[str, str]]:
         """The first sample as it is made on this node, and the versions of what makes it.
 
         Args:
+            sent: The reference to the packed source.
             place: That of the rank, for which the trainer makes its first sample.
             is_elsewhere: Whether it is not the trainer's node, and has to be prepared.
         """
         loaded: list[LoadedBatch] = []
         failure = None
         try:
+            source = self._unpacked(sent)
             if is_elsewhere:
-                self._source.prepare()
-            loaded = [self._source.first_sample(place)]
+                source.prepare()
+            loaded = [source.first_sample(place)]
         except Exception as error:  # noqa: BLE001 raised in the trainer
             failure = failure_of(error)
         return self._maker.message(loaded, failure), library_versions()

@@ -78,9 +78,9 @@ class RayPool:
         cluster.hold(self.joining, place)
         actors: list[Any] = []
         try:
-            sent = ray.put(packed)
-            where = self._start_actors(actors, sent, source, place, cursor)
-            _try_nodes(actors, where, source, place)
+            sent = [ray.put(packed)]  # Ray keeps it for as long as there is this reference
+            where = self._start_actors(actors, source, place, cursor)
+            _try_nodes(actors, where, sent, source, place)
         except BaseException as error:
             _end_actors(os.getpid(), actors, [])
             if isinstance(error, ray.exceptions.RayError):
@@ -92,7 +92,7 @@ class RayPool:
         return _RayStream(self, actors, where, sent, (source, place, cursor))
 
     def _start_actors(
-        self, actors: list[Any], sent: object, source: Source, place: Place, cursor: Cursor
+        self, actors: list[Any], source: Source, place: Place, cursor: Cursor
     ) -> list[Whereabouts]:
         """Add the actors to the list, and wait until all of them have started."""
         cpus = 0.0 if source.epochs.pinned else self.cpus_per_worker
@@ -103,7 +103,7 @@ class RayPool:
         strategy, until = "SPREAD", time.perf_counter() + _PLACED_S
         for worker in range(self.num_workers):
             actor = kind.options(scheduling_strategy=strategy).remote(
-                [sent], apart.with_worker(worker, self.num_workers), cursor, default_dtype_name()
+                apart.with_worker(worker, self.num_workers), cursor, default_dtype_name()
             )
             actors.append(actor)
             if self.placement == "PACK" and worker == 0:
@@ -136,7 +136,11 @@ class RayPool:
 
 
 def _try_nodes(
-    actors: Sequence[Any], where: Sequence[Whereabouts], source: Source, place: Place
+    actors: Sequence[Any],
+    where: Sequence[Whereabouts],
+    sent: Sequence[object],
+    source: Source,
+    place: Place,
 ) -> None:
     """Compare the first sample as each node makes it with that of the trainer.
 
@@ -147,7 +151,7 @@ def _try_nodes(
     here = ray.get_runtime_context().get_node_id()
     first_of = {found.node: number for number, found in reversed(list(enumerate(where)))}
     asked = {
-        number: actors[number].try_node.remote(place, is_elsewhere=node != here)
+        number: actors[number].try_node.remote(sent, place, is_elsewhere=node != here)
         for node, number in first_of.items()
     }
     expected = try_first_sample(source, place).batch
@@ -191,11 +195,11 @@ class _RayStream:
         pool: RayPool,
         actors: list[Any],
         where: Sequence[Whereabouts],
-        sent: object,
+        sent: Sequence[object],
         begun: tuple[Source, Place, Cursor],
     ) -> None:
         self._pool, self._actors, self._where, self._begun = pool, actors, where, begun
-        self._sent = sent  # Ray keeps it for as long as this reference
+        self._sent: Sequence[object] = sent
         self._step = 0
         self._numbers = list(range(len(actors)))  # of the first batch of each actor's next call
         self._calls: list[deque[Any]] = [deque() for _ in actors]
@@ -208,7 +212,7 @@ class _RayStream:
 
     def _ask(self, worker: int) -> None:
         count = self._pool.batches_per_call
-        call = self._actors[worker].make.remote(self._numbers[worker], count)
+        call = self._actors[worker].make.remote(self._sent, self._numbers[worker], count)
         self._calls[worker].append(call)
         self._numbers[worker] += count * len(self._actors)
 
@@ -282,7 +286,7 @@ class _RayStream:
 
     def close(self) -> None:
         self._end()
-        self._actors, self._ready, self._sent = [], [], None
+        self._actors, self._ready, self._sent = [], [], []
 
 
 def _end_actors(owner_pid: int, actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:

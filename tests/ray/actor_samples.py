@@ -1,0 +1,121 @@
+"""Transforms that actors import, the data modules that the pools of these tests run, a cluster."""
+
+import os
+import random
+import signal
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from lightning_shards import (
+    Cursor,
+    DecodeRandomResizedCrop,
+    LoaderConfig,
+    Place,
+    RayConfig,
+    ShardDataModule,
+)
+from lightning_shards.samples.tensors import with_tensors
+
+ACTORS = LoaderConfig(pool="ray", ray=RayConfig(cpus_per_worker=0.5))
+
+
+class DrawsFromAll:
+    """A tensor of draws from all global generators."""
+
+    def __call__(self, label):
+        drawn = random.random() + np.random.random()  # noqa: NPY002
+        return torch.rand(3, dtype=torch.float64) + drawn + label
+
+
+def raise_at_seven(label):
+    if label == 7:
+        raise ValueError("a seven")
+    return label
+
+
+def end_at_seven(label):
+    """A decoder that crashes in actors."""
+    if label == 7 and "ray::" in " ".join(psutil.Process().cmdline()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return label
+
+
+raise_at_seven.deterministic = end_at_seven.deterministic = True
+
+
+def make_module(folder, *, loader, train, **settings):
+    """A module of images and labels, two samples a batch."""
+    given = {
+        "fields": {"image": "png", "label": "cls"},
+        "transforms": {"image": DecodeRandomResizedCrop(size=4), "label": DrawsFromAll()},
+        "batch_size": 2,
+        "num_workers": 2,
+        "seed": 5,
+    }
+    cached = LoaderConfig(**{**loader.__dict__, "cache_dir": str(folder / "cache")})
+    return ShardDataModule({"sampling": "shuffled"} | train, loader=cached, **given | settings)
+
+
+def mix_of(urls):
+    """Two components."""
+    parts = {"large": {"urls": urls, "weight": 3}, "small": {"urls": urls[:1], "weight": 1}}
+    return {"mix": parts, "round": 4, "dataset_size": 24}
+
+
+def endless(loader):
+    """Batches over the ends of epochs."""
+    while True:
+        yield from loader
+
+
+def made_here(source, num_workers, number):
+    """So many batches of the workers in turn, made by this process."""
+    places = [Place().with_worker(worker, num_workers) for worker in range(num_workers)]
+    workers = [source.batches(place, Cursor()) for place in places]
+    batches = (next(workers[step % num_workers]).batch for step in range(number))
+    return list(map(with_tensors, batches))
+
+
+def joined_table(folder):
+    """A Parquet table with a number for each key, at a relative path."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    keys = [f"{number:06d}" for number in range(40)]
+    table = pa.table({"__key__": keys, "score": [float(key) / 4 for key in keys]})
+    pq.write_table(table, folder / "scores.parquet")
+    return {"score": {"table": os.path.relpath(folder / "scores.parquet"), "key": "__key__"}}
+
+
+def actors_of(loader):
+    """The pids of the actors of a loader's open stream."""
+    return [found.pid for found in loader._open.stream._where]
+
+
+@contextmanager
+def ended_processes():
+    """All processes that are started in the context below this one end with it.
+
+    What they are is known by now and then asking; what the context leaves is killed by its number.
+    """
+    before, started = children(), {}
+    try:
+        yield lambda: started.update({each.pid: each for each in children() - before})
+    finally:
+        started.update({each.pid: each for each in children() - before})
+        _, alive = psutil.wait_procs(list(started.values()), timeout=1)
+        for process in alive:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def children():
+    return set(psutil.Process().children(recursive=True))
+
+
+def relative(urls):
+    return [os.path.relpath(Path(url)) for url in urls]

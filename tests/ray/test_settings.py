@@ -1,0 +1,92 @@
+"""The settings of `pool: ray`, what is refused, and what imports Ray."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lightning_shards import LoaderConfig, RayConfig, ShardDataModule
+from lightning_shards.build.loaders import make_pool
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import Place
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"ray": RayConfig("local")}, "RayConfig.* goes with pool='ray', not 'processes'"),
+        ({"ray": "auto"}, "ray must be a RayConfig, got 'auto'"),
+        ({"pool": "ray", "threads_per_worker": 2}, "threads_per_worker=2 goes with"),
+        ({"pool": "ray", "pin_memory": True}, "pin_memory=True goes with"),
+        ({"pool": "ray", "multiprocessing_context": "fork"}, "multiprocessing_context='fork' goes"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        LoaderConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"address": "ray://head:10001"}, "ray.address='ray://head:10001' would send each byte"),
+        ({"address": 5}, "ray.address must be a text, got 5"),
+        ({"cpus_per_worker": -1}, "ray.cpus_per_worker must be a number from 0, got -1"),
+        ({"placement": "spread"}, "ray.placement must be one of"),
+    ],
+)
+def test_wrong_settings_of_actors_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        RayConfig(**settings)
+
+
+def test_no_actors_at_all_are_refused(pack_shards):
+    with pytest.raises(ConfigError, match="pool='ray' needs num_workers of at least 1, got 0"):
+        ShardDataModule(
+            pack_shards([4]), fields={"x": "cls"}, num_workers=0, loader=LoaderConfig(pool="ray")
+        )
+
+
+def test_where_ray_is_not_installed_the_error_says_how_to_get_it(
+    pack_shards, make_source, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "lightning_shards.workers.ray.pool", raising=False)
+    monkeypatch.delitem(sys.modules, "lightning_shards.workers.ray.cluster", raising=False)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs Ray, which is not installed.*\[ray\]"):
+        make_pool(LoaderConfig(pool="ray"), 1, make_source(pack_shards([4])), Place())
+
+
+def test_a_configuration_names_the_cluster(pack_shards):
+    ray = {"address": "head:6379", "placement": "PACK"}
+    settings = {"train": pack_shards([4]), "fields": {"x": "cls"}, "allow_unsafe": ["ray"]}
+    module = ShardDataModule.from_config(settings | {"loader": {"pool": "ray", "ray": ray}})
+    assert module.loader_config.ray == RayConfig("head:6379", placement="PACK")
+    assert "made by 2 actors of each rank" in repr(module)
+
+
+FIT = """
+import sys
+import lightning.pytorch as pl
+from lightning_shards import LoaderConfig, ShardDataModule
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+class Model(BoringModel):
+    def training_step(self, batch, _):
+        return self.layer(batch["x"].float().reshape(-1, 1).expand(-1, 32)).sum()
+
+data = ShardDataModule(sys.argv[1], fields={"x": "cls"}, num_workers=1, batch_size=2)
+quiet = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+pl.Trainer(accelerator="cpu", max_steps=1, **quiet).fit(Model(), datamodule=data)
+assert "ray" not in sys.modules
+"""
+
+
+def test_a_fit_with_other_workers_imports_no_ray(pack_shards, tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(
+        "def main():" + FIT.replace("\n", "\n    ") + '\nif __name__ == "__main__":\n    main()\n'
+    )
+    subprocess.run(
+        [sys.executable, script, *pack_shards([4])], cwd=tmp_path, check=True, timeout=120
+    )
