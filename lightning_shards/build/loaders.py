@@ -237,7 +237,7 @@ def describe(
     is_said = description.sampling == "resampled" or bool(lines)
     dropped = "" if is_said else drop_remark(plan.dropped, plan.samples)
     remark = f"; {dropped}" if dropped else ""
-    if pool.num_workers > num_cpus():
+    if pool.num_workers > num_cpus() and pool.kind != "ray":
         remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
     most = description.max_bad
     bad = "" if most is None else f", up to {most:,} bad samples replaced"

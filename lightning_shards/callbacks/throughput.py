@@ -1,5 +1,6 @@
 """The throughput callback: how fast the loader and the trainer could be, and which one waits."""
 
+import sys
 import time
 from typing import Any, cast
 
@@ -189,9 +190,10 @@ class DataThroughputMonitor(pl.Callback):
 
 def _circumstances(trainer: pl.Trainer, loader: ShardLoader) -> RunContext:
     pool = loader.pool.describe()
+    cores = max(1, num_cpus() // trainer.num_devices)
     return RunContext(
         num_workers=pool.num_workers,
-        cores=max(1, num_cpus() // trainer.num_devices),
+        cores=sys.maxsize if pool.kind == "ray" else cores,  # a cluster may get more machines
         world_size=loader.place.world_size,
         device=trainer.strategy.root_device.type,
         threads_per_worker=pool.threads,
