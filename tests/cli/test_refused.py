@@ -122,7 +122,10 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
             "--data.loader.prefetch_factor=0",
             "data: prefetch_factor must be a whole number of at least 1, got 0",
         ),
-        ("--data.allow_unsafe=[x]", "data: allow_unsafe must be one of ['pipe', 'pickle', 'pth', 'ray']"),
+        (
+            "--data.allow_unsafe=[x]",
+            "data: allow_unsafe must be one of ['pipe', 'pickle', 'pth', 'ray']",
+        ),
         ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', wh"),
         (
             "--data.transforms.label=my_transforms.half",

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +30,27 @@ class DrawsFromAll:
     def __call__(self, label):
         drawn = random.random() + np.random.random()  # noqa: NPY002
         return torch.rand(3, dtype=torch.float64) + drawn + label
+
+
+class Locked:
+    """A transform that holds what cannot be pickled."""
+
+    deterministic = True
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, label):
+        return label
+
+
+class ByProcess:
+    """A transform of which actors have another version."""
+
+    deterministic = True
+
+    def __call__(self, label):
+        return label + ("ray::" in " ".join(psutil.Process().cmdline()))
 
 
 def raise_at_seven(label):

@@ -14,12 +14,13 @@ import psutil
 import pytest
 
 from benchmarks import fashion_mnist
-from lightning_shards import Place
-from lightning_shards.errors import TransformError, WorkerError
+from lightning_shards import Place, RayConfig
+from lightning_shards.errors import ConfigError, TransformError, WorkerError
 from lightning_shards.samples.generators import are_same
 from tests.ray.actor_samples import (
     ACTORS,
     DrawsFromAll,
+    Locked,
     actors_of,
     end_at_seven,
     ended_processes,
@@ -92,6 +93,7 @@ def test_batches_are_those_of_the_trainers_own_thread(kind, urls, tmp_path):
     """In one case an actor dies in the middle."""
     settings = settings_of(kind, tmp_path, urls)
     with make_module(tmp_path, loader=ACTORS, **settings).loader("train") as loader:
+        loader.pool = replace(loader.pool, prefetch_factor=1, batches_per_call=2)
         stream = endless(loader)
         made = list(islice(stream, BATCHES // 2))
         if kind == KINDS[0]:
@@ -128,14 +130,81 @@ def test_a_sample_that_kills_its_actor_is_an_error_that_names_the_batch(urls, tm
             list(stream)
 
 
-def test_a_hundred_steps_on_images_give_the_same_weights_to_the_bit(tmp_path):
+def test_actors_that_the_cluster_has_no_room_for_are_an_error_with_what_it_has(
+    urls, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lightning_shards.workers.ray.pool._PLACED_S", 1.0)
+    many = replace(ACTORS, ray=RayConfig(cpus_per_worker=1000))
+    with (
+        make_module(tmp_path, loader=many, train={"urls": urls}).loader("train") as loader,
+        pytest.raises(ConfigError, match=r"2 of 2 actors with 1000 CPUs .* cluster has \d+ CPUs"),
+    ):
+        next(iter(loader))
+
+
+def test_a_source_that_cannot_be_sent_names_the_field(urls, tmp_path):
+    transforms = {"label": Locked()}
+    module = make_module(tmp_path, loader=ACTORS, train={"urls": urls}, transforms=transforms)
+    with (
+        module.loader("train") as loader,
+        pytest.raises(ConfigError, match="field 'label' is Locked, which cannot be sent to Ray"),
+    ):
+        next(iter(loader))
+
+
+def places_joined(monkeypatch, address, place, running):
+    """The addresses that a rank tries, on a machine with so many failures before a cluster runs."""
+    from lightning_shards.workers.ray import cluster as module
+
+    tried = []
+
+    def init(given, **_):
+        tried.append(given)
+        if given == "auto" and len(tried) <= running:
+            raise ConnectionError("none")
+        return given
+
+    monkeypatch.setattr(module, "_init", init)
+    assert module._join(module.Joining(address), place) == tried[-1]
+    return tried
+
+
+@pytest.mark.parametrize(
+    ("address", "place", "running", "tried"),
+    [
+        ("auto", Place(), 0, ["auto"]),
+        ("auto", Place(0, 2), 1, ["auto", "local"]),
+        ("auto", Place(1, 2), 2, ["auto", "auto", "auto"]),
+        ("local", Place(0, 2), 0, ["local"]),
+        ("local", Place(1, 2), 1, ["auto", "auto"]),
+        ("auto", Place(1, 4, num_nodes=2), 0, ["auto"]),
+        ("head:6379", Place(1, 4, num_nodes=2), 0, ["head:6379"]),
+    ],
+)
+def test_the_first_rank_of_a_node_starts_a_cluster_and_others_join_it(
+    monkeypatch, address, place, running, tried
+):
+    assert places_joined(monkeypatch, address, place, running) == tried
+
+
+def test_several_nodes_without_a_cluster_are_told_how_to_start_one(monkeypatch):
+    with pytest.raises(ConfigError, match=r"2 nodes needs a cluster.*`ray start --head`"):
+        places_joined(monkeypatch, "auto", Place(0, 4, num_nodes=2), 9)
+
+
+def write_images(folder):
+    """FashionMNIST's four files with a few images of noise."""
     draws = np.random.default_rng(0)
     for name, samples in (("train", 3000), ("t10k", 200)):
         for kind, content in (
             ("images-idx3", bytes(16) + draws.bytes(784 * samples)),
             ("labels-idx1", bytes(8) + bytes(draws.integers(10, size=samples, dtype=np.uint8))),
         ):
-            (tmp_path / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content, 1))
+            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content, 1))
+
+
+def test_a_hundred_steps_on_images_give_the_same_weights_to_the_bit(tmp_path):
+    write_images(tmp_path)
     fashion_mnist.pack(tmp_path, tmp_path)
     cells = [fashion_mnist.run_cell(tmp_path, pool, 1, 4, 100) for pool in ("inline", "ray")]
     assert cells[0]["weights"] == cells[1]["weights"]

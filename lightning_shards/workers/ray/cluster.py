@@ -3,25 +3,31 @@
 A cluster that the user has joined, as inside of Ray Train, is taken as it is, and left alone.
 """
 
+import atexit
 import logging
 import signal
 import threading
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from math import ceil
 from typing import Any, NamedTuple
 
 import ray as untyped_ray
 
 from lightning_shards.errors import ConfigError, UnsafeError, WorkerError
 from lightning_shards.plan.place import Place
-from lightning_shards.system.process import CHECK_S, wait_for_event
+from lightning_shards.system.process import CHECK_S, num_cpus, wait_for_event
 
 ray: Any = untyped_ray
 """Ray, for this folder: the types of its own are full of holes."""
 
 _JOIN_S = 60.0
 """Seconds in which the first rank of a node starts a cluster; an idle machine takes 5."""
+
+_LEAVE_S = 15.0
+"""Seconds that the rank which started a cluster waits for the other ranks to leave it: Ray ends
+processes whose cluster is gone."""
 
 
 class Joining(NamedTuple):
@@ -30,10 +36,13 @@ class Joining(NamedTuple):
     Attributes:
         address: ``auto``, ``local`` or ``host:port``, as in `RayConfig`.
         allows_open: Whether a cluster may be one that everybody who reaches it can use.
+        cpus: CPUs that the actors of a rank ask for. A cluster that is started has them, whatever
+            the machine has: as with worker processes, there may be more actors than cores.
     """
 
     address: str = "auto"
     allows_open: bool = False
+    cpus: float = 0.0
 
 
 AUTO = Joining()
@@ -41,7 +50,7 @@ AUTO = Joining()
 
 class _Cluster:
     def __init__(self) -> None:
-        self._streams, self._is_joined = 0, False
+        self._streams, self._is_joined, self._is_started = 0, False, False
         self._lock = threading.RLock()
 
     def hold(self, joining: Joining, place: Place) -> None:
@@ -54,7 +63,7 @@ class _Cluster:
         with self._lock:
             if not ray.is_initialized():
                 with _kept_signals():
-                    _join(joining, place)
+                    self._is_started = _join(joining, place) == "local"
                 self._is_joined = True
                 _require_token(joining)
             self._streams += 1
@@ -69,20 +78,39 @@ class _Cluster:
 
         One that it has started ends.
         """
+        if not self._streams:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave it though streams may use it."""
         with self._lock:
-            if self._is_joined and not self._streams:
-                self._is_joined = False
+            is_joined, self._is_joined = self._is_joined and ray.is_initialized(), False
+            if is_joined and self._is_started:
+                _wait_for_others()
+            if is_joined:
                 ray.shutdown()
 
 
 cluster = _Cluster()
+atexit.register(cluster.leave)  # before Ray ends the cluster without waiting for others
 
 
-def _join(joining: Joining, place: Place) -> None:
+def _wait_for_others() -> None:
+    own, until = ray.get_runtime_context().get_job_id(), time.perf_counter() + _LEAVE_S
+    while time.perf_counter() < until and any(
+        not job["IsDead"] and job["JobID"] != own
+        for job in ray._private.state.jobs()  # noqa: SLF001 the public list needs the dashboard
+    ):
+        wait_for_event(threading.Event(), CHECK_S)
+
+
+def _join(joining: Joining, place: Place) -> str:
+    """Join or start a cluster, and return the address that was given for it."""
     address, ranks = joining.address, place.ranks_of_node
     is_first = place.rank == ranks.start
+    cpus = max(num_cpus(), ceil(len(ranks) * joining.cpus))
     if address == "local" and is_first:
-        return _init("local", include_dashboard=False)
+        return _init("local", num_cpus=cpus, include_dashboard=False)
     if address not in {"auto", "local"}:
         return _init(address)
     until = time.perf_counter() + _JOIN_S
@@ -97,7 +125,7 @@ def _join(joining: Joining, place: Place) -> None:
                     "--address=HOST:6379` on the others, with RAY_AUTH_MODE=token on all"
                 ) from error
             if is_first:
-                return _init("local", include_dashboard=False)
+                return _init("local", num_cpus=cpus, include_dashboard=False)
             if time.perf_counter() > until:
                 raise WorkerError(
                     f"rank {ranks.start} of this node has started no Ray cluster in {_JOIN_S:g} s; "
@@ -106,7 +134,7 @@ def _join(joining: Joining, place: Place) -> None:
             wait_for_event(threading.Event(), CHECK_S)
 
 
-def _init(address: str, **settings: Any) -> None:
+def _init(address: str, **settings: Any) -> str:
     try:
         ray.init(address=address, logging_level=logging.WARNING, **settings)
     except ConnectionError as error:
@@ -121,6 +149,7 @@ def _init(address: str, **settings: Any) -> None:
             f"the Ray cluster at {address!r} cannot be joined: {error}; all nodes need the same "
             "versions of Ray and Python, and the same token"
         ) from error
+    return address
 
 
 def _require_token(joining: Joining) -> None:

@@ -75,7 +75,7 @@ class RayPool:
             ShardError: A node cannot read the shards.
         """
         packed = packed_source(source)
-        cluster.hold(self.joining, place)
+        cluster.hold(self.joining._replace(cpus=self.num_workers * self.cpus_per_worker), place)
         actors: list[Any] = []
         try:
             sent = [ray.put(packed)]  # Ray keeps it for as long as there is this reference

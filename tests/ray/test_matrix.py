@@ -1,0 +1,230 @@
+"""Actors, nodes and trainers that die at random, on clusters of their own; minutes.
+
+`pytest -m matrix tests/ray -s` prints how long the next batch took after each death.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lightning_shards import Place, RayConfig
+from lightning_shards.errors import ConfigError
+from lightning_shards.samples.generators import are_same
+from tests.ray.actor_samples import (
+    ACTORS,
+    ByProcess,
+    actors_of,
+    ended_processes,
+    endless,
+    made_here,
+    make_module,
+)
+
+pytestmark = [
+    pytest.mark.matrix,
+    pytest.mark.timeout(1200),
+    pytest.mark.ddp,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes that Ray drops
+]
+
+KILLS = 60
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def urls(tmp_path, pack_into):
+    return pack_into(tmp_path / "shards", [30, 40, 50])
+
+
+@contextmanager
+def local_cluster():
+    """A cluster that the pool starts, and that it joins."""
+    from lightning_shards.workers.ray.cluster import Joining, cluster
+
+    with ended_processes():
+        cluster.hold(Joining("local"), Place())
+        try:
+            yield
+        finally:
+            cluster.release()
+            cluster.leave_unused()
+
+
+@contextmanager
+def cluster_of_nodes(number):
+    """A cluster with so many nodes of one CPU, beside that of this process, which has none."""
+    import ray
+    from ray._private.authentication import authentication_token_setup as authentication
+    from ray.cluster_utils import Cluster
+
+    authentication.enable_token_auth_by_default()  # as `ray.init` does for a cluster of its own
+    authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
+    with ended_processes():
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        try:
+            for _ in range(number):
+                nodes.add_node(num_cpus=1)
+            ray.init(address=nodes.address)
+            yield nodes
+        finally:
+            ray.shutdown()
+            nodes.shutdown()
+
+
+@contextmanager
+def opened(folder, urls, loader=ACTORS, **settings):
+    """An endless stream of batches, its loader, and the batches that it should give."""
+    module = make_module(folder, loader=loader, train={"urls": urls}, **settings)
+    with module.loader("train") as made:
+        made.pool = replace(made.pool, batches_per_call=1)  # else 64 are made ahead
+        stream = endless(made)
+        yield stream, made, made_here(made.source, 1, 20 * KILLS)
+
+
+def after(stream, batches):
+    """The seconds of the slowest of the next batches, and these."""
+    made, slowest = [], 0.0
+    for _ in range(batches):
+        begin = time.perf_counter()
+        made.append(next(stream))
+        slowest = max(slowest, time.perf_counter() - begin)
+    return round(slowest, 1), made
+
+
+def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
+    draws, waits = random.Random(0), []
+    with local_cluster(), opened(tmp_path, urls) as (stream, _, expected):
+        made = list(islice(stream, 5))
+        for _ in range(KILLS):
+            pids = [
+                process.pid
+                for process in psutil.Process().children(recursive=True)
+                if "ray::BatchMaker" in " ".join(process.cmdline())
+            ]
+            os.kill(draws.choice(pids), signal.SIGKILL)
+            waited_s, batches = after(stream, draws.randint(6, 18))
+            waits.append(waited_s)
+            made += batches
+        assert are_same(made, expected[: len(made)])
+    print(f"{KILLS} kills, {len(made)} batches, waits of up to {max(waits)} s: {sorted(waits)}")
+
+
+def test_a_stopped_actor_is_started_again_after_the_timeout(urls, tmp_path, caplog):
+    patient = replace(ACTORS, worker_timeout_s=6.0)
+    with local_cluster(), opened(tmp_path, urls, patient) as (stream, loader, expected):
+        made = list(islice(stream, 5))
+        os.kill(actors_of(loader)[0], signal.SIGSTOP)
+        waited_s, batches = after(stream, 20)
+        assert are_same(made + batches, expected[:25])
+    assert "actor 0 on node" in caplog.text
+    assert "it is started again" in caplog.text
+    print(f"SIGSTOP: the next batch after {waited_s} s")
+
+
+def test_nodes_removed_without_grace_and_added_change_no_batch(urls, tmp_path):
+    with cluster_of_nodes(2) as nodes, opened(tmp_path, urls) as (stream, _, expected):
+        made = list(islice(stream, 5))
+        for _ in range(3):
+            nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+            nodes.add_node(num_cpus=1)
+            waited_s, batches = after(stream, 20)
+            made += batches
+            print(f"a node removed: the next batch after {waited_s} s")
+        assert are_same(made, expected[: len(made)])
+
+
+def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, tmp_path):
+    other = {"transforms": {"label": ByProcess()}}
+    module = make_module(tmp_path, loader=ACTORS, train={"urls": urls}, **other)
+    with (
+        local_cluster(),
+        module.loader("train") as loader,
+        pytest.raises(ConfigError, match=r"makes another first sample .* simplejpeg \S+ and"),
+    ):
+        next(iter(loader))
+
+
+OPEN = """
+from lightning_shards import Place
+from lightning_shards.errors import UnsafeError
+from lightning_shards.workers.ray.cluster import Joining, cluster, ray
+try:
+    cluster.hold(Joining("local"), Place())
+except UnsafeError as error:
+    print(error, ray.is_initialized())
+cluster.hold(Joining("local", allows_open=True), Place())
+print(ray.is_initialized())
+"""
+
+
+def test_a_cluster_without_a_token_is_joined_only_where_that_is_allowed(start_program):
+    command = ["env", "RAY_AUTH_MODE=disabled", sys.executable, "-c", OPEN]
+    with start_program(command, ROOT) as program:
+        said = program.stdout.read()
+    assert "asks for no token" in said
+    assert "allow_unsafe=['ray'] False\nTrue" in said
+
+
+TRAINER = """
+import sys
+from tests.ray.actor_samples import ACTORS, endless, make_module
+from pathlib import Path
+if __name__ == "__main__":
+    folder, *urls = sys.argv[1:]
+    module = make_module(Path(folder), loader=ACTORS, train={"urls": urls})
+    for batch in endless(module.loader("train")):
+        print("batch", flush=True)
+"""
+
+
+def test_a_killed_trainer_leaves_nothing_behind(urls, tmp_path, start_program):
+    """But for two agents of Ray, which may take minutes to notice, and are ended here."""
+    command = [sys.executable, "-c", TRAINER, str(tmp_path), *urls]
+    with start_program(command, ROOT) as trainer:
+        while "batch" not in trainer.stdout.readline():
+            assert trainer.poll() is None
+        started = psutil.Process(trainer.pid).children(recursive=True)
+        trainer.kill()
+        gone, alive = psutil.wait_procs(started, timeout=5)
+        names = [" ".join(process.cmdline())[:160] for process in alive]
+        for process in alive:
+            process.kill()
+    print(f"SIGKILL of the trainer: {len(gone)} processes gone in 5 s, left {names}")
+    assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
+
+
+def test_two_ranks_share_the_cluster_that_the_first_one_starts(tmp_path):
+    """The weights are those of worker processes to the bit."""
+    from benchmarks import fashion_mnist
+    from tests.ray.test_pool import write_images
+
+    write_images(tmp_path)
+    fashion_mnist.pack(tmp_path, tmp_path)
+    cells = []
+    for pool in ("processes", "ray"):
+        script = ROOT / "benchmarks" / "fashion_mnist.py"
+        command = [sys.executable, script, "--epochs", "2", "--cell", tmp_path, pool, "2"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
+        cells.append(json.loads(next(x for x in done.stdout.splitlines() if x[:1] == "{")))
+    print(cells)
+    assert cells[0]["weights"] == cells[1]["weights"]
+
+
+def test_packed_actors_are_on_one_node(urls, tmp_path):
+    packed = replace(ACTORS, ray=RayConfig(cpus_per_worker=0.1, placement="PACK"))
+    with cluster_of_nodes(2):
+        for loader, count in ((packed, 1), (ACTORS, 2)):
+            with opened(tmp_path, urls, loader) as (stream, made, expected):
+                assert are_same(list(islice(stream, 5)), expected[:5])
+                assert len({found.node for found in made._open.stream._where}) == count
