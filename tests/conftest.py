@@ -58,6 +58,7 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = [
     TESTS / name
     for name in (
+        "ray/test_pool.py",
         "ddp_kill/test_chains.py",
         "elastic/test_torchrun.py",
         "options/test_matrix.py",

@@ -103,6 +103,18 @@ def a_stream_of_words_begins_where_philox_does(before, purpose, key, numbers, **
     return before(purpose, key, (numbers[0] - skipped, numbers[1] - skipped), **named)
 
 
+@breaks("purity", "EpochSchedule.cursor_after", "plan/test_schedule.py")
+def an_actor_begins_as_if_the_open_epoch_were_whole(before, self, cursor, world_size, steps):
+    passed, rest = divmod(steps, self.steps(world_size))
+    return before(self, replace(cursor, epoch=cursor.epoch + passed), world_size, rest)
+
+
+@breaks("purity", "EpochSchedule.cursor_after", "plan/test_schedule.py")
+def an_actor_begins_one_epoch_later_in_evaluation(before, self, cursor, world_size, steps):
+    after = before(self, cursor, world_size, steps)
+    return replace(after, epoch=after.epoch + (self.pinned and steps > 0))
+
+
 @breaks("seek", "EpochSchedule.worker_epochs", "plan/test_schedule.py seams/test_source.py")
 def an_epoch_begins_at_its_first_sample(before, self, place, cursor):
     return before(self, place, replace(cursor, samples=0))

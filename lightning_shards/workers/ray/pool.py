@@ -262,10 +262,10 @@ class _RayStream:
             waited_s, timeout_s = time.perf_counter() - begin, self._pool.worker_timeout_s
             if timeout_s and waited_s > timeout_s:
                 _log.warning(
-                    "actor %d on node %s (pid %d) has given no batch for %g s (LoaderConfig."
-                    "worker_timeout_s); it is started again",
+                    "actor %d, which was started on node %s, has given no batch for %g s "
+                    "(LoaderConfig.worker_timeout_s); it is started again",
                     worker,
-                    *self._where[worker][1:],
+                    self._where[worker].host,
                     waited_s,
                 )
                 ray.kill(self._actors[worker], no_restart=False)  # its calls are repeated
