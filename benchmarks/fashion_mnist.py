@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional
 from webdataset.writer import TarWriter
 
-from lightning_shards import LoaderConfig, ShardDataModule
+from lightning_shards import LoaderConfig, RayConfig, ShardDataModule
 
 DATA = "/usr/share/datasets/fashion-mnist"  # of Debian's package dataset-fashion-mnist
 
@@ -58,24 +58,22 @@ class Classifier(pl.LightningModule):
         )
 
     def training_step(self, batch: dict[str, Any]) -> torch.Tensor:  # noqa: D102
-        return functional.cross_entropy(self._scores(batch), batch["label"])
+        return functional.cross_entropy(self.network(batch["image"] / 255), batch["label"])
 
     def test_step(self, batch: dict[str, Any]) -> None:  # noqa: D102
-        right = (self._scores(batch).argmax(1) == batch["label"]).float().mean()
+        right = (self.network(batch["image"] / 255).argmax(1) == batch["label"]).float().mean()
         self.log("accuracy", right, sync_dist=True, batch_size=len(batch["label"]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:  # noqa: D102
         return torch.optim.Adam(self.parameters(), 0.001)
-
-    def _scores(self, batch: dict[str, Any]) -> torch.Tensor:
-        return self.network(batch["image"].float() / 255)
 
 
 def run_cell(folder: Path, pool: str, ranks: int, epochs: int, max_steps: int) -> dict[str, Any]:
     """One fit and one test."""
     torch.set_num_threads(1)
     pl.seed_everything(1, verbose=False)
-    loader = LoaderConfig(pool=pool, cache_dir=str(folder / "cache"))
+    kinds = {"ray": {"pool": "ray", "ray": RayConfig("local")}}
+    loader = LoaderConfig(cache_dir=str(folder / "cache"), **kinds.get(pool, {"pool": pool}))
     splits = {split: {"urls": f"{folder}/{split}-*.tar"} for split in ("train", "test")}
     splits["train"]["sampling"] = "shuffled"
     fields = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}
@@ -112,9 +110,7 @@ def main() -> None:
                 arguments = ["--epochs", str(options.epochs), "--cell", folder, pool, ranks]
                 command = [sys.executable, __file__, *arguments]
                 ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603
-                print(
-                    ranks, pool, next(each for each in ran.stdout.splitlines() if each[:1] == "{")
-                )
+                print(ranks, pool, *(line for line in ran.stdout.splitlines() if line[:1] == "{"))
 
 
 if __name__ == "__main__":

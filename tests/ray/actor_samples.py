@@ -5,10 +5,12 @@ import random
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import psutil
+import pytest
 import torch
 
 from lightning_shards import (
@@ -21,6 +23,10 @@ from lightning_shards import (
 )
 from lightning_shards.samples.tensors import with_tensors
 
+NEEDS_RAY = pytest.mark.skipif(
+    os.environ.get("CI") != "true" and find_spec("ray") is None,
+    reason="Ray is not installed; pip install 'lightning-shards[ray]'",
+)
 ACTORS = LoaderConfig(pool="ray", ray=RayConfig(cpus_per_worker=0.5))
 
 

@@ -23,6 +23,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.samples.generators import are_same
 from tests.ray.actor_samples import (
     ACTORS,
+    NEEDS_RAY,
     ByProcess,
     actors_of,
     ended_processes,
@@ -32,13 +33,14 @@ from tests.ray.actor_samples import (
 )
 
 pytestmark = [
+    NEEDS_RAY,
     pytest.mark.matrix,
     pytest.mark.timeout(1200),
     pytest.mark.ddp,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes that Ray drops
 ]
 
-KILLS = 60
+KILLS = 30
 ROOT = Path(__file__).parents[2]
 
 

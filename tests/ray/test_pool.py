@@ -19,6 +19,7 @@ from lightning_shards.errors import ConfigError, TransformError, WorkerError
 from lightning_shards.samples.generators import are_same
 from tests.ray.actor_samples import (
     ACTORS,
+    NEEDS_RAY,
     DrawsFromAll,
     Locked,
     actors_of,
@@ -33,10 +34,8 @@ from tests.ray.actor_samples import (
     relative,
 )
 
-if os.environ.get("CI") != "true":
-    pytest.importorskip("ray", reason="Ray is not installed; pip install 'lightning-shards[ray]'")
-
 pytestmark = [
+    NEEDS_RAY,
     pytest.mark.slow,
     pytest.mark.ddp,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes that Ray drops
