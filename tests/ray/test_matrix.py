@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes that Ray drops
 ]
 
-KILLS = 30
+KILLS = 12
 ROOT = Path(__file__).parents[2]
 
 

@@ -146,7 +146,7 @@ def test_a_source_that_cannot_be_sent_names_the_field(urls, tmp_path):
     module = make_module(tmp_path, loader=ACTORS, train={"urls": urls}, transforms=transforms)
     with (
         module.loader("train") as loader,
-        pytest.raises(ConfigError, match="field 'label' is Locked, which cannot be sent to Ray"),
+        pytest.raises(ConfigError, match="of 'label' is Locked, which cannot be sent to Ray"),
     ):
         next(iter(loader))
 
