@@ -114,14 +114,17 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
             '`pip install "lightning-shards[ray]"` on all nodes, or take another pool'
         ) from error
     at_once = most_batches(batch)
+    message_bytes = at_once * batch.total
     return RayPool(
         num_workers,
-        _prefetch(config, num_workers, at_once * batch.total),
+        _prefetch(config, num_workers, message_bytes),
         at_once,
         config.ray.cpus_per_worker,
         config.ray.placement,
         config.worker_timeout_s,
         joining=Joining(config.ray.address, allows_open),
+        share=config.ray.share,
+        most_kept=max(1, config.prefetch_bytes // max(num_workers * message_bytes, 1)),
     )
 
 

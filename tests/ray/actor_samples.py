@@ -1,10 +1,12 @@
 """Transforms that actors import, the data modules that the pools of these tests run, a cluster."""
 
+import hashlib
 import os
 import random
 import signal
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +30,7 @@ NEEDS_RAY = pytest.mark.skipif(
     reason="Ray is not installed; pip install 'lightning-shards[ray]'",
 )
 ACTORS = LoaderConfig(pool="ray", ray=RayConfig(cpus_per_worker=0.5))
+SHARED = replace(ACTORS, ray=replace(ACTORS.ray, share="search"))
 
 
 class DrawsFromAll:
@@ -86,6 +89,23 @@ def make_module(folder, *, loader, train, **settings):
     }
     cached = LoaderConfig(**{**loader.__dict__, "cache_dir": str(folder / "cache")})
     return ShardDataModule({"sampling": "shuffled"} | train, loader=cached, **given | settings)
+
+
+@contextmanager
+def shared_loader(folder, urls, most_kept=100, **settings):
+    """The loader of a trainer that shares actors, which count their samples in a file `noted`."""
+    transforms = {"image": DecodeRandomResizedCrop(size=4), "label": Counted(folder / "noted")}
+    settings |= {"train": {"urls": urls}, "transforms": transforms}
+    with make_module(folder, loader=SHARED, **settings).loader("train") as loader:
+        loader.pool = replace(loader.pool, prefetch_factor=1, batches_per_call=2)
+        loader.pool = replace(loader.pool, most_kept=most_kept)
+        yield loader
+
+
+def hash_of(batch):
+    """A hash of the bytes of a batch of images and labels."""
+    content = [np.asarray(batch[name]).tobytes() for name in ("image", "label", "__id__")]
+    return hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def mix_of(urls):
@@ -147,3 +167,18 @@ def children():
 
 def relative(urls):
     return [os.path.relpath(Path(url)) for url in urls]
+
+
+class Counted:
+    """A transform that adds a byte to a file for each sample that an actor makes."""
+
+    deterministic = True
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, label):
+        if "ray::" in " ".join(psutil.Process().cmdline()):
+            with self.path.open("ab") as file:
+                file.write(b".")
+        return label

@@ -133,21 +133,21 @@ def name_of(predicate: object) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def digest_of_predicate(predicate: object) -> str:
+def digest_of_predicate(predicate: object, ignored: tuple[type, ...] = ()) -> str:
     """A hash of its import path, its `version`, the values it holds, and the source of its modules.
 
     The values are those of a closure, of defaults, of the arguments of a `partial` and of the
     attributes of an object; the modules are those of all functions and classes among them. Where
     there is no source, or a value cannot be pickled, the hash is that of this process alone, so
-    that each start asks the predicate again.
+    that each start asks the predicate again. Values of the `ignored` classes are left out.
     """
     held = io.BytesIO()
-    pickler = _Pickler(held, protocol=4)
+    pickler = _Pickler(held, ignored)
     try:
         pickler.dump((name_of(predicate), getattr(predicate, "version", None), predicate))
         sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
     except Exception as error:  # noqa: BLE001 whatever the values' own `__reduce__` raises
-        _log.info("keep: %s is asked again by each start: %s", name_of(predicate), error)
+        _log.info("the hash of %s holds for this process alone: %s", name_of(predicate), error)
         sources = [f"process {os.getpid()} since {_STARTED}"]
     digest = hashlib.sha256(held.getvalue())
     digest.update("\0".join(sources).encode("utf-8", "surrogateescape"))
@@ -157,11 +157,14 @@ def digest_of_predicate(predicate: object) -> str:
 class _Pickler(pickle.Pickler):
     """Writes a function as its name and what it holds, and notes the modules of all code."""
 
-    def __init__(self, file: io.BytesIO, protocol: int) -> None:
-        super().__init__(file, protocol)
+    def __init__(self, file: io.BytesIO, ignored: tuple[type, ...]) -> None:
+        super().__init__(file, protocol=4)
         self.modules: set[str] = set()
+        self._ignored = ignored
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, self._ignored):
+            return str, ()
         if isinstance(obj, type):
             self.modules.update(base.__module__ for base in obj.__mro__)
             return NotImplemented

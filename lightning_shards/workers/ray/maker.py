@@ -1,8 +1,9 @@
 """What runs in an actor: it makes the batches that a call asks for, whichever these are.
 
 A batch is a pure function of its number in the stream, so a call may be made again at any time, in
-another process on another machine. An actor remembers only where its open iterator stands; a call
-for another number begins a new one.
+another process on another machine. An actor remembers only where its open iterators stand; a call
+for another number begins a new one. An actor that several trainers share also keeps its last
+messages: a trainer that comes too late for one costs CPU, never a sample.
 """
 
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import Message, MessageMaker
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
+
+_MOST_OPEN = 4
+"""Iterators that a shared actor keeps open, for trainers that stand at different batches."""
 
 _LIBRARIES = ("numpy", "pillow", "simplejpeg", "opencv-python-headless", "torch", "torchcodec")
 
@@ -74,16 +78,16 @@ class BatchMaker:
 
     Args:
         place: The place of the worker.
-        cursor: The cursor of the stream's first batch.
         dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
+        most_kept: Messages that are kept for other trainers; 0 if one trainer has this actor alone.
     """
 
-    def __init__(self, place: Place, cursor: Cursor, dtype: str | None) -> None:
-        self._place, self._cursor, self._dtype = place, cursor, dtype
+    def __init__(self, place: Place, dtype: str | None, most_kept: int = 0) -> None:
+        self._place, self._dtype, self._most_kept = place, dtype, most_kept
         self._source: Source | None = None
         self._maker = MessageMaker(ArrayBuffers())
-        self._batches: Iterator[LoadedBatch] = iter(())
-        self._next = -1
+        self._open: dict[tuple[Cursor, int], Iterator[LoadedBatch]] = {}  # by their next batch
+        self._kept: dict[tuple[Cursor, int, int], Any] = {}  # references to messages
         begin_globals(place.worker)
 
     def _unpacked(self, sent: Sequence[object]) -> Source:
@@ -93,34 +97,55 @@ class BatchMaker:
             self._source = source
         return self._source
 
-    def make(self, sent: Sequence[object], number: int, count: int) -> Message:
+    def make(self, sent: Sequence[object], cursor: Cursor, number: int, count: int) -> Message:
         """The batches number, number + num_workers, ... of the stream, `count` of them.
+
+        `cursor` is that of the stream's first batch.
 
         There are fewer if one cannot be made; then the message has the error.
         """
         loaded: list[LoadedBatch] = []
         failure = None
         try:
-            if number != self._next:
-                self._batches = self._begun(self._unpacked(sent), number)
+            batches = self._open.pop((cursor, number), None)
+            if batches is None:
+                batches = self._begun(self._unpacked(sent), cursor, number)
             self._maker.prepare(count)
             for _ in range(count):
-                loaded.append(next(self._batches))  # noqa: PERF401 those before an error are kept
-            self._next = number + count * self._place.num_workers
+                loaded.append(next(batches))  # noqa: PERF401 those before an error are kept
+            self._open[cursor, number + count * self._place.num_workers] = batches
+            _drop_oldest(self._open, _MOST_OPEN if self._most_kept else 1)
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
-            failure, self._next = failure_of(error), -1
+            failure = failure_of(error)
         return self._maker.message(loaded, failure)
 
-    def _begun(self, source: Source, number: int) -> Iterator[LoadedBatch]:
+    def make_shared(
+        self, sent: Sequence[object], cursor: Cursor, number: int, count: int
+    ) -> list[Any]:
+        """The reference to what `make` gives, in a list so that Ray does not resolve it.
+
+        It may have been made for another trainer. A message with an error is not kept.
+        """
+        key = cursor, number, count
+        if key in self._kept:
+            return [self._kept[key]]
+        message = self.make(sent, cursor, number, count)
+        reference = ray.put(message)
+        if message.failure is None:
+            self._kept[key] = reference
+            _drop_oldest(self._kept, self._most_kept)
+        return [reference]
+
+    def _begun(self, source: Source, cursor: Cursor, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
         place, arena = self._place, self._maker.arena
         is_streamed = source.describe().is_streamed
         if number == place.worker or is_streamed:  # what a worker process would run
-            batches = produce(source, place, self._cursor, arena)
+            batches = produce(source, place, cursor, arena)
             for _ in range(place.worker, number, place.num_workers):
                 next(batches)  # what a stream draws depends on where it began
             return batches
-        cursor = source.epochs.cursor_after(self._cursor, place.world_size, number)
+        cursor = source.epochs.cursor_after(cursor, place.world_size, number)
         return produce(source, place.with_worker(0, place.num_workers), cursor, arena)
 
     def whereabouts(self) -> Whereabouts:
@@ -148,6 +173,11 @@ class BatchMaker:
         except Exception as error:  # noqa: BLE001 raised in the trainer
             failure = failure_of(error)
         return self._maker.message(loaded, failure), library_versions()
+
+
+def _drop_oldest(entries: dict[Any, Any], most: int) -> None:
+    while len(entries) > most:
+        del entries[next(iter(entries))]
 
 
 def library_versions() -> dict[str, str]:

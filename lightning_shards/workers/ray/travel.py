@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.kept_order import HeldNumbers
+from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.filters.kept_files import MappedNumbers
+from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.table_files import TableFile
+from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
 
@@ -47,6 +49,16 @@ def packed_source(source: Source) -> bytes:
             f"the source cannot be sent to Ray actors ({type(error).__name__}: {error}); take "
             "pool='threads' or 'inline'"
         ) from error
+
+
+def digest_of_source(source: Source, *others: object) -> str:
+    """A hash of all that the batches of a source depend on, and of these other values.
+
+    The source of the modules that define its transforms is a part of it; what these call in other
+    modules is not. Where there is no such source, the hash is that of this process alone.
+    """
+    per_process = (KeptSamples, PieceCache)  # the identity names what a filter has left
+    return digest_of_predicate((source.identity(), source, others), per_process)
 
 
 def _packed(value: object) -> bytes:
