@@ -107,7 +107,7 @@ def test_choices_and_defaults_are_those_of_the_settings(
         (lambda data: data["train"].update(sampling="often"), ["data", "train"]),
         (lambda data: data.update(batch_size="many"), ["data", "batch_size"]),
         (lambda data: data.update(fields=["image"]), ["data", "fields"]),
-        (lambda data: data.update(loader={"pool": "ray"}), ["data", "loader", "pool"]),
+        (lambda data: data.update(loader={"pool": "spark"}), ["data", "loader", "pool"]),
         (lambda data: data.pop("fields"), ["data"]),
     ],
 )
