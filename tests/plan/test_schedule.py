@@ -81,8 +81,8 @@ def random_streams(number):
 
 
 def batches_of(epochs, place, cursor):
-    """(epoch, span, weights) of each batch of one worker, without end."""
-    for worker_epoch in epochs.worker_epochs(place, cursor):
+    """(epoch, span, weights) of each batch of one worker, in more epochs than are asked for."""
+    for worker_epoch in islice(epochs.worker_epochs(place, cursor), 100):
         for step in worker_epoch.own_steps():
             yield worker_epoch.epoch, worker_epoch.span(step), worker_epoch.weights(step)
 
