@@ -11,6 +11,8 @@ from lightning_shards.errors import PlanError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
 
+MANY = 100  # epochs: those of an endless loop end, too
+
 
 @st.composite
 def streams(draw):
@@ -39,8 +41,8 @@ def expected_steps(epochs, cursor, num_steps):
 
 
 def steps_of(epochs, place, cursor):
-    """The steps of one worker, without end."""
-    for worker_epoch in epochs.worker_epochs(place, cursor):
+    """The steps of one worker, in more epochs than are asked for."""
+    for worker_epoch in islice(epochs.worker_epochs(place, cursor), MANY):
         for step in worker_epoch.own_steps():
             yield worker_epoch.epoch, worker_epoch.plan.trained(step)
 
@@ -82,7 +84,7 @@ def random_streams(number):
 
 def batches_of(epochs, place, cursor):
     """(epoch, span, weights) of each batch of one worker, in more epochs than are asked for."""
-    for worker_epoch in islice(epochs.worker_epochs(place, cursor), 100):
+    for worker_epoch in islice(epochs.worker_epochs(place, cursor), MANY):
         for step in worker_epoch.own_steps():
             yield worker_epoch.epoch, worker_epoch.span(step), worker_epoch.weights(step)
 
