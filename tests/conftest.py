@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -97,15 +97,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Programs of tests write no bytecode where `PYTHONDONTWRITEBYTECODE` is set.
     """
-    gc.disable()  # what is imported stays
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(TESTS.parent / "lightning_shards", quiet=2)
 
 
-def pytest_collection_finish() -> None:
-    """Searches for garbage leave out what was imported: it took each half a second."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Searches for garbage leave out what is imported: each would take half a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure_node(node: Any) -> None:
