@@ -124,7 +124,7 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
         config.worker_timeout_s,
         joining=Joining(config.ray.address, allows_open),
         share=config.ray.share,
-        most_kept=max(1, config.prefetch_bytes // max(num_workers * message_bytes, 1)),
+        most_kept=_affordable(config, num_workers, message_bytes),
     )
 
 
@@ -138,7 +138,12 @@ def end_workers() -> None:
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
     """The configured factor, or less if workers that keep `kept` bytes exceed `prefetch_bytes`."""
-    return max(1, min(config.prefetch_factor, config.prefetch_bytes // max(num_workers * kept, 1)))
+    return min(config.prefetch_factor, _affordable(config, num_workers, kept))
+
+
+def _affordable(config: LoaderConfig, num_workers: int, size: int) -> int:
+    """How many of so many bytes each worker may keep in `prefetch_bytes`, at least one."""
+    return max(1, config.prefetch_bytes // max(num_workers * size, 1))
 
 
 def make_loader(
