@@ -170,16 +170,18 @@ def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(name, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.ddp
-def test_webdatasets_pipeline_trains_on_two_ranks_by_its_command(tmp_path, start_program):
-    """The indexed reader does so in the quickstart (tests/test_examples.py)."""
+def test_webdatasets_pipeline_trains_on_two_ranks_by_its_command(tmp_path, forked_programs):
+    """The indexed reader does so in the quickstart (tests/test_examples.py).
+
+    Lightning starts the second rank, in an interpreter of its own, by the same command.
+    """
     for folder in ("configs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     pack_digits(tmp_path)
     command = Path(sys.executable).with_name("lightning-shards")
     options = ["fit", "--config", "configs/digits_stream.yaml", "--trainer.max_epochs=1"]
-    with start_program([str(command), *options], tmp_path) as process:
-        output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, output
+    output, statuses = forked_programs.run([command, *options], tmp_path)
+    assert statuses == [0], output
     assert output.count("data throughput: ") == 1
     assert "resampled by the stream reader" in output
     assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/*.ckpt"))

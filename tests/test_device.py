@@ -1,7 +1,5 @@
 """`benchmarks/device.py` finds nothing wrong with this machine's CPU."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +8,11 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-def test_all_checks_of_a_device_are_green_on_the_cpu():
+def test_all_checks_of_a_device_are_green_on_the_cpu(forked_programs):
     command = ["benchmarks/device.py", "--device", "cpu", "--num-workers", "0"]
-    run = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    lines = run.stdout.splitlines()
+    output, statuses = forked_programs.run(command, ROOT)
+    assert statuses == [0], output
+    lines = output.splitlines()
     assert [line.split(":")[0].split() for line in lines[:3]] == [
         ["ok", "same_bytes"],
         ["ok", "monitor"],

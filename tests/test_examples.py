@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,13 +27,13 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory, start_program):
-    """The quickstart, run as its first line says in a folder that is empty but for it."""
+def quickstart(tmp_path_factory, forked_programs):
+    """The quickstart in a folder that is empty but for it; Lightning starts its second rank."""
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copytree(FOLDER, folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    with start_program([sys.executable, "examples/quickstart.py"], folder) as process:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+    command = ["examples/quickstart.py"]
+    output, statuses = forked_programs.run(command, folder, timeout_s=LIMIT_S)
+    assert statuses == [0], output
     return Ended(output, folder)
 
 

@@ -1,9 +1,6 @@
-"""Runs programs on ranks: forked ones to their end, or Lightning's own until a rank is killed."""
+"""Runs programs on ranks, to their end or until a rank is killed."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +23,8 @@ def _written(job: dict[str, Any]) -> Path:
 class Programs:
     """Starts the programs of this folder, each with one JSON file as its argument."""
 
-    def __init__(self, start_program: Callable[..., Any], forked: ForkedPrograms) -> None:
-        self._start_program, self._forked = start_program, forked
+    def __init__(self, forked: ForkedPrograms) -> None:
+        self._forked = forked
 
     def run(self, name: str, job: dict[str, Any]) -> list[dict[str, Any]]:
         """Run to the end on forked ranks; what each rank told."""
@@ -47,37 +44,26 @@ class Programs:
     ) -> tuple[int, list[str]]:
         """Kill the rank that blocks; how many processes there were, and those that outlived it.
 
-        The ranks are started by Lightning if `launched`, which ends them all when one has ended;
-        else they are forked, and end by themselves when they miss one of them.
+        All ranks but the first are started by Lightning if `launched`, which ends them all when one
+        has ended; else they are forked, and end by themselves when they miss one of them.
         """
         blocked = Path(job["folder"]) / "blocked.json"
         blocked.unlink(missing_ok=True)
-        start = self._launched if launched else self._forked_ranks
-        with start(name, job) as ranks:
-            mains = [psutil.Process(pid) for pid in ranks]
+        command, folder = [HERE / name, _written(job)], Path(job["folder"])
+        ranks = 1 if launched else job["ranks"]
+        with self._forked.started(command, folder, ranks=ranks) as running:
+            mains = [psutil.Process(pid) for pid in running.pids]
             wait_for(lambda: blocked.exists() or not all(map(is_alive, mains)), WITHIN_S)
             if not blocked.exists():
-                pytest.fail(f"no rank of {ranks} blocked", pytrace=False)
+                pytest.fail(f"no rank of {running.pids} blocked", pytrace=False)
             there = [each for main in mains for each in (main, *main.children(recursive=True))]
             psutil.Process(json.loads(blocked.read_text())["pid"]).kill()
             wait_for(lambda: not any(map(is_alive, there)), GONE_WITHIN_S)
             left = [str(each) for each in there if is_alive(each)]
         return len(there), left
 
-    @contextmanager
-    def _launched(self, name: str, job: dict[str, Any]) -> Iterator[list[int]]:
-        command = [sys.executable, str(HERE / name), str(_written(job))]
-        with self._start_program(command, Path(job["folder"])) as process:
-            yield [process.pid]
-
-    @contextmanager
-    def _forked_ranks(self, name: str, job: dict[str, Any]) -> Iterator[list[int]]:
-        command, folder = [HERE / name, _written(job)], Path(job["folder"])
-        with self._forked.started(command, folder, ranks=job["ranks"]) as running:
-            yield running.pids
-
 
 @pytest.fixture(scope="session")
-def programs(start_program, forked_programs):
+def programs(forked_programs):
     """Runs the programs of this folder."""
-    return Programs(start_program, forked_programs)
+    return Programs(forked_programs)

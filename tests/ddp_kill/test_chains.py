@@ -1,9 +1,8 @@
 """Real fits that are killed and resumed, on other ranks: their weights saw each sample once.
 
 A chain is one training, cut by kills. Each fit of it is a program on ranks, resumed from the newest
-checkpoint there is; the ranks of one chain are started by Lightning, those of the others are
-forked. The model's ledger is saved with its weights, so what is checked is what the final weights
-were trained on.
+checkpoint there is. Ranks are forked; in one chain Lightning starts all but the first. The model's
+ledger is saved with its weights, so what is checked is what the final weights were trained on.
 """
 
 import itertools
@@ -55,7 +54,7 @@ class Chain:
     trainer: dict[str, Any] = field(default_factory=lambda: {"max_epochs": EPOCHS})
     schedule: bool = False
     saves_in_validation: bool = False
-    launched: bool = False  # whether Lightning starts the ranks that are killed
+    launched: bool = False  # whether Lightning starts the ranks after the first that are killed
 
 
 @dataclass

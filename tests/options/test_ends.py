@@ -3,15 +3,15 @@
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from waiting import wait_for
+from forked_programs import read_to_end
+from waiting import is_running, wait_for
 
-HERE = Path(__file__).parent
+PROGRAM = Path(__file__).with_name("run_interrupted.py")
 
 
 def waiting(folder: Path) -> list[dict[str, Any]]:
@@ -27,26 +27,26 @@ def waiting(folder: Path) -> list[dict[str, Any]]:
     ids=["Ctrl-C on two ranks and all workers", "SIGINT to the trainer process alone"],
 )
 def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
-    devices, whole_group, option_shards, start_program, processes_of_session
+    devices, whole_group, option_shards, forked_programs, processes_of_session
 ):
     folder = option_shards("interrupted")
-    command = [sys.executable, str(HERE / "run_interrupted.py"), str(folder), str(devices)]
-    with start_program(command, folder) as process:
-        wait_for(lambda: len(waiting(folder)) == devices or process.poll() is not None, 180)
+    with forked_programs.started([PROGRAM, folder, devices], folder) as running:
+        [main] = running.pids  # Lightning starts the second rank
+        wait_for(lambda: len(waiting(folder)) == devices or not is_running(main), 180)
         if len(ranks := waiting(folder)) < devices:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"did not begin: {process.communicate()[0][-3000:]}", pytrace=False)
+            os.killpg(main, signal.SIGKILL)
+            pytest.fail(f"did not begin: {read_to_end(running.output, 60)[-3000:]}", pytrace=False)
         workers = [pid for rank in ranks for pid in rank["workers"]]
-        assert {*workers} <= {*processes_of_session(process.pid)}
+        assert {*workers} <= {*processes_of_session(main)}
         assert len(workers) == 2 * devices + (devices - 1)  # train's, val's; the second rank
         if whole_group:
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(main, signal.SIGINT)
         else:
-            process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=100)  # when all that hold the pipe have ended
-        gone = wait_for(lambda: not processes_of_session(process.pid), within_s=20)
-        assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(process.pid)]
-    assert process.returncode == 1  # Lightning's own, after its graceful shutdown
+            os.kill(main, signal.SIGINT)
+        output = read_to_end(running.output, 100)
+        gone = wait_for(lambda: not processes_of_session(main), within_s=20)
+        assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(main)]
+    assert running.statuses == [1]  # Lightning's own, after its graceful shutdown
     assert "Detected KeyboardInterrupt" in output
     assert output.count("data throughput: ") == 1
     warned = [line for line in output.splitlines() if "Warning" in line]
@@ -60,14 +60,14 @@ def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_rank_that_raises_ends_the_other_and_all_workers(
-    option_shards, start_program, processes_of_session
+    option_shards, forked_programs, processes_of_session
 ):
     folder = option_shards("one_raises")
-    command = [sys.executable, str(HERE / "run_interrupted.py"), str(folder), "2", "raise"]
-    with start_program(command, folder) as process:
-        output, _ = process.communicate(timeout=200)  # when all that hold the pipe have ended
-        gone = wait_for(lambda: not processes_of_session(process.pid), within_s=20)
-        assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(process.pid)]
+    with forked_programs.started([PROGRAM, folder, 2, "raise"], folder) as running:
+        [main] = running.pids
+        output = read_to_end(running.output, 200)
+        gone = wait_for(lambda: not processes_of_session(main), within_s=20)
+        assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(main)]
     assert [len(rank["workers"]) >= 2 for rank in waiting(folder)] == [True, True]
-    assert process.returncode not in (0, None)
+    assert 0 not in running.statuses
     assert "ArithmeticError" in output

@@ -75,7 +75,7 @@ class ForkedPrograms:
     ) -> Ended:
         """Run `[SCRIPT, *ARGUMENTS]` in a folder until all that hold its output have ended."""
         with self.started(command, folder, ranks=ranks, environment=environment) as running:
-            said = _read_to_end(running.output, timeout_s)
+            said = read_to_end(running.output, timeout_s)
         return Ended(said, running.statuses)
 
     @contextmanager
@@ -192,7 +192,8 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
-def _read_to_end(descriptor: int, timeout_s: float) -> str:
+def read_to_end(descriptor: int, timeout_s: float) -> str:
+    """All that is said at the end of a pipe until those that hold the other end have ended."""
     said, end = b"", time.perf_counter() + timeout_s
     while select.select([descriptor], [], [], max(end - time.perf_counter(), 0))[0]:
         if not (more := os.read(descriptor, LONGEST)):
