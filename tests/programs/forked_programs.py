@@ -29,9 +29,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+# Nothing that imports our fork server: its end is registered for the process that imports it.
 IMPORTED = (
-    "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.measure.report",
-    "psutil", "torchmetrics",
+    "lightning.pytorch.callbacks", "lightning.pytorch.loggers", "lightning_shards.build.sources",
+    "lightning_shards.measure.report", "omegaconf", "psutil", "torchmetrics",
 )  # fmt: skip
 LONGEST = 1 << 17  # bytes of a request; most of them are the environment
 SERVERS = ("first", "others")  # what forks rank 0, and what forks all other ranks
