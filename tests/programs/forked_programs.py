@@ -6,7 +6,7 @@ process that holds the other end of the socket OWNER. It runs no thread, so what
 `python SCRIPT ARGUMENTS` would be after its imports: in a session of its own, with an environment,
 folder, output and draws of its own.
 
-Tests of starts, imports, signals and launchers start real interpreters instead.
+Tests of imports, launchers and start methods start real interpreters instead.
 """
 
 import gc
@@ -283,6 +283,7 @@ def _become(request: dict[str, Any], output: int) -> None:
     np.random.seed()  # noqa: NPY002 the generators of processes; that of `random` does it itself
     torch.seed()
     multiprocessing.process.ORIGINAL_DIR = request["folder"]
+    tempfile.tempdir = None  # which it has looked for in the environment before
     sys.argv = request["command"]
     script = Path(sys.argv[0]).absolute()
     sys.path[0] = str(script.parent)

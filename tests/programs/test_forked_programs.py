@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 TELLS = """
-import json, os, random, signal, sys
+import json, os, random, signal, sys, tempfile
 from pathlib import Path
 
 told = {
@@ -22,6 +22,7 @@ told = {
     "arguments": sys.argv,
     "main": [__name__, __file__, sys.modules["__main__"].__file__, sys.path[0]],
     "folder": os.getcwd(),
+    "temporary": tempfile.gettempdir(),
     "environment": dict(os.environ),
     "session": os.getsid(0) == os.getpid() == os.getpgid(0),
     "signals": [signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
@@ -72,11 +73,12 @@ def test_it_is_the_main_script_in_a_process_without_threads(told, tmp_path):
     assert (found["threads"], found["torch_threads"]) == (1, 1)
 
 
-def test_it_shares_nothing_with_what_started_it(told, monkeypatch):
+def test_it_shares_nothing_with_what_started_it(told, monkeypatch, tmp_path):
     monkeypatch.setenv("ONLY_NOW", "1")
-    [found] = told(1, environment={"HOME": "/nowhere"})
-    more = {"OMP_NUM_THREADS": "1", "HOME": "/nowhere"}
-    assert found["environment"] == dict(os.environ) | more
+    own = {"HOME": "/nowhere", "TMPDIR": str(tmp_path)}
+    [found] = told(1, environment=own)
+    assert found["environment"] == dict(os.environ) | own | {"OMP_NUM_THREADS": "1"}
+    assert found["temporary"] == str(tmp_path)
     assert found["descriptors"] == [0, 1, 2]
     assert found["stdin"] == ""
     assert found["session"]

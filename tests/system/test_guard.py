@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import is_running
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
@@ -72,31 +74,20 @@ def sockets():
 
 
 @pytest.fixture
-def start_owner(tmp_path, sockets, pack_shards, request):
+def start_owner(tmp_path, sockets, pack_shards, forked_programs):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
+    script = tmp_path / "owner.py"
+    with ExitStack() as programs:
 
-    def start(*arguments, program=OWNER):
-        script = tmp_path / "owner.py"
-        script.write_text(program)
-        owner = subprocess.Popen(
-            [sys.executable, script, url, *arguments],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env=os.environ | {"TMPDIR": str(sockets), "OMP_NUM_THREADS": "1"},
-        )
-        request.addfinalizer(lambda: end(owner))
-        return owner, sockets
+        def start(*arguments, program=OWNER):
+            script.write_text(program)
+            command, environment = [script, url, *arguments], {"TMPDIR": str(sockets)}
+            return programs.enter_context(
+                forked_programs.started(command, tmp_path, environment=environment)
+            ), sockets
 
-    def end(owner):
-        owner.kill()
-        owner.stdout.close()
-        owner.wait()
-        for process in members(owner.pid):
-            process.kill()
-
-    return start
+        yield start
 
 
 def members(session):
@@ -113,18 +104,18 @@ def members(session):
 
 def left_after_kill(owner, seconds):
     """What is left of an owner that is killed, and of its processes, so many seconds later."""
-    owner.kill()
-    owner.wait()
+    os.kill(owner.pids[0], signal.SIGKILL)
     deadline = time.monotonic() + seconds
-    while (left := members(owner.pid)) and time.monotonic() < deadline:
+    while (left := members(owner.pids[0])) and time.monotonic() < deadline:
         psutil.wait_procs(left, timeout=0.1)
     return left
 
 
 def read_until(owner, start):
-    for line in owner.stdout:
-        if line.startswith(start):
-            return
+    with os.fdopen(owner.output, closefd=False) as output:
+        for line in output:
+            if line.startswith(start):
+                return
     pytest.fail(f"the owner never said {start!r}")
 
 
@@ -150,8 +141,8 @@ def test_no_process_and_no_file_outlives_an_owner_whose_workers_stand_in_code_of
 def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that(start_owner):
     owner, temporary = start_owner("none", "forkserver")
     read_until(owner, "starts")
-    while len(members(owner.pid)) < 2:  # the owner, the fork server
-        assert owner.poll() is None
+    while len(members(owner.pids[0])) < 2:  # the owner, the fork server
+        assert is_running(owner.pids[0])
     assert left_after_kill(owner, 60) == []
     assert list(temporary.iterdir()) == []
 
