@@ -6,14 +6,13 @@ from dataclasses import asdict
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_shards.plan.mixture import samples_of_epoch
 from lightning_shards.plan.pieces import DataShape, Workers, footprint, sharing_of_nodes
 from lightning_shards.plan.strands import shares_of_nodes
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 if TYPE_CHECKING:
     from lightning_shards.plan.epoch import EpochPlan
-    from lightning_shards.readers.source import Source, SourceDescription
+    from lightning_shards.readers.source import Source
 
 _EPILOG: Final = """\
 Bytes and shards are those of one node, which has the trainer's devices, else 8. The bytes of the
@@ -35,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
+    from lightning_shards.build.composition import component_rows
     from lightning_shards.dataprep.index import shard_bytes
     from lightning_shards.tools.configured_data import open_data, trainer_size
 
@@ -66,7 +66,7 @@ def _plan(options: Namespace) -> int:
         **_epoch(plan, description.sampling),
         **asdict(footprint(plan, data, workers, description.sampling, run=description.run)),
         **_sharing(source, plan, workers.ranks, data.size_bytes),
-        "components": _components(description, trainer.epochs) or None,
+        "components": component_rows(description, trainer.epochs) or None,
     }
     report(document, as_json=options.json)
     return 0
@@ -108,21 +108,3 @@ def _sharing(
     if (shares := shares_of_nodes(source.order, nodes)) > 1 and size_bytes is not None:
         told["cache_bytes"] = size_bytes // shares
     return told
-
-
-def _components(description: "SourceDescription", epochs: int | None) -> list[dict[str, Any]]:
-    """What epoch 0 and the run hold of each component; [] if there is no mixture."""
-    if description.mixture is None or description.index is None:
-        return []
-    slots, rows = description.mixture.slots, list[dict[str, Any]]()
-    spans = {"epoch_0": samples_of_epoch(slots, 0).tolist()}
-    if epochs is not None:
-        spans["run"] = slots.before(epochs * slots.epoch_samples).tolist()
-    for number, part in enumerate(description.index.components):
-        known = part.known_samples
-        row = {"component": slots.names[number], "samples": known, "shards": part.num_shards}
-        for span, samples in spans.items():
-            row[f"in_{span}"] = samples[number]
-            row[f"passes_of_{span}"] = samples[number] / known if known else None
-        rows.append(row)
-    return rows

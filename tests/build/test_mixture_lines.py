@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_shards import ExactResume
+from lightning_shards.build.composition import passes_text
 from lightning_shards.build.loaders import describe
-from lightning_shards.build.mixtures import passes_text
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.workers.pool import PoolDescription
 from tests.mixed_shards import COUNTS, mix_of, module_of
@@ -158,7 +158,7 @@ def test_an_epoch_too_long_to_be_counted_says_what_was(lines_of):
 
 
 def test_many_components_are_not_all_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("lightning_shards.build.mixtures._MOST_COMPONENTS", 2)
+    monkeypatch.setattr("lightning_shards.build.composition._MOST_COMPONENTS", 2)
     source = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES)).source("train")
     lines = describe("train", source, 1, PoolDescription("inline")).splitlines()
     assert lines[4] == "  and 1 more component, which `lightning-shards plan` shows"
