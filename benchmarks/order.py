@@ -44,10 +44,11 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, component_seed
 from lightning_shards.plan.mixture_schedule import schedule_mixture
 from lightning_shards.plan.order import Order, SampleOrder, Sampling
-from lightning_shards.plan.pieces import pieces_ahead, sharing_of_nodes
+from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
+from lightning_shards.tools.footprint import sharing_of_nodes
 
 BATCH = 256
 STRETCH = 16_384

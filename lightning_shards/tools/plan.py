@@ -6,9 +6,9 @@ from dataclasses import asdict
 from math import lcm
 from typing import TYPE_CHECKING, Any, Final
 
-from lightning_shards.plan.pieces import DataShape, Workers, footprint, sharing_of_nodes
 from lightning_shards.plan.strands import shares_of_nodes
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
+from lightning_shards.tools.footprint import DataShape, Workers, footprint, sharing_of_nodes
 
 if TYPE_CHECKING:
     from lightning_shards.plan.epoch import EpochPlan

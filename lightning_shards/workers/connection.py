@@ -152,11 +152,26 @@ class ReceivedBuffers:
         return buffer
 
 
+SPARE_BUFFERS = 1
+"""Shared buffers of each worker that the trainer may keep batches in."""
+
+
+def buffers_per_worker(prefetch_factor: int) -> int:
+    """Shared buffers that one worker process needs, one for each message in shared memory.
+
+    A worker may begin message number k + prefetch_factor when the trainer takes number k. While
+    the worker makes that message, those from number k on may be on their way or in use. One more
+    buffer is left to the trainer, for the batches that it works with. (A message that is larger
+    than any before it needs another buffer for a moment.)
+    """
+    return prefetch_factor + 1 + SPARE_BUFFERS
+
+
 class SharedBuffers:
     """The buffers of one worker process, kept by that process.
 
     Args:
-        count: Number of buffers; see `plan.footprint.buffers_per_worker`.
+        count: Number of buffers; see `buffers_per_worker`.
     """
 
     def __init__(self, count: int) -> None:

@@ -19,14 +19,20 @@ from typing import Any, Literal, TypeAlias, cast
 from weakref import WeakSet
 
 from lightning_shards.errors import ConfigError, WorkerError, count_of
-from lightning_shards.plan.pieces import SPARE_BUFFERS, buffers_per_worker
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import take_from
-from lightning_shards.workers.connection import Lease, ReceivedBuffers, TrainerEnd, new_memory
+from lightning_shards.workers.connection import (
+    SPARE_BUFFERS,
+    Lease,
+    ReceivedBuffers,
+    TrainerEnd,
+    buffers_per_worker,
+    new_memory,
+)
 from lightning_shards.workers.fork_server import (
     ForkServerWorker,
     ForkWorker,

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, NoReturn
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
-from lightning_shards.plan.pieces import buffers_per_worker
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
@@ -25,7 +24,12 @@ from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import SharedBuffers, TrainerEnd, WorkerEnd
+from lightning_shards.workers.connection import (
+    SharedBuffers,
+    TrainerEnd,
+    WorkerEnd,
+    buffers_per_worker,
+)
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import (
     BatchBytes,

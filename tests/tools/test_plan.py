@@ -5,8 +5,8 @@ import yaml
 
 from lightning_shards import ShardDataModule
 from lightning_shards.plan.epoch import plan_epoch
-from lightning_shards.plan.pieces import DataShape, Workers, footprint
 from lightning_shards.tools import plan
+from lightning_shards.tools.footprint import DataShape, Workers, footprint
 from tests.tools.conftest import write_samples
 
 COUNTS = [7, 4, 12]
