@@ -49,7 +49,7 @@ a smaller run: runs of 1 are a full shuffle without any block."""
 BLOCKS_KEPT = 4
 """Blocks remembered: batches are consecutive positions, so a few blocks serve each of them."""
 
-_MAX_UNWANTED = 4
+MAX_UNWANTED = 4
 """`at_spans` computes up to this many times the wanted positions to save a call per span."""
 
 ENDLESS = 2**63 - 1
@@ -96,8 +96,14 @@ class Order(Protocol):
         ...
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-        """What `at` gives for each of these growing spans of positions, one after the other."""
-        return np.concatenate([self.at(epoch, start, stop) for start, stop in spans])
+        """The results of `at` for each of these spans, concatenated; spans are in rising order."""
+        first, last = spans[0][0], spans[-1][1]
+        if last - first > MAX_UNWANTED * sum(stop - start for start, stop in spans):
+            return np.concatenate([self.at(epoch, *span) for span in spans])
+        whole = self.at(epoch, first, last)
+        if len(spans) == 1:
+            return whole
+        return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
 
     def following(self, epoch: int, position: int, count: int) -> NDArray[np.int64]:
         """Ids that may stand for a bad sample at this position, the best one first.
@@ -122,10 +128,6 @@ class Order(Protocol):
             PlanError: Positions of a data set without samples.
         """
         return self.at(epoch, start, stop)
-
-    def footing_span(self, start: int, stop: int) -> tuple[int, int] | None:
-        """Where each id of `footing` stands once, and nothing else; None if that is not known."""
-        return None
 
     def as_sets(self, start: int, stop: int) -> "list[tuple[Order, int, int]]":
         """Orders and positions of them, which together have the same ids in any sequence.
@@ -240,16 +242,6 @@ class SampleOrder(Order):
             "shuffle_block": self.block,
         }
 
-    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-        """The results of `at` for each of these spans, concatenated; spans are in rising order."""
-        first, last = spans[0][0], spans[-1][1]
-        if last - first > _MAX_UNWANTED * sum(stop - start for start, stop in spans):
-            return np.concatenate([self.at(epoch, *span) for span in spans])
-        whole = self.at(epoch, first, last)
-        if len(spans) == 1:
-            return whole
-        return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
-
     def footing(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
         """The ids of the blocks that these positions lie in, each block once, unshuffled.
 
@@ -264,13 +256,6 @@ class SampleOrder(Order):
         self.require_range(epoch, start, stop)
         blocks = self._blocks_between(start, stop)
         return self._ids_of(self._last_run_first(epoch, number) for number in blocks)
-
-    def footing_span(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The positions of the blocks that these positions lie in, if each sample comes once."""
-        if not self._has_blocks or self.sampling != "shuffled" or not start < stop <= self.samples:
-            return None
-        end = -(-stop // self.block) * self.block
-        return start // self.block * self.block, min(end, self.samples)
 
     @cached_property
     def file_order(self) -> FileOrder:
@@ -361,13 +346,8 @@ class SampleOrder(Order):
 
     def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
         start, stop = self._block_span(number)
-        words = random_words(
-            Purpose.SAMPLE_BLOCKS,
-            (self.seed, epoch),
-            (0, stop - start),
-            resumed_at=0,
-            stream=number,
-        )
+        key, span = (self.seed, epoch), (0, stop - start)
+        words = random_words(Purpose.SAMPLE_BLOCKS, key, span, resumed_at=0, stream=number)
         return self._mixed(epoch, start, stop)[stable_order(words)]
 
     def _mixed(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -384,9 +364,8 @@ class SampleOrder(Order):
         # shards, begins, offsets: one entry per draw, shape (last + 1 - first,).
         # draws, wrapped: one entry per position, shape (len(positions),).
         first, last = int(positions[0]) // self.run, int(positions[-1]) // self.run
-        words = random_words(
-            Purpose.SAMPLE_DRAWS, (self.seed, epoch), (first, last + 1), resumed_at=0, stream=0
-        )
+        key, span = (self.seed, epoch), (first, last + 1)
+        words = random_words(Purpose.SAMPLE_DRAWS, key, span, resumed_at=0, stream=0)
         drawn = scale_words(words, self.samples)
         shards, begins, offsets = self.file_order.locate(drawn)
         draws = positions // self.run - first

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, WorkerEpoch
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 
@@ -15,9 +15,6 @@ _Ints = NDArray[np.int64]
 
 WINDOW = 16_384
 """Positions that are looked at together where an order has no blocks, or smaller ones."""
-
-_FIRST_DRAWN = 1024
-"""Positions of a shuffled block that are looked at for the order in which its pieces are used."""
 
 
 class BlockPieces(NamedTuple):
@@ -33,7 +30,6 @@ class BlockPieces(NamedTuple):
         shards: The shard of each piece.
         starts: Its first sample.
         stops: The sample behind its last one.
-        first_uses: The position at which the node first uses a sample of it.
         uses: At how many positions of the stretch the node uses a sample of it.
         turn: How many epochs lie between the cursor and this one. The epochs of an evaluation
             are all epoch 0, and differ in this.
@@ -45,7 +41,6 @@ class BlockPieces(NamedTuple):
     shards: _Ints
     starts: _Ints
     stops: _Ints
-    first_uses: _Ints
     uses: _Ints
     turn: int
 
@@ -83,52 +78,44 @@ def pieces_ahead(
             f"{list(ranks)} and window={window}; take the ranks from the trainer"
         )
     places = [Place(rank, world_size) for rank in sorted(set(ranks))]
-    groups = _neighbours([place.rank for place in places])
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
-        yield from _pieces_of_epoch(order, turn, epoch, groups, window)
+        yield from _pieces_of_epoch(order, turn, epoch, [each.rank for each in places], window)
 
 
 def _pieces_of_epoch(
-    order: Order,
-    turn: int,
-    epoch: WorkerEpoch,
-    groups: list[tuple[int, int]],
-    window: int,
+    order: Order, turn: int, epoch: WorkerEpoch, ranks: Sequence[int], window: int
 ) -> Iterator[BlockPieces]:
     if not epoch.steps:
         return
-    number, plan = epoch.epoch, epoch.plan
-    start, end = plan.span(0)[0], plan.span(epoch.steps - 1)[1]
-    are_all_ranks, step = groups == [(0, plan.world_size - 1)], 0
+    start, end, step = epoch.plan.span(0)[0], epoch.plan.span(epoch.steps - 1)[1], 0
     while start < end:
-        footing, span = _footing(order, number, start, window)
-        pieces = _Intervals.of(footing)
-        if are_all_ranks and span is not None and span[0] == start and span[1] <= end:
-            stop, uses = span[1], pieces.stops - pieces.starts
-            first_uses = _first_uses(order, number, span, pieces)
-        else:
-            of_pieces = _drawn(order, number, (start, end), pieces)
-            stop = start + len(of_pieces)
-            used, step = _positions(plan, groups, (start, stop), step, epoch.steps)
-            first_uses, uses = _counted(used, of_pieces[used - start], len(pieces.starts))
-        yield _in_order_of_use(turn, number, (start, stop), pieces, first_uses, uses)
+        # of_pieces: the piece of each position from start to stop.
+        # used: the positions at which the node uses a sample, ascending; of_used: their pieces.
+        # first_uses, uses: one entry for each piece.
+        pieces = _Intervals.of(_footing(order, epoch.epoch, start, window))
+        of_pieces = _drawn(order, epoch.epoch, (start, end), pieces)
+        stop = start + len(of_pieces)
+        used, step = _positions(epoch, ranks, (start, stop), step)
+        of_used = of_pieces[used - start]
+        uses = np.bincount(of_used, minlength=len(pieces.starts))
+        first_uses = np.full(len(uses), stop)
+        first_uses[of_used[::-1]] = used[::-1]  # the last one that is written stays
+        numbers = np.argsort(first_uses)[: np.count_nonzero(uses)]
+        shards = pieces.starts[numbers] // pieces.width
+        starts, stops = (
+            each[numbers] - shards * pieces.width for each in (pieces.starts, pieces.stops)
+        )
+        yield BlockPieces(epoch.epoch, start, stop, shards, starts, stops, uses[numbers], turn)
         start = stop
 
 
-def _footing(
-    order: Order, epoch: int, position: int, window: int
-) -> tuple[_Ints, tuple[int, int] | None]:
-    """The samples of the block of a position, or of all blocks of its window if that is more.
-
-    And the positions at which each of them stands once, if there are such.
-    """
-    span = order.footing_span(position, position + 1)
-    if span is None or span[1] - span[0] >= window:
-        block = order.footing(epoch, position, position + 1)
-        if len(block) >= window:
-            return block, span
+def _footing(order: Order, epoch: int, position: int, window: int) -> _Ints:
+    """The samples of the block of a position, or of all blocks of its window if that is more."""
+    block = order.footing(epoch, position, position + 1)
+    if len(block) >= window:
+        return block
     first = position - position % window
-    return order.footing(epoch, first, first + window), order.footing_span(first, first + window)
+    return order.footing(epoch, first, first + window)
 
 
 class _Intervals(NamedTuple):
@@ -192,89 +179,28 @@ def _drawn(order: Order, epoch: int, span: tuple[int, int], pieces: _Intervals) 
     return of_pieces[: strangers[0]] if strangers.size else of_pieces
 
 
-def _counted(used: _Ints, of_pieces: _Ints, number: int) -> tuple[_Ints, _Ints]:
-    """Where each of so many pieces is used first, and how often; by the piece of each position."""
-    first_uses = np.zeros(number, np.int64)
-    first_uses[of_pieces[::-1]] = used[::-1]  # the last one that is written stays
-    return first_uses, np.bincount(of_pieces, minlength=number)
-
-
-def _first_uses(order: Order, epoch: int, span: tuple[int, int], pieces: _Intervals) -> _Ints:
-    """Where each piece is used first, in a span in which every sample of them stands once.
-
-    As blocks are shuffled, few positions show nearly all pieces.
-    """
-    (start, stop), length = span, _FIRST_DRAWN
-    first_uses = np.full(len(pieces.starts), stop)
-    while start < stop and (first_uses == span[1]).any():
-        of_pieces = _drawn(order, epoch, (start, min(start + length, stop)), pieces)
-        numbers, first = np.unique(of_pieces, return_index=True)
-        first_uses[numbers] = np.minimum(first_uses[numbers], start + first)
-        start, length = start + len(of_pieces), 2 * length
-    return first_uses
-
-
-def _in_order_of_use(
-    turn: int,
-    epoch: int,
-    span: tuple[int, int],
-    pieces: _Intervals,
-    first_uses: _Ints,
-    uses: _Ints,
-) -> BlockPieces:
-    """The intervals that are used, by what they are made of; one entry each."""
-    start, stop = span
-    numbers = np.flatnonzero(uses)
-    numbers = numbers[np.argsort(first_uses[numbers])]
-    shards = pieces.starts[numbers] // pieces.width
-    begins = shards * pieces.width
-    starts, stops = pieces.starts[numbers] - begins, pieces.stops[numbers] - begins
-    first_uses, uses = first_uses[numbers], uses[numbers].astype(np.int64)
-    return BlockPieces(epoch, start, stop, shards, starts, stops, first_uses, uses, turn)
-
-
 def _positions(
-    plan: EpochPlan,
-    groups: list[tuple[int, int]],
-    span: tuple[int, int],
-    step: int,
-    num_steps: int,
+    epoch: WorkerEpoch, ranks: Sequence[int], span: tuple[int, int], step: int
 ) -> tuple[_Ints, int]:
     """The positions within a span at which some ranks use samples, ascending.
 
     Args:
-        plan: Of the epoch.
-        groups: First and last of neighbouring ranks.
+        epoch: The epoch.
+        ranks: Ascending.
         span: start and stop.
         step: One that is not behind the span.
-        num_steps: Of the epoch.
 
     Returns:
         int64, and the step in which the span ends.
     """
-    start, stop = span
-    if groups == [(0, plan.world_size - 1)]:
+    (start, stop), plan = span, epoch.plan
+    if len(ranks) == plan.world_size:
         return np.arange(start, stop), step
-    parts: list[_Ints] = [np.empty(0, np.int64)]
+    parts: list[_Ints] = []
     while True:
-        for first, last in groups:
-            begin, end = plan.rank_span(step, first)[0], plan.rank_span(step, last)[1]
-            parts.append(np.arange(max(begin, start), min(end, stop), dtype=np.int64))
-        if plan.span(step)[1] >= stop or step + 1 == num_steps:
+        for rank in ranks:
+            begin, end = plan.rank_span(step, rank)
+            parts.append(np.arange(max(begin, start), min(end, stop)))
+        if plan.span(step)[1] >= stop or step + 1 == epoch.steps:
             return np.concatenate(parts), step
         step += 1
-
-
-def _neighbours(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """First and last of each group of consecutive ranks.
-
-    >>> _neighbours([0, 1, 2, 6, 8, 9])
-    [(0, 2), (6, 6), (8, 9)]
-    """
-    groups: list[tuple[int, int]] = []
-    for rank in ranks:
-        if groups and groups[-1][1] == rank - 1:
-            groups[-1] = groups[-1][0], rank
-        else:
-            groups.append((rank, rank))
-    return groups

@@ -124,12 +124,6 @@ class StrandOrder(Order):
         numbers = dict.fromkeys(number for number, _ in places)
         return self._ids([self._last_run_first(epoch, number) for number in numbers])
 
-    def footing_span(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The positions of the blocks that these positions lie in."""
-        if not start < stop <= self.samples:
-            return None
-        return self._block_at(start)[1], self._block_at(stop - 1)[2]
-
     # From here on a sample is its number in file order. Blocks are numbered from 0 on, and the tail
     # has the number behind the last one.
 

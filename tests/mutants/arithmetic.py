@@ -85,7 +85,7 @@ def orders_are_others_than_in_the_last_release(before, words):
     return before(words)[..., ::-1]
 
 
-@breaks("purity", "SampleOrder.at_spans", "seams/test_order.py")
+@breaks("purity", "Order.at_spans", "seams/test_order.py")
 def what_other_workers_make_is_not_left_out(before, self, epoch, spans):
     first = spans[0][0]
     return self.at(epoch, first, first + sum(stop - start for start, stop in spans))
@@ -120,10 +120,9 @@ def an_epoch_begins_at_its_first_sample(before, self, place, cursor):
     return before(self, place, replace(cursor, samples=0))
 
 
-@breaks("seek", "SampleOrder.footing_span", "plan/test_order.py")
-def a_footing_begins_with_the_epoch(before, self, start, stop):
-    span = before(self, start, stop)
-    return span and (0, span[1])
+@breaks("seek", "SampleOrder.footing", "seams/test_order.py")
+def a_footing_begins_with_the_epoch(before, self, epoch, start, stop):
+    return before(self, epoch, 0, stop)
 
 
 @breaks("seek", "EpochPlan.trained", "plan/test_epoch.py")

@@ -224,22 +224,3 @@ def test_worlds_that_divide_the_global_batch_agree_on_every_step(order, batch_si
 
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden_now()).replace("]]], ", "]]],\n") + "\n")
-
-
-@given(EITHER, EPOCHS, st.data())
-def test_the_span_of_a_footing_has_each_of_its_ids_once(order, epoch, data):
-    start = data.draw(st.integers(0, order.samples + 9))
-    stop = data.draw(st.integers(start, order.samples + 20))
-    span = order.footing_span(start, stop)
-    if span is not None:
-        assert span[0] <= start < stop <= span[1]
-        footing = sorted(map(tuple, order.footing(epoch, start, stop).tolist()))
-        assert sorted(pairs(order, epoch, *span)) == footing
-
-
-def test_the_span_of_a_footing_is_that_of_its_blocks():
-    order = make([10, 0, 20], run=3, block=8)
-    assert order.footing_span(9, 10) == (8, 16)
-    assert order.footing_span(7, 25) == (0, 30)
-    assert order.footing_span(24, 31) is None  # the sequence repeats
-    assert make([30], sampling="resampled").footing_span(9, 10) is None

@@ -12,7 +12,6 @@ from small_orders import HUGE, SAMPLINGS, UNEQUAL, make, orders
 from small_strands import STRANDS
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan import pieces
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
@@ -95,27 +94,24 @@ def samples_of(block):
 @settings(max_examples=100)
 @given(data=st.data())
 def test_pieces_are_those_of_a_walk_over_the_positions(of_orders, data):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "_FIRST_DRAWN", data.draw(st.sampled_from([1, 3, 1024])))
-        order, epochs, cursor, ranks, world, window = drawn(data, of_orders)
-        node = {"ranks": ranks, "world_size": world}
-        ahead = pieces_ahead(order, epochs, cursor, **node, window=window)
-        uses = walked(order, epochs, cursor, ranks, world)
-        use = next(uses)
-        for block in islice(ahead, 4):
-            found = samples_of(block)
-            piece_of = {sample: number for number, piece in enumerate(found) for sample in piece}
-            assert len(piece_of) == sum(map(len, found))  # each sample is in one piece at most
-            first_uses, counts = {}, dict.fromkeys(range(len(found)), 0)
-            while use[0] == block.epoch and use[1] < block.stop:
-                assert use[1] >= block.start
-                number = piece_of[use[2]]  # a sample that is used is in a piece
-                first_uses.setdefault(number, use[1])
-                counts[number] += 1
-                use = next(uses)
-            assert list(first_uses) == list(range(len(found)))  # in the order of first use
-            assert block.first_uses.tolist() == list(first_uses.values())
-            assert block.uses.tolist() == list(counts.values())
+    order, epochs, cursor, ranks, world, window = drawn(data, of_orders)
+    node = {"ranks": ranks, "world_size": world}
+    ahead = pieces_ahead(order, epochs, cursor, **node, window=window)
+    uses = walked(order, epochs, cursor, ranks, world)
+    use = next(uses)
+    for block in islice(ahead, 4):
+        found = samples_of(block)
+        piece_of = {sample: number for number, piece in enumerate(found) for sample in piece}
+        assert len(piece_of) == sum(map(len, found))  # each sample is in one piece at most
+        first_uses, counts = {}, dict.fromkeys(range(len(found)), 0)
+        while use[0] == block.epoch and use[1] < block.stop:
+            assert use[1] >= block.start
+            number = piece_of[use[2]]  # a sample that is used is in a piece
+            first_uses.setdefault(number, use[1])
+            counts[number] += 1
+            use = next(uses)
+        assert list(first_uses) == list(range(len(found)))  # in the order of first use
+        assert block.uses.tolist() == list(counts.values())
 
 
 @settings(max_examples=60)
@@ -181,7 +177,6 @@ def test_the_example_of_the_module():
     block = next(pieces_ahead(Example(), epochs, Cursor(), ranks=[0], world_size=1, window=1))
     found = zip(*(array.tolist() for array in block[3:6]), strict=True)
     assert list(found) == [(2, 0, 4), (0, 8, 10), (0, 4, 8), (1, 0, 2)]
-    assert block.first_uses.tolist() == [0, 1, 2, 4]
     assert block.uses.tolist() == [4, 2, 4, 2]
 
 
@@ -234,9 +229,6 @@ class Counting(Order):
         self.asked += len(ids)
         return ids
 
-    def footing_span(self, start, stop):
-        return self.order.footing_span(start, stop)
-
     def identity(self):
         return self.order.identity()
 
@@ -257,14 +249,6 @@ def test_two_blocks_of_ten_billion_samples_cost_two_blocks(sampling):
     assert sum(block.uses.sum() for block in blocks) >= (blocks[1].stop - cursor.samples) / 8 - 4096
     assert order.asked <= 4 * 3 * 16_384
     assert peak < 64 << 20  # the sums of 10**6 counts are 8 MiB
-
-
-def test_of_a_block_that_all_ranks_use_few_positions_are_looked_at():
-    order = Counting(make([5000] * 40, run=64, block=16_384))
-    epochs = EpochSchedule(order.samples, 256, "drop")
-    ahead = pieces_ahead(order, epochs, Cursor(), ranks=range(8), world_size=8)
-    list(islice(ahead, 10))
-    assert order.asked <= 10 * (16_384 + 1024 + 2048 + 4096)
 
 
 @pytest.mark.parametrize("ranks", [[], [2], [-1]])

@@ -114,23 +114,11 @@ def test_an_epoch_of_changing_worlds_has_each_sample_once():
             raise
 
 
-@given(STRANDS, st.integers(0, 9), st.data())
-def test_the_span_of_a_footing_of_strands_has_each_of_its_ids_once(order, epoch, data):
-    start = data.draw(st.integers(0, order.samples - 1))
-    stop = data.draw(st.integers(start + 1, order.samples))
-    first, last = order.footing_span(start, stop)
-    assert first <= start < stop <= last
-    assert sorted(pairs(order, epoch, first, last)) == sorted(
-        map(tuple, order.footing(epoch, start, stop).tolist())
-    )
-
-
-def test_the_span_of_a_footing_of_strands_is_that_of_its_blocks():
+def test_the_footing_of_strands_is_that_of_their_blocks():
     order = strands([30, 7], 2, width=4, run=2, block=8)
-    assert order.footing_span(9, 10) == (8, 16)
-    assert order.footing_span(7, 25) == (0, 32)
-    assert order.footing_span(36, 37) == (36, 37)  # the tail
-    assert order.footing_span(36, 38) is None  # the sequence repeats
+    for span, blocks in (((9, 10), (8, 16)), ((7, 25), (0, 32)), ((36, 37), (36, 37))):
+        footing = sorted(map(tuple, order.footing(3, *span).tolist()))
+        assert footing == sorted(pairs(order, 3, *blocks))
 
 
 def runs_of_node(order, node, nodes, epochs):
