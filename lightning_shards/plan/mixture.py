@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from lightning_shards.errors import ConfigError, PlanError, StateError
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.mixture_schedule import RUN_END
-from lightning_shards.plan.order import Order
+from lightning_shards.plan.order import MAX_UNWANTED, Order
 from lightning_shards.plan.slots import MixtureSlots
 
 
@@ -94,9 +93,6 @@ def _other_component(name: str, was: str, now: str) -> str:
 
 _Ints = NDArray[np.int64]
 
-_MAX_UNWANTED: Final = 4
-"""Up to this many times the wanted samples of a component are looked up to save a call a span."""
-
 
 @dataclass(frozen=True, slots=True)
 class MixtureComponent:
@@ -136,6 +132,19 @@ class MixtureComponent:
             stop = min(start + end - begin, self.pass_samples)
             yield number, start, stop
             begin += stop - start
+
+    def ids_of(self, samples: _Ints) -> _Ints:
+        """The ids of rising samples of its sequence, with its own numbers of shards."""
+        first, last = int(samples[0]), int(samples[-1]) + 1
+        if last - first <= MAX_UNWANTED * len(samples):
+            ids = [self.order.at(*part) for part in self.passes(first, last)]
+            return np.concatenate(ids).take(samples - first, axis=0)
+        ends = [*(np.flatnonzero(np.diff(samples) != 1) + 1).tolist(), len(samples)]
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for first, end in zip([0, *ends], ends, strict=False):
+            for number, start, stop in self.passes(int(samples[first]), int(samples[end - 1]) + 1):
+                spans.setdefault(number, []).append((start, stop))
+        return np.concatenate([self.order.at_spans(*each) for each in spans.items()])
 
     def describe(self) -> str:
         """All that its sequence depends on, in words for a checkpoint."""
@@ -194,8 +203,7 @@ class MixtureOrder(Order):
 
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
         """The results of `at` for each of these spans, concatenated; spans are in rising order."""
-        ids = map(self._ids_at, self.slots.run_positions(epoch, spans))
-        return np.concatenate([np.empty((0, 2), np.int64), *ids])
+        return np.concatenate([*map(self._ids_at, self.slots.run_positions(epoch, spans))])
 
     def components_of(self, shards: ArrayLike) -> _Ints:
         """The component of each of these shards, by its number in `mix`."""
@@ -229,11 +237,17 @@ class MixtureOrder(Order):
             ConfigError: Numbers that no epoch or range has.
         """
         blocks = [np.empty((0, 2), np.int64)]
-        for first, last in self.slots.bounds(epoch, start, stop):
-            begins, ends = self.slots.before(first), self.slots.before(last)
-            for number, weight in enumerate(self.slots.weights_at(first)):
+        for lap in self.slots.run_positions(epoch, [(start, stop)]):
+            if not lap.size:
+                break
+            begins, ends = self.slots.before(int(lap[0])), self.slots.before(int(lap[-1]) + 1)
+            for number, weight in enumerate(self.slots.weights_at(int(lap[0]))):
                 begin, end = int(begins[number]), int(ends[number])
-                blocks += self._blocks_of(number, begin, max(end, begin + 1) if weight else end)
+                end = max(end, begin + 1) if weight else end
+                for pass_number, first, last in self.mix[number].passes(begin, end):
+                    ids = self.mix[number].order.footing(pass_number, first, last)
+                    ids[:, 0] += self._first_shards[number]
+                    blocks.append(ids)
         return np.concatenate(blocks)
 
     def identity(self) -> dict[str, int | str]:
@@ -267,25 +281,17 @@ class MixtureOrder(Order):
         """The ids at rising run positions."""
         # own: where one component stands, ascending; by_component: where its part of ids goes.
         components, samples = self.slots.look_up(run_positions)
-        ids: list[_Ints] = []
-        by_component: list[_Ints] = []
+        ids = [np.empty((0, 2), np.int64)]
+        by_component = [np.empty(0, np.int64)]
         for number, component in enumerate(self.mix):
             own = np.flatnonzero(components == number)
             if own.size:
-                ids.append(_ids_of(component, samples[own]))
+                ids.append(component.ids_of(samples[own]))
                 ids[-1][:, 0] += self._first_shards[number]
                 by_component.append(own)
         sources = np.empty(len(run_positions), np.int64)
         sources[np.concatenate(by_component)] = np.arange(len(run_positions))
         return np.concatenate(ids).take(sources, axis=0)
-
-    def _blocks_of(self, number: int, begin: int, end: int) -> Iterator[_Ints]:
-        """The ids of the blocks of a component in which these samples are, pass by pass."""
-        component = self.mix[number]
-        for pass_number, start, stop in component.passes(begin, end):
-            blocks = component.order.footing(pass_number, start, stop)
-            blocks[:, 0] += self._first_shards[number]
-            yield blocks
 
 
 def require_samples(name: str, samples: int) -> None:
@@ -310,18 +316,3 @@ def component_seed(seed: int, name: str) -> int:
     2568157234618764885
     """
     return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little")
-
-
-def _ids_of(component: MixtureComponent, samples: _Ints) -> _Ints:
-    """The ids of rising sample numbers of one component, which numbers its own shards."""
-    first, behind = int(samples[0]), int(samples[-1]) + 1
-    if behind - first <= _MAX_UNWANTED * len(samples):
-        ids = [component.order.at(*part) for part in component.passes(first, behind)]
-        return np.concatenate(ids).take(samples - first, axis=0)
-    begins = [0, *(np.flatnonzero(np.diff(samples) != 1) + 1).tolist()]
-    spans_of_pass: dict[int, list[tuple[int, int]]] = {}
-    for first, last in zip(begins, [*begins[1:], 0], strict=True):
-        begin, end = int(samples[first]), int(samples[last - 1]) + 1
-        for pass_number, start, stop in component.passes(begin, end):
-            spans_of_pass.setdefault(pass_number, []).append((start, stop))
-    return np.concatenate([component.order.at_spans(*each) for each in spans_of_pass.items()])

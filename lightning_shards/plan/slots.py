@@ -12,13 +12,13 @@ Components are dealt in the order of their names: neither the order in which a u
 a component without weight changes anything.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Final
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words, stable_order
@@ -80,8 +80,8 @@ class MixtureSlots:
         """Pickle the arguments only: workers compute the rest again."""
         return MixtureSlots, (self.names, self.schedule, self.seed, self.epoch_samples)
 
-    def bounds(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """The run positions of these positions: the first and the one behind the last, lap by lap.
+    def run_positions(self, epoch: int, spans: Sequence[tuple[int, int]]) -> list[_Ints]:
+        """The run positions of spans of positions, int64, in pieces that rise.
 
         Raises:
             ConfigError: Numbers that no epoch or range has.
@@ -91,37 +91,18 @@ class MixtureSlots:
                 "epoch must be at least 0 and end before sample 2**62 of the run, got "
                 f"{epoch} with {self.epoch_samples} samples each; epochs count from 0"
             )
-        if not 0 <= start <= stop < 2**63:
-            raise ConfigError(
-                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
-                "take them from EpochPlan.rank_span"
-            )
-        return self._laps(epoch, start, stop)
-
-    def run_positions(self, epoch: int, spans: Sequence[tuple[int, int]]) -> Iterator[_Ints]:
-        """The run positions of rising spans of positions, int64, in pieces that rise."""
-        rising: list[tuple[int, int]] = []
-        if self._are_rising(epoch, spans):
-            first = epoch * self.epoch_samples
-            yield _joined(np.array(spans, np.int64) + first)
-            return
         for start, stop in spans:
-            for first, last in self.bounds(epoch, start, stop):
-                if rising and first < rising[-1][1]:
-                    yield _joined(rising)
-                    rising = []
-                rising.append((first, last))
-        if rising:
-            yield _joined(rising)
-
-    def _are_rising(self, epoch: int, spans: Sequence[tuple[int, int]]) -> bool:
-        """Whether these spans, none of them empty, follow each other within the epoch."""
-        if not spans or spans[-1][1] > self.epoch_samples:
-            return False
-        self.bounds(epoch, *spans[0])
-        edges = np.array(spans, np.int64).ravel()
-        steps = np.diff(edges)
-        return bool((steps >= 0).all() and steps[::2].all())
+            if not 0 <= start <= stop < 2**63:
+                raise ConfigError(
+                    f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+                    "take them from EpochPlan.rank_span"
+                )
+        # starts, stops: shape (spans,); positions, run_positions: one span after the other.
+        starts, stops = np.array(spans, np.int64).T
+        ends = np.cumsum(stops - starts, dtype=np.int64)
+        positions = np.arange(int(ends[-1])) + np.repeat(stops - ends, stops - starts)
+        run_positions = epoch * self.epoch_samples + positions % self.epoch_samples
+        return np.split(run_positions, np.flatnonzero(np.diff(run_positions) <= 0) + 1)
 
     def look_up(self, run_positions: _Ints) -> tuple[NDArray[np.int32], _Ints]:
         """The component at each of these rising run positions, and the number of the sample.
@@ -132,10 +113,8 @@ class MixtureSlots:
         """
         unit, at_once = self.schedule.unit, self._rounds_dealt * self.schedule.round_units
         units, offsets = (run_positions, 0) if unit == 1 else np.divmod(run_positions, unit)
-        components, samples = (
-            np.empty(len(run_positions), np.int32),
-            np.empty(len(run_positions), np.int64),
-        )
+        components = np.empty(len(run_positions), np.int32)
+        samples = np.empty(len(run_positions), np.int64)
         start = 0
         while start < len(run_positions):
             group = int(units[start]) // at_once
@@ -155,36 +134,25 @@ class MixtureSlots:
             ConfigError: Numbers that no epoch or range has.
         """
         pieces = self.run_positions(epoch, [(start, stop)])
-        numbers = [self.look_up(run_positions)[0].astype(np.int64) for run_positions in pieces]
-        return np.concatenate([np.empty(0, np.int64), *numbers])
+        return np.concatenate([self.look_up(piece)[0] for piece in pieces], dtype=np.int64)
 
     def before(self, run_position: int) -> _Ints:
         """Samples of each component before a run position, int64, shape (components,)."""
-        unit, offset = divmod(run_position, self.schedule.unit)
-        round_number, slot = divmod(unit, self.schedule.round_units)
-        before = self.schedule.counts(round_number, round_number)[0][self._ranks]
+        round_units, unit = self.schedule.round_units, self.schedule.unit
+        units, offset = divmod(run_position, unit)
+        round_number, slot = divmod(units, round_units)
+        before = self.schedule.counts(round_number, round_number)[0][self._ranks] * unit
         if slot or offset:
             group, round_in_group = divmod(round_number, self._rounds_dealt)
-            start = round_in_group * self.schedule.round_units
-            components, _ = self._dealt(group)
-            before += np.bincount(components[start : start + slot], minlength=len(self.names))
-            before *= self.schedule.unit
-            before[components[start + slot]] += offset
-            return before
-        return before * self.schedule.unit
+            dealt = self._dealt(group)[0][round_in_group * round_units :][: slot + 1]
+            before += unit * np.bincount(dealt[:slot], minlength=len(self.names))
+            before[dealt[slot]] += offset
+        return before
 
     def weights_at(self, run_position: int) -> tuple[int, ...]:
         """The whole weight of each component at a run position."""
         weights = self.schedule.weights_at(run_position // self.schedule.round_samples)
         return tuple(weights[rank] for rank in self._ranks)
-
-    def _laps(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        while start < stop:
-            position = start % self.epoch_samples
-            length = min(stop - start, self.epoch_samples - position)
-            first = epoch * self.epoch_samples + position
-            yield first, first + length
-            start += length
 
     @cached_property
     def _ranks(self) -> list[int]:
@@ -218,12 +186,3 @@ class MixtureSlots:
         for component, begin, end in zip(by_name, counts[0], counts[-1], strict=True):
             numbers[np.flatnonzero(components == component)] = np.arange(begin, end)
         return components, numbers
-
-
-def _joined(ranges: ArrayLike) -> _Ints:
-    """The numbers of these ranges, pairs and none empty, one range after the other."""
-    starts, stops = np.asarray(ranges, np.int64).T
-    lengths = stops - starts
-    ends = np.cumsum(lengths, dtype=np.int64)
-    numbers = np.arange(ends[-1], dtype=np.int64)
-    return numbers + np.repeat(starts - ends + lengths, lengths)
