@@ -11,9 +11,8 @@ a1, a2 and b0 are left out::
     number of kept 3     3 + (shifts up to 3: three) = 6, which is b1
 """
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -30,23 +29,9 @@ _GAP = 4
 less than two."""
 
 
-class StreamTests(Protocol):
-    """Says of one sample after the other whether a filter keeps it."""
-
-    @property
-    def identity(self) -> str:
-        """What no other filter has."""
-        ...
-
-    def keeps(self, shard: int, sample: int, key: str) -> bool:
-        """Whether the sample with this number in the shard, and this key, is kept."""
-        ...
-
-
 class Numbers(Protocol):
     """Sorted numbers of samples, which may be in a file that each process maps for itself."""
 
-    @abstractmethod
     def values(self) -> NDArray[Any]:
         """The numbers, int64 or uint32, of one dimension."""
         ...
@@ -63,7 +48,7 @@ class HeldNumbers(Numbers):
         return self.held
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class KeptSamples:
     """Which samples of a data set are left.
 
@@ -76,19 +61,11 @@ class KeptSamples:
         identity: 16 hex digits that other kept samples do not have.
     """
 
-    totals: _Ints
-    counts: _Ints
-    numbers: Numbers
-    are_kept: bool
+    totals: _Ints = field(compare=False)
+    counts: _Ints = field(compare=False)
+    numbers: Numbers = field(compare=False)
+    are_kept: bool = field(compare=False)
     identity: str
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, KeptSamples):
-            return NotImplemented
-        return self.identity == other.identity and np.array_equal(self.counts, other.counts)
-
-    def __hash__(self) -> int:
-        return hash(self.identity)
 
     @property
     def samples(self) -> int:
@@ -157,10 +134,6 @@ class KeptOrder(Order):
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
         """What the inner order gives, with the samples' own numbers."""
         return self.kept.own_ids(self.inner.at_spans(epoch, spans))
-
-    def following(self, epoch: int, position: int, count: int) -> _Ints:
-        """What the inner order gives, so that no sample that is left out stands for a bad one."""
-        return self.kept.own_ids(self.inner.following(epoch, position, count))
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """The blocks of the inner order, with the few samples left out between neighbours.

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError, count_of
-from lightning_shards.plan.kept_order import KeptSamples, StreamTests
+from lightning_shards.plan.kept_order import KeptSamples
 from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
@@ -43,6 +43,19 @@ _FINGERPRINT_LENGTH = 16
 
 _END_OF_URL = "\0"
 """No url and no file name can hold it."""
+
+
+class StreamTests(Protocol):
+    """Says of one sample after the other whether a filter keeps it."""
+
+    @property
+    def identity(self) -> str:
+        """What no other filter has."""
+        ...
+
+    def keeps(self, shard: int, sample: int, key: str) -> bool:
+        """Whether the sample with this number in the shard, and this key, is kept."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
