@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lightning_shards.errors import ConfigError, PlanError, StateError
+from lightning_shards.errors import StateError
 from lightning_shards.plan.draws import ORDER_VERSION
-from lightning_shards.plan.mixture_schedule import RUN_END
+from lightning_shards.plan.mixture_schedule import RUN_END, require_samples
 from lightning_shards.plan.order import MAX_UNWANTED, Order
 from lightning_shards.plan.slots import MixtureSlots
 
@@ -29,8 +30,16 @@ class MixtureIdentity:
 
     def values(self) -> dict[str, int | str]:
         """The values by name, for a checkpoint."""
-        components = {f"component_{name}": text for name, text in self.components.items()}
-        return self._fixed() | {"stages": self.slots.schedule.to_text()} | components
+        return {
+            "order_version": ORDER_VERSION,
+            "seed": self.slots.seed,
+            "sampling": "mixture",
+            "dataset_size": self.slots.epoch_samples,
+            "round": self.slots.schedule.round_units,
+            "unit": self.slots.schedule.unit,
+            "stages": self.slots.schedule.to_text(),
+            **{f"component_{name}": text for name, text in self.components.items()},
+        }
 
     def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:
         """Check that a run that was saved with these values may go on with this mixture.
@@ -45,36 +54,25 @@ class MixtureIdentity:
         Raises:
             StateError: They are not the first ones of this mixture.
         """
-        for name, value in self._fixed().items():
-            if saved.get(name) != value:
-                raise StateError(
-                    f"the checkpoint was made with {name}={saved.get(name)!r:.100}, this run has "
-                    f"{value!r}; set it back to resume, or start anew without the loader's state"
-                    f"{self._about_rounds() if name == 'dataset_size' else ''}"
+        schedule = self.slots.schedule
+        used = schedule.names_before(trained)
+        for name, now in self.values().items():
+            was, component = saved.get(name), name.removeprefix("component_")
+            if name == "stages":
+                schedule.require_same(was, trained)
+            elif name != component:
+                if component in used and was != now:
+                    raise StateError(_other_component(component, str(was), str(now)))
+            elif was != now:
+                about_rounds = (
+                    f". An epoch is cut to whole rounds, of {schedule.round_samples} samples in "
+                    "this run: weights and `round` change it as well"
                 )
-        self.slots.schedule.require_same(saved.get("stages"), trained)
-        used = self.slots.schedule.names_before(trained)
-        for name, now in self.components.items():
-            was = saved.get(f"component_{name}")
-            if name in used and was != now:
-                raise StateError(_other_component(name, str(was), now))
-
-    def _about_rounds(self) -> str:
-        rounds = f"{self.slots.schedule.round_samples} samples in this run"
-        return (
-            f". An epoch is cut to whole rounds, of {rounds}: weights and `round` change it as well"
-        )
-
-    def _fixed(self) -> dict[str, int | str]:
-        """What cannot change while a run goes on."""
-        return {
-            "order_version": ORDER_VERSION,
-            "seed": self.slots.seed,
-            "sampling": "mixture",
-            "dataset_size": self.slots.epoch_samples,
-            "round": self.slots.schedule.round_units,
-            "unit": self.slots.schedule.unit,
-        }
+                raise StateError(
+                    f"the checkpoint was made with {name}={was!r:.100}, this run has {now!r}; set "
+                    "it back to resume, or start anew without the loader's state"
+                    f"{about_rounds if name == 'dataset_size' else ''}"
+                )
 
 
 def _other_component(name: str, was: str, now: str) -> str:
@@ -170,17 +168,7 @@ class MixtureOrder(Order):
     slots: MixtureSlots
 
     def __post_init__(self) -> None:
-        """Refuse slots of other components.
-
-        Raises:
-            ConfigError: The names differ.
-        """
-        names = tuple(component.name for component in self.mix)
-        if names != self.slots.names:
-            raise ConfigError(
-                f"a mixture and its slots must name the same components, got {', '.join(names)} "
-                f"and {', '.join(self.slots.names)}; make the slots from the components' names"
-            )
+        assert tuple(each.name for each in self.mix) == self.slots.names  # as the build makes them
 
     def __reduce__(self) -> "tuple[type[MixtureOrder], tuple[object, ...]]":
         """Pickle the arguments only: workers compute the rest again."""
@@ -207,8 +195,7 @@ class MixtureOrder(Order):
 
     def components_of(self, shards: ArrayLike) -> _Ints:
         """The component of each of these shards, by its number in `mix`."""
-        numbers = np.searchsorted(self._first_shards, shards, side="right") - 1
-        return numbers.astype(np.int64)
+        return np.searchsorted(self._first_shards, shards, side="right").astype(np.int64) - 1
 
     def following(self, epoch: int, position: int, count: int) -> _Ints:
         """Ids that may stand for a bad sample here: the next ones of the same component.
@@ -254,18 +241,6 @@ class MixtureOrder(Order):
         """The version of the arithmetic, and all that the order depends on beside the shards."""
         return self.mixture_identity.values()
 
-    def require_resumable(self, saved: Mapping[str, object], trained: int) -> None:
-        """Check that a run whose order had this identity may go on with this order.
-
-        Args:
-            saved: The `identity` of the order that gave the trained samples.
-            trained: As of `MixtureIdentity.require_resumable`.
-
-        Raises:
-            StateError: They are not the first ones of this order.
-        """
-        self.mixture_identity.require_resumable(saved, trained)
-
     @property
     def mixture_identity(self) -> MixtureIdentity:
         """What a checkpoint says of it."""
@@ -274,37 +249,22 @@ class MixtureOrder(Order):
     @cached_property
     def _first_shards(self) -> list[int]:
         """The shards of the components before each of them."""
-        shards = [component.num_shards for component in self.mix]
-        return [sum(shards[:number]) for number in range(len(shards))]
+        return [0, *accumulate(component.num_shards for component in self.mix)][:-1]
 
     def _ids_at(self, run_positions: _Ints) -> _Ints:
         """The ids at rising run positions."""
-        # own: where one component stands, ascending; by_component: where its part of ids goes.
+        # by_component: where each component stands, ascending. sources: where each id is among
+        # those of all components, one component after the other.
         components, samples = self.slots.look_up(run_positions)
+        by_component = [np.flatnonzero(components == number) for number in range(len(self.mix))]
         ids = [np.empty((0, 2), np.int64)]
-        by_component = [np.empty(0, np.int64)]
-        for number, component in enumerate(self.mix):
-            own = np.flatnonzero(components == number)
+        for number, own in enumerate(by_component):
             if own.size:
-                ids.append(component.ids_of(samples[own]))
+                ids.append(self.mix[number].ids_of(samples[own]))
                 ids[-1][:, 0] += self._first_shards[number]
-                by_component.append(own)
         sources = np.empty(len(run_positions), np.int64)
         sources[np.concatenate(by_component)] = np.arange(len(run_positions))
         return np.concatenate(ids).take(sources, axis=0)
-
-
-def require_samples(name: str, samples: int) -> None:
-    """Refuse a component without samples.
-
-    Raises:
-        PlanError: It has none.
-    """
-    if samples < 1:
-        raise PlanError(
-            f"component {name!r} has {samples} samples; check its shards and the counts in their "
-            "index, or remove it from the mix"
-        )
 
 
 def component_seed(seed: int, name: str) -> int:

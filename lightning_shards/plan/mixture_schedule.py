@@ -30,7 +30,6 @@ MAX_DEFAULT_ROUND: Final = 4_096
 
 _PARTS: Final = 1_000_000
 _DIGITS: Final = 50
-_LARGEST: Final = float_info.max
 _RESERVED: Final = ("shortest", "longest")
 
 
@@ -42,23 +41,32 @@ def check_component_names(names: Sequence[str]) -> None:
     """
     if not names:
         raise ConfigError("a mixture needs at least one component, got none; name one below mix")
-    by_folded: dict[str, str] = {}
+    folded: dict[str, str] = {}
     for name in names:
-        if (
-            not isinstance(cast("object", name), str)
-            or not name.isidentifier()
-            or name in _RESERVED
-        ):
+        is_text = isinstance(cast("object", name), str)
+        if not is_text or not name.isidentifier() or name in _RESERVED:
             raise ConfigError(
                 f"the name of a component must be an identifier other than "
                 f"{' and '.join(_RESERVED)}, got {name!r}; use letters, digits and underscores"
             )
-        if (twin := by_folded.get(name.casefold())) is not None:
+        if (twin := folded.setdefault(name.casefold(), name)) != name:
             raise ConfigError(
                 "names of components must differ in more than upper and lower case, got "
                 f"{twin!r} and {name!r}; rename one of them"
             )
-        by_folded[name.casefold()] = name
+
+
+def require_samples(name: str, samples: int) -> None:
+    """Refuse a component without samples.
+
+    Raises:
+        PlanError: It has none.
+    """
+    if samples < 1:
+        raise PlanError(
+            f"component {name!r} has {samples} samples; check its shards and the counts in their "
+            "index, or remove it from the mix"
+        )
 
 
 def weigh_components(
@@ -87,17 +95,17 @@ def weigh_components(
         PlanError: A component without samples that is weighed by them.
     """
     check_component_names(list(samples))
-    given = {name: value for name, value in weights.items() if value is not None}
-    passed = {name: value for name, value in (passes or {}).items() if value is not None}
-    _check_names(samples, [*given, *passed])
+    passes = passes or {}
+    _check_names(samples, [*weights, *passes])
     if temperature is not None:
-        if given or passed:
+        given = [name for each in (weights, passes) for name in each if each[name] is not None]
+        if given:
             raise ConfigError(
                 f"temperature={temperature} takes the place of weights and passes, got some for "
-                f"{', '.join([*given, *passed])}; remove one or the other"
+                f"{', '.join(given)}; remove one or the other"
             )
         return _whole(_by_temperature(samples, temperature))
-    return _whole({name: _weight(name, given, passed, samples[name]) for name in samples})
+    return _whole({name: _weight(name, weights, passes, samples[name]) for name in samples})
 
 
 def weigh_stage(names: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, int]:
@@ -229,34 +237,28 @@ def _check_names(samples: Mapping[str, int], names: Mapping[str, object] | list[
         )
 
 
-def _weight(
-    name: str, given: Mapping[str, float], passed: Mapping[str, float], samples: int
-) -> Fraction:
+_Written = Mapping[str, float | None]
+"""By component, where one is given."""
+
+
+def _weight(name: str, weights: _Written, passes: _Written, samples: int) -> Fraction:
     """The weight of a component, which has one of the two."""
-    if (name in given) == (name in passed):
-        both = f"weight={given[name]} and passes={passed[name]}" if name in given else "neither"
-        raise ConfigError(
-            f"component {name!r} needs either a weight or passes, got {both}; give one of them, "
-            "0 to leave it out for now"
-        )
-    if name in given:
-        return _exact(f"weight of {name!r}", given[name])
-    return _exact(f"passes of {name!r}", passed[name]) * _counted(name, samples)
-
-
-def _counted(name: str, samples: int) -> int:
-    """The samples of a component that is weighed by them."""
-    if samples < 1:
-        raise PlanError(
-            f"passes and temperature weigh by samples, and component {name!r} has {samples}; check "
-            "its shards and the counts in their index, or give it a weight"
-        )
-    return samples
+    weight, times = weights.get(name), passes.get(name)
+    if weight is not None and times is None:
+        return _exact(f"weight of {name!r}", weight)
+    if weight is None and times is not None:
+        require_samples(name, samples)
+        return _exact(f"passes of {name!r}", times) * samples
+    both = "neither" if weight is None else f"weight={weight} and passes={times}"
+    raise ConfigError(
+        f"component {name!r} needs either a weight or passes, got {both}; give one of them, "
+        "0 to leave it out for now"
+    )
 
 
 def _exact(what: str, value: float) -> Fraction:
     """The number as it is written, at least 0."""
-    if not _is_number(value, _LARGEST):
+    if not _is_number(value, float_info.max):
         raise ConfigError(
             f"the {what} must be a number of at least 0, got {value!r:.40}; set it right"
         )
@@ -285,10 +287,12 @@ def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str,
             f"temperature must be from 0 to 1, got {temperature!r:.40}; 1 weighs by samples, 0 "
             "weighs all alike, and where the power is said to be 1 / T, give that"
         )
+    for name, number in samples.items():
+        require_samples(name, number)
     with localcontext() as context:
         context.prec, context.rounding = _DIGITS, ROUND_HALF_EVEN
         power = Decimal(repr(float(temperature)))
-        powers = {name: Decimal(_counted(name, samples[name])) ** power for name in samples}
+        powers = {name: Decimal(number) ** power for name, number in samples.items()}
         scale = _PARTS / sum(powers.values(), Decimal(0))
         parts = {name: round(value * scale) for name, value in powers.items()}
     return {name: Fraction(max(part, 1)) for name, part in parts.items()}
@@ -300,9 +304,6 @@ def _shown(weights: Mapping[str, int]) -> str:
 
 RUN_END: Final = 2**62
 """Where the sequence of a run ends: what is counted with its positions stays in int64."""
-
-Weights = Mapping[str, int]
-"""The whole weight of each component by name, without a common divisor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,17 +358,13 @@ class MixtureSchedule:
         """Samples of a round."""
         return self.round_units * self.unit
 
-    def weights_at(self, round_number: int) -> tuple[int, ...]:
-        """The weights in a round, one per component."""
-        return self.stages[self._stage_at(round_number)].weights
-
     def counts(self, first: int, last: int) -> NDArray[np.int64]:
         """Units of each component before each of the rounds from first to last, both included.
 
         int64, shape (last - first + 1, components).
         """
         rows: list[NDArray[np.int64]] = []
-        for number in range(self._stage_at(first), self._stage_at(last) + 1):
+        for number in range(self.stage_at(first), self.stage_at(last) + 1):
             stage = self.stages[number]
             is_last = number + 1 == len(self.stages)
             end = last + 1 if is_last else min(last + 1, self.stages[number + 1].first_round)
@@ -378,7 +375,7 @@ class MixtureSchedule:
 
     def to_text(self) -> str:
         """The stages for a checkpoint: the sample at which each begins, and its weights by name."""
-        return json.dumps(_readable(self))
+        return json.dumps(self._readable)
 
     def require_same(self, saved: object, trained: int) -> None:
         """Check that the samples trained so far were mixed by the stages of this schedule.
@@ -394,7 +391,7 @@ class MixtureSchedule:
         """
         before = [
             [stage for stage in stages if stage[0] < trained]
-            for stages in (_parsed(saved), _readable(self))
+            for stages in (_parsed(saved), self._readable)
         ]
         for stages in zip_longest(*before):
             if stages[0] != stages[1]:
@@ -408,10 +405,10 @@ class MixtureSchedule:
 
     def names_before(self, trained: int) -> set[str]:
         """The components that have a weight in a stage that begins before these samples."""
-        stages = [stage for stage in _readable(self) if stage[0] < trained]
-        return {name for _, weights in stages for name in weights}
+        return {name for start, weights in self._readable if start < trained for name in weights}
 
-    def _stage_at(self, round_number: int) -> int:
+    def stage_at(self, round_number: int) -> int:
+        """The number of the stage that a round is in."""
         return bisect_right(self.stages, round_number, key=lambda stage: stage.first_round) - 1
 
     @cached_property
@@ -428,28 +425,30 @@ class MixtureSchedule:
 
         int64, shape (rows, components).
         """
-        total, units = sum(weights), first * self.round_units
-        # C(n) at the first round and its growth by a round, as whole numbers and 2 A-ths. Such
-        # parts are Python's integers where sums of them could leave int64: weights have any size.
-        starts = [divmod(2 * units * weight + total, 2 * total) for weight in weights]
-        steps = [divmod(2 * self.round_units * weight, 2 * total) for weight in weights]
-        dtype = np.int64 if 2 * total * (rows + 1) < 2**63 else np.object_
-        numbers = np.arange(rows, dtype=np.int64)[:, np.newaxis]
-        wholes, parts = zip(*starts, strict=True)
-        more_wholes, more_parts = zip(*steps, strict=True)
-        first_parts, step_parts = (
-            cast("Any", np.array(each, dtype)) for each in (parts, more_parts)
-        )
-        carried = first_parts + numbers * step_parts
-        counts = np.array(wholes, np.int64) + numbers * np.array(more_wholes, np.int64)
-        counts += np.array(carried // (2 * total), np.int64)
-        largest = weights.index(max(weights))
-        counts[:, largest] += units + numbers[:, 0] * self.round_units - counts.sum(axis=1)
-        return counts
+        # units: of all components, before each round, shape (rows, 1).
+        total, largest = sum(weights), weights.index(max(weights))
+        most = 2 * (first + rows) * self.round_units * max(weights) + total
+        # Python's integers where int64 could overflow: weights have any size.
+        dtype: Any = np.int64 if most < 2**63 else np.object_
+        units = np.arange(first, first + rows).astype(dtype)[:, np.newaxis] * self.round_units
+        counts = (2 * units * np.array(weights, dtype) + total) // (2 * total)
+        counts[:, largest] += units[:, 0] - counts.sum(axis=1)
+        return counts.astype(np.int64)
+
+    @cached_property
+    def _readable(self) -> list[list[Any]]:
+        """The first sample of each stage, and its weights by name where they are not 0."""
+        return [
+            [
+                stage.first_round * self.round_samples,
+                {name: each for name, each in zip(self.names, stage.weights, strict=True) if each},
+            ]
+            for stage in self.stages
+        ]
 
 
 def schedule_mixture(
-    weights: Weights,
+    weights: Mapping[str, int],
     changes: Sequence[WeightChange] = (),
     *,
     round_units: int,
@@ -459,17 +458,15 @@ def schedule_mixture(
     """The weights of a run that begins with `weights`, with each change one after the other.
 
     Args:
-        weights: Of all components, also of those that have none in the beginning.
+        weights: The whole weight of each component, of those that have none at first as well.
         changes: In the order in which they take effect.
         round_units: Units of a round.
-        unit: Samples of a unit.
+        unit: Samples of a unit, at least 1.
         epoch_samples: Samples of an epoch.
 
     Raises:
         ConfigError: A round that is too short for its weights, or changes out of order.
     """
-    if unit < 1:
-        raise ConfigError(f"unit must be at least 1 sample, got {unit}; set it right")
     names = tuple(sorted(weights))
     check_round(round_units, weights)
     stages = [MixtureStage(0, tuple(weights[name] for name in names))]
@@ -525,9 +522,8 @@ def _steps(
             f"over must be from 1 to the {count_of(rounds, 'round')} since the stage before, got "
             f"{over}; take fewer steps or let the stage begin later"
         )
-    totals = sum(before.weights), sum(stage.weights)
     shares = [
-        (Fraction(old, totals[0]), Fraction(new, totals[1]))
+        (Fraction(old, sum(before.weights)), Fraction(new, sum(stage.weights)))
         for old, new in zip(before.weights, stage.weights, strict=True)
     ]
     return [
@@ -539,40 +535,20 @@ def _steps(
     ]
 
 
-_Readable = list[Any]
-"""The first sample of a stage, and its weights by name where they are not 0."""
-
-
-def _readable(schedule: MixtureSchedule) -> list[_Readable]:
-    return [
-        [
-            stage.first_round * schedule.round_samples,
-            {
-                name: weight
-                for name, weight in zip(schedule.names, stage.weights, strict=True)
-                if weight
-            },
-        ]
-        for stage in schedule.stages
-    ]
-
-
-def _parsed(saved: object) -> list[_Readable]:
+def _parsed(saved: object) -> list[list[Any]]:
     try:
-        stages = cast("list[Any]", json.loads(saved)) if isinstance(saved, str) else []
-        parsed = [[int(start), dict(weights)] for start, weights in stages]
+        stages = [[int(start), dict(weights)] for start, weights in json.loads(str(saved))]
     except (ValueError, TypeError, OverflowError, RecursionError):
-        parsed = []
-    if not parsed:
+        stages = []
+    if not stages:
         raise StateError(
             f"the stages in the checkpoint must be those of a mixture, got {saved!r:.100}; it is "
             "damaged: resume from another checkpoint, or start anew without this one's state"
         )
-    return parsed
+    return stages
 
 
-def _described(stage: _Readable | None) -> str:
+def _described(stage: list[Any] | None) -> str:
     if stage is None:
         return "no other stage"
-    weights = ", ".join(f"{name}={weight}" for name, weight in stage[1].items())
-    return f"the weights {weights} from sample {stage[0]} of the run on"
+    return f"the weights {_shown(stage[1])} from sample {stage[0]} of the run on"

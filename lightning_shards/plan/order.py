@@ -101,8 +101,6 @@ class Order(Protocol):
         if last - first > MAX_UNWANTED * sum(stop - start for start, stop in spans):
             return np.concatenate([self.at(epoch, *span) for span in spans])
         whole = self.at(epoch, first, last)
-        if len(spans) == 1:
-            return whole
         return np.concatenate([whole[start - first : stop - first] for start, stop in spans])
 
     def following(self, epoch: int, position: int, count: int) -> NDArray[np.int64]:
@@ -310,8 +308,7 @@ class SampleOrder(Order):
             position = start % self._length
             if self._has_blocks:
                 number, skipped = divmod(position, self.block)
-                block = self._blocks(epoch, number)
-                piece = block[skipped : skipped + stop - start]
+                piece = self._blocks(epoch, number)[skipped : skipped + stop - start]
             else:
                 piece = self._mixed(epoch, position, min(position + stop - start, self._length))
             yield piece

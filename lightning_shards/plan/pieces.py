@@ -79,21 +79,21 @@ def pieces_ahead(
         )
     places = [Place(rank, world_size) for rank in sorted(set(ranks))]
     for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
-        yield from _pieces_of_epoch(order, turn, epoch, [each.rank for each in places], window)
+        if epoch.steps:
+            yield from _pieces_of_epoch(order, turn, epoch, [each.rank for each in places], window)
 
 
 def _pieces_of_epoch(
     order: Order, turn: int, epoch: WorkerEpoch, ranks: Sequence[int], window: int
 ) -> Iterator[BlockPieces]:
-    if not epoch.steps:
-        return
     start, end, step = epoch.plan.span(0)[0], epoch.plan.span(epoch.steps - 1)[1], 0
     while start < end:
         # of_pieces: the piece of each position from start to stop.
         # used: the positions at which the node uses a sample, ascending; of_used: their pieces.
         # first_uses, uses: one entry for each piece.
-        pieces = _Intervals.of(_footing(order, epoch.epoch, start, window))
-        of_pieces = _drawn(order, epoch.epoch, (start, end), pieces)
+        footing = _footing(order, epoch.epoch, start, window)
+        pieces, most = _Intervals.of(footing), start + max(len(footing), 1)
+        of_pieces = _drawn(order, epoch.epoch, start, min(most, end), pieces)
         stop = start + len(of_pieces)
         used, step = _positions(epoch, ranks, (start, stop), step)
         of_used = of_pieces[used - start]
@@ -102,9 +102,8 @@ def _pieces_of_epoch(
         first_uses[of_used[::-1]] = used[::-1]  # the last one that is written stays
         numbers = np.argsort(first_uses)[: np.count_nonzero(uses)]
         shards = pieces.starts[numbers] // pieces.width
-        starts, stops = (
-            each[numbers] - shards * pieces.width for each in (pieces.starts, pieces.stops)
-        )
+        starts = pieces.starts[numbers] - shards * pieces.width
+        stops = pieces.stops[numbers] - shards * pieces.width
         yield BlockPieces(epoch.epoch, start, stop, shards, starts, stops, uses[numbers], turn)
         start = stop
 
@@ -128,13 +127,11 @@ class _Intervals(NamedTuple):
         starts: The first sample of each.
         stops: The sample behind its last one.
         width: More than any sample's number in its shard.
-        samples: How many samples they were made of, repeats counted.
     """
 
     starts: _Ints
     stops: _Ints
     width: int
-    samples: int
 
     @classmethod
     def of(cls, ids: _Ints) -> "_Intervals":
@@ -152,7 +149,7 @@ class _Intervals(NamedTuple):
         starts, stops = starts[ascending], stops[ascending]
         starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(stops)[:-1])
         is_left = starts < stops
-        return cls(starts[is_left], stops[is_left], width, len(ids))
+        return cls(starts[is_left], stops[is_left], width)
 
     def find(self, ids: _Ints) -> _Ints:
         """The number of the interval of each of these samples, -1 for those that are in none."""
@@ -162,21 +159,20 @@ class _Intervals(NamedTuple):
         return np.where(is_there, numbers, -1)
 
 
-def _drawn(order: Order, epoch: int, span: tuple[int, int], pieces: _Intervals) -> _Ints:
+def _drawn(order: Order, epoch: int, start: int, end: int, pieces: _Intervals) -> _Ints:
     """The number of the piece of each position, up to the first one whose sample is in none.
 
     Raises:
-        PlanError: That is the first position of the span.
+        PlanError: That is the first position.
     """
-    start, end = span
-    of_pieces = pieces.find(order.at(epoch, start, min(start + max(pieces.samples, 1), end)))
-    strangers = np.flatnonzero(of_pieces < 0)
-    if strangers.size and strangers[0] == 0:
+    of_pieces = pieces.find(order.at(epoch, start, end))
+    length = int(np.append(of_pieces, -1).argmin())
+    if not length:
         raise PlanError(
             f"the footing of position {start} of epoch {epoch} lacks the sample at this position; "
             f"mend `footing` of {type(order).__name__}"
         )
-    return of_pieces[: strangers[0]] if strangers.size else of_pieces
+    return of_pieces[:length]
 
 
 def _positions(

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words, stable_order
-from lightning_shards.plan.mixture_schedule import RUN_END, MixtureSchedule, check_component_names
+from lightning_shards.plan.mixture_schedule import RUN_END, MixtureSchedule
 from lightning_shards.plan.order import BLOCKS_KEPT
 
 _Ints = NDArray[np.int64]
@@ -52,29 +52,8 @@ class MixtureSlots:
     epoch_samples: int
 
     def __post_init__(self) -> None:
-        """Refuse what deals no slots.
-
-        Raises:
-            ConfigError: Names that components cannot have, a schedule of other components, a
-                seed out of its range, or an epoch of no whole rounds.
-        """
-        check_component_names(self.names)
-        if self.schedule.names != tuple(sorted(self.names)):
-            raise ConfigError(
-                f"a mixture and its schedule must have the same components, got "
-                f"{', '.join(self.names)} and {', '.join(self.schedule.names)}; make the schedule "
-                "from the components' weights"
-            )
-        if not 0 <= self.seed < 2**64:
-            raise ConfigError(
-                f"seed must be from 0 to {2**64 - 1}, got {self.seed}; it names a random stream"
-            )
-        round_samples = self.schedule.round_samples
-        if self.epoch_samples < 1 or self.epoch_samples % round_samples:
-            raise ConfigError(
-                f"an epoch of a mixture must be whole rounds of {round_samples} samples, got "
-                f"{self.epoch_samples} samples; take its size from epoch_of_mixture"
-            )
+        assert self.schedule.names == tuple(sorted(self.names))  # the build sees to both
+        assert self.epoch_samples % self.schedule.round_samples == 0 < self.epoch_samples
 
     def __reduce__(self) -> "tuple[type[MixtureSlots], tuple[object, ...]]":
         """Pickle the arguments only: workers compute the rest again."""
@@ -151,8 +130,8 @@ class MixtureSlots:
 
     def weights_at(self, run_position: int) -> tuple[int, ...]:
         """The whole weight of each component at a run position."""
-        weights = self.schedule.weights_at(run_position // self.schedule.round_samples)
-        return tuple(weights[rank] for rank in self._ranks)
+        number = self.schedule.stage_at(run_position // self.schedule.round_samples)
+        return tuple(self.schedule.stages[number].weights[rank] for rank in self._ranks)
 
     @cached_property
     def _ranks(self) -> list[int]:

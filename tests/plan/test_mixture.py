@@ -336,20 +336,6 @@ def test_a_component_without_samples_is_refused():
         component("web", [0, 0])
 
 
-def test_mixtures_that_fit_not_together_are_refused():
-    order, slots = example_mixture(), example_mixture().slots
-    with pytest.raises(ConfigError, match="its slots must name the same components, got web, labe"):
-        MixtureOrder(order.mix[:2], slots)
-    with pytest.raises(ConfigError, match="its schedule must have the same components, got web an"):
-        MixtureSlots(("web",), slots.schedule, 0, 24)
-    with pytest.raises(
-        ConfigError, match="must be whole rounds of 8 samples, got 20 samples; take"
-    ):
-        MixtureSlots(slots.names, slots.schedule, 0, 20)
-    with pytest.raises(ConfigError, match="seed must be from 0 to 18446744073709551615, got -1;"):
-        MixtureSlots(slots.names, slots.schedule, -1, 24)
-
-
 def test_a_seed_of_its_own_gives_a_component_its_order():
     web = example_mixture(5).mix[0].order
     assert web == SampleOrder(web.counts, component_seed(5, "web"), "shuffled", 3, 8)

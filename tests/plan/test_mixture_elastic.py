@@ -62,7 +62,7 @@ def change_later(draws, order, trained):
     changed = MixtureOrder(
         order.mix, replace(order.slots, schedule=replace(schedule, stages=(*kept, later)))
     )
-    changed.require_resumable(order.identity(), trained)
+    changed.mixture_identity.require_resumable(order.identity(), trained)
     return changed
 
 

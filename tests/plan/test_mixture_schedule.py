@@ -151,11 +151,6 @@ def test_stages_out_of_order_are_refused():
         schedule(second, first)
 
 
-def test_a_unit_of_no_samples_is_refused():
-    with pytest.raises(ConfigError, match="unit must be at least 1 sample, got 0;"):
-        schedule(unit=0)
-
-
 # A resumed run. Stages begin at samples 72 and 96; an epoch has 24.
 
 CHANGES = (
@@ -170,7 +165,7 @@ def saved():
 
 @pytest.mark.parametrize("trained", [0, 8, 72, 73, 96, 97, 500])
 def test_the_same_mixture_may_go_on(trained):
-    example_mixture(changes=CHANGES).require_resumable(saved(), trained)
+    example_mixture(changes=CHANGES).mixture_identity.require_resumable(saved(), trained)
 
 
 LATER = (
@@ -184,17 +179,17 @@ LATER = (
 @pytest.mark.parametrize("changes", LATER)
 def test_stages_behind_the_trained_samples_may_be_others(changes):
     order = example_mixture(changes=changes)
-    order.require_resumable(saved(), 88)
+    order.mixture_identity.require_resumable(saved(), 88)
     before = example_mixture(changes=CHANGES)
     assert order.at(3, 0, 16).tolist() == before.at(3, 0, 16).tolist()
     with pytest.raises(StateError):
-        order.require_resumable(saved(), 200)
+        order.mixture_identity.require_resumable(saved(), 200)
 
 
 def test_a_stage_before_names_the_first_sample_that_may_change():
     order = example_mixture(changes=(WeightChange({"web": 1}, samples=72), CHANGES[1]))
     with pytest.raises(StateError) as error:
-        order.require_resumable(saved(), 73)
+        order.mixture_identity.require_resumable(saved(), 73)
     assert str(error.value) == (
         "the checkpoint was made with the weights labels=1, web=1 from sample 72 of the run on, "
         "this run has the weights web=1 from sample 72 of the run on; 73 samples of the run are "
@@ -205,16 +200,18 @@ def test_a_stage_before_names_the_first_sample_that_may_change():
 
 def test_a_stage_removed_or_added_before_is_refused():
     with pytest.raises(StateError, match="this run has no other stage; 73 samples of the run"):
-        example_mixture().require_resumable(saved(), 73)
+        example_mixture().mixture_identity.require_resumable(saved(), 73)
     with pytest.raises(StateError, match="made with no other stage, this run has the weights la"):
-        example_mixture(changes=CHANGES).require_resumable(example_mixture().identity(), 73)
+        example_mixture(changes=CHANGES).mixture_identity.require_resumable(
+            example_mixture().identity(), 73
+        )
 
 
 def test_the_weights_from_the_start_may_change_until_a_sample_is_trained():
     other = mixture(example_mixture().mix, {"web": 2, "labels": 3, "synth": 3})
-    other.require_resumable(example_mixture().identity(), 0)
+    other.mixture_identity.require_resumable(example_mixture().identity(), 0)
     with pytest.raises(StateError, match="may change from sample 8 of the run on"):
-        other.require_resumable(example_mixture().identity(), 1)
+        other.mixture_identity.require_resumable(example_mixture().identity(), 1)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +225,7 @@ def test_the_weights_from_the_start_may_change_until_a_sample_is_trained():
 )
 def test_what_cannot_change_is_refused(changes, message):
     with pytest.raises(StateError, match=message):
-        example_mixture(**changes).require_resumable(saved(), 0)
+        example_mixture(**changes).mixture_identity.require_resumable(saved(), 0)
 
 
 def with_component(order, name, **changes):
@@ -253,7 +250,7 @@ def test_another_component_under_its_name_is_refused_by_what_differs(changes, wa
     order = example_mixture()
     other = with_component(order, "labels", **changes)
     with pytest.raises(StateError, match=rf"'labels' of {was}, this run has {now}; set it back"):
-        other.require_resumable(order.identity(), 1)
+        other.mixture_identity.require_resumable(order.identity(), 1)
 
 
 def test_a_component_without_weight_before_may_be_added_and_removed():
@@ -261,15 +258,15 @@ def test_a_component_without_weight_before_may_be_added_and_removed():
     weights = WEIGHTS | {"late": 0}
     later = [WeightChange({"late": 1, "web": 1}, samples=48)]
     more = mixture([*order.mix, component("late", [30])], weights, later)
-    more.require_resumable(order.identity(), 48)
-    order.require_resumable(more.identity(), 48)
+    more.mixture_identity.require_resumable(order.identity(), 48)
+    order.mixture_identity.require_resumable(more.identity(), 48)
     with pytest.raises(StateError, match="late=1, web=1 from sample 48"):
-        order.require_resumable(more.identity(), 49)
+        order.mixture_identity.require_resumable(more.identity(), 49)
 
 
 def test_another_order_of_names_may_go_on():
     order = example_mixture()
-    mixture(order.mix[::-1], WEIGHTS).require_resumable(order.identity(), 1000)
+    mixture(order.mix[::-1], WEIGHTS).mixture_identity.require_resumable(order.identity(), 1000)
 
 
 @pytest.mark.parametrize("stages", [None, 7, "", "[]", "[[0]]", "{}", "[1, 2]", '[["a", {}]]'])
@@ -277,4 +274,4 @@ def test_damaged_stages_are_refused(stages):
     with pytest.raises(
         StateError, match=r"stages in the checkpoint must be .*; it is damaged: resu"
     ):
-        example_mixture().require_resumable(saved() | {"stages": stages}, 1)
+        example_mixture().mixture_identity.require_resumable(saved() | {"stages": stages}, 1)

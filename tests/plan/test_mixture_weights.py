@@ -104,7 +104,7 @@ def test_weights_that_give_no_mixture_are_refused(weights, passes, temperature, 
 
 @pytest.mark.parametrize("by", [{"passes": {"web": 1}}, {"temperature": 0}, {"temperature": 0.5}])
 def test_a_component_without_samples_cannot_be_weighed_by_them(by):
-    with pytest.raises(PlanError, match="component 'web' has 0; check its shards"):
+    with pytest.raises(PlanError, match="component 'web' has 0 samples; check its shards"):
         weigh_components({"web": 0}, {}, **by)
 
 
