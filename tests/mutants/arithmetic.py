@@ -120,7 +120,7 @@ def an_epoch_begins_at_its_first_sample(before, self, place, cursor):
     return before(self, place, replace(cursor, samples=0))
 
 
-@breaks("seek", "SampleOrder.footing", "seams/test_order.py")
+@breaks("seek", "SampleOrder.footing", "plan/test_order.py")
 def a_footing_begins_with_the_epoch(before, self, epoch, start, stop):
     return before(self, epoch, 0, stop)
 

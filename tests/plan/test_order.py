@@ -222,5 +222,13 @@ def test_worlds_that_divide_the_global_batch_agree_on_every_step(order, batch_si
     assert all(steps(size) == steps(world) for size in range(1, world) if world % size == 0)
 
 
+def test_the_footing_is_that_of_the_blocks_of_the_positions():
+    order = make([10, 0, 20], run=3, block=8)
+    wraps_round = [(24, 30), (0, 8)]
+    for span, blocks in (((9, 10), [(8, 16)]), ((7, 25), [(0, 30)]), ((24, 31), wraps_round)):
+        of_blocks = [sample for block in blocks for sample in pairs(order, 2, *block)]
+        assert sorted(map(tuple, order.footing(2, *span).tolist())) == sorted(of_blocks)
+
+
 if __name__ == "__main__":
     GOLDEN.write_text(json.dumps(golden_now()).replace("]]], ", "]]],\n") + "\n")
