@@ -182,24 +182,27 @@ def _make_source(
     allow_unsafe: Sequence[str] = (),
     **others: object,
 ) -> "StreamSource":
-    from lightning_shards.readers.stream import StreamSource
+    from lightning_shards.readers.recipe import Recipe
+    from lightning_shards.readers.stream import Pipeline, StreamSource
     from lightning_shards.samples.fields import make_fields
 
     counts = np.array([count_samples(url) for url in urls]) if counted else None
     total = samples if counts is None else samples or int(counts.sum())
-    settings = {"seed": 0, "transforms": {}, "shuffle_buffer": 0} | others
+    made = make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe))
+    of_recipe = {name: others.pop(name) for name in {"transforms", "sample_transforms"} & {*others}}
+    of_pipeline = {name: others.pop(name) for name in {"shuffle_buffer", "stages"} & {*others}}
+    recipe = Recipe(made, **of_recipe)
     return StreamSource(
         index=ShardIndex(tuple(urls), counts),
         epochs=EpochSchedule(total, batch_size, remainder, pinned=pinned),
-        sampling=sampling,
-        fields=make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe)),
-        **settings,
+        pipelines=(Pipeline(sampling, recipe, **{"shuffle_buffer": 0} | of_pipeline),),
+        **{"seed": 0} | others,
     )
 
 
 @pytest.fixture(scope="session")
 def make_source():
-    """Makes a source of steps of two labels; each setting of `StreamSource` can be given."""
+    """Makes a source of steps of two labels; each setting of it or of its pipeline can be given."""
     return _make_source
 
 

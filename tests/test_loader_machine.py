@@ -28,6 +28,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
@@ -159,8 +160,7 @@ class LoaderMachine(RuleBasedStateMachine):
             epochs=EpochSchedule(SAMPLES, 1, remainder, pinned=pinned),
             order=SampleOrder(self.index.counts, SEED, sampling, run=2, block=6),
             seed=SEED,
-            fields=make_fields({"drawn": "cls"}, {}, frozenset()),
-            transforms={"drawn": Draw()},
+            recipes=(Recipe(make_fields({"drawn": "cls"}, {}, frozenset()), {"drawn": Draw()}),),
             cache=CacheFolder(self.cache_dir),
         )
         self.model, self.order = ListModel(remainder, pinned), self.source.order

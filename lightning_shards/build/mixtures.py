@@ -15,12 +15,12 @@ from lightning_shards.plan.mixture_schedule import (
     schedule_mixture,
     weigh_components,
 )
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
-from lightning_shards.samples.fields import Field, classes_identity
+from lightning_shards.readers.recipe import Recipe
+from lightning_shards.samples.fields import classes_identity
 from lightning_shards.samples.transforms import image_backend
-from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.index import ShardIndex
 
 
@@ -107,46 +107,28 @@ def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> di
     return {name: samples or 0 for name, samples in known.items()}
 
 
-def require_same_classes(components: Mapping[str, tuple[Field, ...]]) -> None:
-    """Check that no label has one number in one component and another one in the next.
-
-    Args:
-        components: Their fields, with their classes.
-
-    Raises:
-        ConfigError: The classes of a field differ.
-    """
-    first_of: dict[str, tuple[str, ClassNames]] = {}
-    for name, fields in components.items():
-        for field in fields:
-            if field.classes is None:
-                continue
-            other, classes = first_of.setdefault(field.name, (name, field.classes))
-            if classes.numbers != field.classes.numbers:
-                raise ConfigError(
-                    f"components {other!r} and {name!r} number the classes of {field.name!r} "
-                    f"differently, by {classes.source} and {field.classes.source}; give the split "
-                    f"one list for both: classes: {{{field.name}: [...]}}"
-                )
-
-
-def make_order(components: Mapping[str, IndexedSource], slots: MixtureSlots) -> MixtureOrder:
-    """The order of a mixture of these components, each as a source of its data set alone.
+def make_order(
+    slots: MixtureSlots,
+    indexes: Sequence[ShardIndex],
+    recipes: Sequence[Recipe],
+    orders: Sequence[Order],
+) -> MixtureOrder:
+    """The order of a mixture of components with these shards, recipes and orders of their own.
 
     Raises:
         PlanError: One has no sample.
     """
     mix: list[MixtureComponent] = []
-    for name, source in components.items():
-        classes = "".join(f" classes={text}" for text in classes_identity(source.fields).values())
-        known_by = source.index.fingerprint() + classes + _backend_text(source)
-        mix.append(MixtureComponent(name, source.order, source.index.num_shards, known_by))
+    for name, index, recipe, order in zip(slots.names, indexes, recipes, orders, strict=True):
+        classes = "".join(f" classes={text}" for text in classes_identity(recipe.fields).values())
+        known_by = index.fingerprint() + classes + _backend_text(recipe)
+        mix.append(MixtureComponent(name, order, index.num_shards, known_by))
     return MixtureOrder(tuple(mix), slots)
 
 
-def _backend_text(source: IndexedSource) -> str:
+def _backend_text(recipe: Recipe) -> str:
     """What changes the pixels of a component; the default is not told."""
-    backend = image_backend(source.transforms)
+    backend = image_backend(recipe.transforms)
     is_default = backend == image_backend({})
     return "" if is_default else f" image_backend={backend.replace(' ', '')}"
 

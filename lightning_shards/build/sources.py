@@ -5,16 +5,15 @@ need none.
 """
 
 import logging
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from lightning_shards.build.mixtures import (
     choose_reader,
     make_order,
     make_slots,
-    require_same_classes,
 )
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
@@ -24,22 +23,24 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.balancing import ClassLabels
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.joined import with_kinds
 from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
-from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
-from lightning_shards.samples.fields import Field, lack_classes, with_found_classes
+from lightning_shards.samples.fields import lack_classes, with_found_classes
+from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.predicates import SampleFilter, name_of, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
-from lightning_shards.shards.joins.finding import Join, find_join
+from lightning_shards.shards.joins.finding import find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -49,10 +50,6 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_r
 from lightning_shards.shards.tables import TableStore, index_command
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 from lightning_shards.system.process import job_name
-
-if TYPE_CHECKING:
-    from lightning_shards.readers.stream import StreamSource
-
 
 _log = logging.getLogger(__name__)
 
@@ -279,162 +276,168 @@ def make_source(
     """
     config = data.split(split)
     _require_forkable(data, config, index)
-    if config.mix is not None:
-        return _make_mixture(data, split, config, index, ranks, nodes)
-    require_applied(split, sample_filter(config.keep, config.exclude), index)
-    epochs, sampling = _schedule(split, config, index), config.sampling
-    assert sampling is not None  # the settings are complete
-    reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
+    if config.mix is None:
+        require_applied(split, sample_filter(config.keep, config.exclude), index)
+        epochs, sampling = _schedule(split, config, index), config.sampling
+        assert sampling is not None  # the settings are complete
+        reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
+        parts, slots = [_Part("", config, index, data.seed)], None
+    else:
+        reader, slots = choose_reader(split, config, index), make_slots(config, index, data.seed)
+        epochs = _epochs_of(config, slots)
+        named = zip(config.component_splits().items(), index.components, strict=True)
+        parts = [
+            _Part(name, part, of_part, component_seed(data.seed, name))
+            for (name, part), of_part in named
+        ]
     if reader == "stream":
-        return _streamed(data, split, config, index, epochs, data.seed)
-    order = _balanced(data, config, index) if config.balance else _order(config, index, data.seed)
-    if (alike := config.batch_alike) is not None:
-        tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
-        sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
-        order = AlikeOrder(order, data.seed, alike.group, ";".join(sizes.suffixes), sizes)
-    storages = _storages(data, split, index, order, ranks, nodes)
-    return _indexed(data, split, config, index, epochs, order, seed=data.seed, storages=storages)
+        return _streamed(data, split, parts, index, epochs, slots)
+    recipes: list[Recipe] = []
+    orders: list[Order] = []
+    for part in parts:
+        with _errors_name_component(f"{split}.mix.{part.name}" if part.name else ""):
+            recipes.append(_recipe(data, split, part))
+            orders.append(_order(data, part, recipes[-1]))
+    _require_same_classes(parts, recipes)
+    order = orders[0]
+    if slots is not None:
+        order = make_order(slots, [part.shards for part in parts], recipes, orders)
+    return IndexedSource(
+        index=index,
+        epochs=epochs,
+        order=order,
+        seed=data.seed,
+        recipes=tuple(recipes),
+        cache=CacheFolder(data.loader.cache_dir),
+        batch_format=data.batch_format,
+        max_bad=_max_bad(split, config, data.batch_format),
+        storages=_storages(data, split, index, order, ranks, nodes),
+        collation=data.collation_of(split),
+    )
 
 
-def _make_mixture(
-    data: DataConfig,
-    split: SplitName,
-    config: SplitConfig,
-    index: ShardIndex,
-    ranks: int,
-    nodes: int,
-) -> Source:
-    reader, slots = choose_reader(split, config, index), make_slots(config, index, data.seed)
+class _Part(NamedTuple):
+    """A component of a mixture, or all of a split: its name is empty then.
+
+    Attributes:
+        name: Of the component.
+        config: Its settings.
+        shards: Its shards.
+        seed: Of its order.
+    """
+
+    name: str
+    config: SplitConfig
+    shards: ShardIndex
+    seed: int
+
+
+def _epochs_of(config: SplitConfig, slots: MixtureSlots) -> EpochSchedule:
+    """The epochs of a mixture."""
     batch_size, remainder = config.batch_size, config.remainder
     assert batch_size is not None  # the settings are complete
     assert remainder is not None
-    epochs = EpochSchedule(slots.epoch_samples, batch_size, remainder)
-    parts = [
-        (name, part, of_part, component_seed(data.seed, name))
-        for (name, part), of_part in zip(
-            config.component_splits().items(), index.components, strict=True
-        )
-    ]
-    if reader == "stream":
-        from lightning_shards.readers.mixtures.stream import MixtureStreamSource
-
-        streams = {
-            name: _streamed(data, split, part, of_part, epochs, seed)
-            for name, part, of_part, seed in parts
-        }
-        require_same_classes({name: stream.fields for name, stream in streams.items()})
-        return MixtureStreamSource(tuple(streams.values()), slots)
-    alone: dict[str, IndexedSource] = {}
-    for name, part, of_part, seed in parts:
-        with _errors_name_component(f"{split}.mix.{name}"):
-            order = _order(part, of_part, seed)
-            alone[name] = _indexed(data, split, part, of_part, epochs, order, seed=seed)
-    require_same_classes({name: source.fields for name, source in alone.items()})
-    order = make_order(alone, slots)
-    storages = _storages(data, split, index, order, ranks, nodes)
-    components = (replace(component, storages=storages) for component in alone.values())
-    return MixtureSource(tuple(components), order, index)
+    return EpochSchedule(slots.epoch_samples, batch_size, remainder)
 
 
 def _streamed(
     data: DataConfig,
     split: SplitName,
-    config: SplitConfig,
+    parts: Sequence[_Part],
     index: ShardIndex,
     epochs: EpochSchedule,
-    seed: int,
-) -> "StreamSource":
-    """The stream of a split, or of a component, with these settings."""
-    from lightning_shards.readers.stream import StreamSource
+    slots: MixtureSlots | None,
+) -> Source:
+    """The source that streams these components."""
+    from lightning_shards.readers.stream import Pipeline, StreamSource
 
-    sampling = config.sampling
-    assert sampling is not None  # the settings are complete
-    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
+    pipelines: list[Pipeline] = []
+    for _, config, of_part, _ in parts:
+        sampling, buffer = config.sampling, config.shuffle_buffer
+        assert sampling is not None  # the settings are complete
+        fields = with_found_classes(data.fields_from(config), of_part.urls, of_part.class_files)
+        own = fields, config.transforms or {}, tuple(config.sample_transforms or ())
+        stages, buffer = tuple(config.stages), _BUFFER if buffer is None else buffer
+        pipelines.append(Pipeline(sampling, Recipe(*own), stages, buffer))
+    _require_same_classes(parts, [pipeline.recipe for pipeline in pipelines])
     return StreamSource(
         index=index,
         epochs=epochs,
-        sampling=sampling,
-        seed=seed,
-        fields=fields,
-        transforms=config.transforms or {},
-        stages=tuple(config.stages),
-        shuffle_buffer=_BUFFER if config.shuffle_buffer is None else config.shuffle_buffer,
+        seed=data.seed,
+        pipelines=tuple(pipelines),
+        slots=slots,
         batch_format=data.batch_format,
-        max_bad=_max_bad(split, config, data.batch_format),
-        collation=data.collation_of(split),
+        max_bad=_max_bad(split, data.split(split), data.batch_format),
         storages=_streamed_storages(data, index),
-        sample_transforms=tuple(config.sample_transforms or ()),
+        collation=data.collation_of(split),
     )
 
 
-def _indexed(
-    data: DataConfig,
-    split: SplitName,
-    config: SplitConfig,
-    index: ShardIndex,
-    epochs: EpochSchedule,
-    order: Order,
-    *,
-    seed: int,
-    storages: dict[str, MakeStorage] | None = None,
-) -> IndexedSource:
-    """The indexed source of a split, or of a component alone, with these settings."""
+def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> None:
+    """Check that no label has one number in one component and another one in the next.
+
+    Raises:
+        ConfigError: The classes of a field differ.
+    """
+    first_of: dict[str, tuple[str, ClassNames]] = {}
+    for part, recipe in zip(parts, recipes, strict=True):
+        for field in recipe.fields:
+            if field.classes is None:
+                continue
+            other, classes = first_of.setdefault(field.name, (part.name, field.classes))
+            if classes.numbers != field.classes.numbers:
+                raise ConfigError(
+                    f"components {other!r} and {part.name!r} number the classes of {field.name!r} "
+                    f"differently, by {classes.source} and {field.classes.source}; give the split "
+                    f"one list for both: classes: {{{field.name}: [...]}}"
+                )
+
+
+def _recipe(data: DataConfig, split: SplitName, part: _Part) -> Recipe:
+    """How samples that are read by offsets become rows."""
+    config, index = part.config, part.shards
     if config.shuffle_buffer is not None:
         raise ConfigError(
             f"shuffle_buffer={config.shuffle_buffer} of {split!r} is that of a stream, and these "
             "shards are read by offsets, shuffled by shuffle_run and shuffle_block; leave it out, "
             "or take reader='stream'"
         )
-    fields, joins = _fields_and_joins(data, config, index)
-    cache = CacheFolder(data.loader.cache_dir)
-    return IndexedSource(
-        index=index,
-        epochs=epochs,
-        order=order,
-        seed=seed,
-        fields=fields,
-        transforms=config.transforms or {},
-        cache=cache,
-        batch_format=data.batch_format,
-        max_bad=_max_bad(split, config, data.batch_format),
-        collation=data.collation_of(split),
-        storages=storages,
-        sample_transforms=tuple(config.sample_transforms or ()),
-        joins=joins,
-    )
+    cache, transforms = CacheFolder(data.loader.cache_dir), config.transforms or {}
+    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
+    storages = remote_storages(transport_settings(data))
+    found = (find_join(each, cache, storages) for each in join_settings(config.join or {}))
+    joins = tuple(found)
+    fields = with_kinds(fields, joins, config.decode or {}, transforms)
+    return Recipe(fields, transforms, tuple(config.sample_transforms or ()), joins)
 
 
-def _order(config: SplitConfig, index: ShardIndex, seed: int) -> Order:
+def _order(data: DataConfig, part: _Part, recipe: Recipe) -> Order:
     """The order of the samples that are left, under the numbers that they have in the shards."""
+    _, config, index, seed = part
     counts, sampling = index.kept_counts, config.sampling
     assert counts is not None  # the choice of the reader sees to it
     assert sampling is not None  # the settings are complete
-    order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
-    if config.shuffle_strands > 1:
-        order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
-    return order if index.kept is None else KeptOrder(order, index.kept)
+    if config.balance:
+        order = _balanced(data, config, index, recipe)
+    else:
+        order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
+        if config.shuffle_strands > 1:
+            order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
+        order = order if index.kept is None else KeptOrder(order, index.kept)
+    if (alike := config.batch_alike) is None:
+        return order
+    tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
+    sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
+    return AlikeOrder(order, seed, alike.group, ";".join(sizes.suffixes), sizes)
 
 
-def _balanced(data: DataConfig, config: SplitConfig, index: ShardIndex) -> Order:
+def _balanced(data: DataConfig, config: SplitConfig, index: ShardIndex, recipe: Recipe) -> Order:
     """The draws of the classes of a field; labels that are not known are read now."""
-    fields, joins = _fields_and_joins(data, config, index)
-    field = next(field for field in fields if field.name == config.balance)
-    joined = tuple(join for join in joins if join.settings.name == config.balance)
+    field = next(field for field in recipe.fields if field.name == config.balance)
+    joined = tuple(join for join in recipe.joins if join.settings.name == config.balance)
     cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
     labels = ClassLabels(index, field, joined, cache, storages)
     return labels.order(config.balance_weights or {}, data.seed)
-
-
-def _fields_and_joins(
-    data: DataConfig, config: SplitConfig, index: ShardIndex
-) -> tuple[tuple[Field, ...], tuple[Join, ...]]:
-    cache = CacheFolder(data.loader.cache_dir)
-    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    storages = remote_storages(transport_settings(data))
-    joins = tuple(
-        find_join(settings, cache, storages) for settings in join_settings(config.join or {})
-    )
-    return with_kinds(fields, joins, config.decode or {}, config.transforms or {}), joins
 
 
 def _require_forkable(data: DataConfig, config: SplitConfig, index: ShardIndex) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,11 +29,11 @@ from lightning_shards.readers.ahead.read_ahead import (
     ReadBuffer,
 )
 from lightning_shards.readers.member_lookup import find_members
-from lightning_shards.readers.mixtures.fields import ComponentColumns
+from lightning_shards.readers.mixed import Components, joined_column
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.recipe import decodes_alike
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
-    BatchFormat,
     Column,
     GrowingColumn,
     LoadedBatch,
@@ -44,7 +44,7 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoders import CLASS, Decoding
-from lightning_shards.samples.fields import Field, optional_names
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
     Ints,
@@ -60,8 +60,6 @@ from lightning_shards.samples.transforms import (
     require_same_fields,
 )
 from lightning_shards.shards.classes import ClassNames
-
-_NO_COMPONENTS = np.empty(0, np.int64)
 
 
 def can_decode(field: Field) -> bool:
@@ -150,89 +148,135 @@ _COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
 }
 
 
+class _Part(NamedTuple):
+    """The samples of a batch that are made by one recipe.
+
+    Attributes:
+        recipe: Its number.
+        rows: Of these samples in the batch, int64; None: these are all samples.
+        ids: Of these samples, int64 of shape (n, 2).
+        positions: Of these samples in the epoch.
+        members: By field.
+    """
+
+    recipe: int
+    rows: Ints | None
+    ids: Ints
+    positions: Sequence[int]
+    members: Mapping[str, MemberBytes | LargeMembers]
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        """Those of its samples, of one value for each sample of the batch."""
+        return list(values) if self.rows is None else [values[row] for row in self.rows.tolist()]
+
+
 class BatchReader:
     """Makes the batches of one worker, one stretch of an epoch after the other.
 
+    Members of all samples of a batch are read together. The columns are made recipe by recipe, and
+    put together by row: as a rule there is one recipe, and nothing to put together.
+
     Args:
         shards: The open shards.
-        fields: What is taken of each sample; `can_decode` holds for all of them.
-        batch_format: A dict, or the fields in order as a tuple.
+        components: Their recipes say what is taken of each sample; `can_decode` holds for all
+            fields.
         clock: Told of the time that each stage takes.
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
         collation: The `collate_fn` and the reserved entries of the batches.
-        of_components: Makes the columns of fields that the components of a mixture decode in
-            different ways; None for a single data set.
     """
 
     def __init__(
         self,
         shards: OpenShards,
-        fields: Sequence[Field],
-        batch_format: BatchFormat,
+        components: Components,
         clock: StageClock,
         *,
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
         collation: Collation = BUILT_IN_COLLATION,
-        of_components: ComponentColumns | None = None,
     ) -> None:
-        self._shards, self._fields, self._clock = shards, fields, clock
-        self._names = [field.name for field in fields]
-        self._read = [field for field in fields if not field.is_joined]
-        self._read_names = [field.name for field in self._read]
-        self._of_components = of_components
-        self._differing = of_components.fields.differing if of_components else {}
-        self._optional = frozenset(optional_names(fields))
-        self._format: BatchFormat = batch_format
-        self._collation = collation
-        self._arena, self._buffer = arena, buffer or ReadBuffer()
+        self._shards, self._components, self._clock = shards, components, clock
+        self._collation, self._arena, self._buffer = collation, arena, buffer or ReadBuffer()
+        recipes = components.recipes
+        self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
+        all_fields = [field for recipe in recipes for field in recipe.fields]
+        self._read = list(dict.fromkeys(field.name for field in all_fields if not field.is_joined))
+        self._suffixes = [
+            [fields[name].suffixes if name in fields else () for name in self._read]
+            for fields in self._fields
+        ]
+        self._may_lack = [
+            name for name in self._read if any(_may_lack(name, fields) for fields in self._fields)
+        ]
+        # Fields that some samples may lack, but none that is made by this recipe.
+        self._required = [
+            [n for n in self._may_lack if n in fields and not fields[n].is_optional]
+            for fields in self._fields
+        ]
+        self._recipes = sorted(set(components.made_by))
 
     def look_up(
         self,
         ids: Ints,
         positions: Sequence[Sequence[int]],
-        transforms: SampleTransforms,
+        transforms: Sequence[SampleTransforms],
         weights: Sequence[Sequence[int]] = (),
-        components: Sequence[Ints] = (),
     ) -> None:
         """Find where the members of a stretch lie; `batch` then gives its batches.
 
         Args:
             ids: Of the samples of all batches, int64 of shape (n, 2).
             positions: Of the samples of each batch in the epoch, a range as a rule.
-            transforms: Of this epoch.
+            transforms: Of each component in this epoch.
             weights: Of the samples of each batch, 1 or 0; empty where the split has none.
-            components: Of the samples of each batch, int64; empty where the split is no mixture.
 
         Raises:
             ShardNotFoundError: A shard does not exist.
             IndexMismatchError: A shard changed since it was counted.
         """
         self._ids, self._transforms = ids, transforms
+        self._numbers = self._components.of_shards(ids[:, 0])
         self._positions = positions
         self._stops = [0, *accumulate(map(len, positions))]
         self._weights = weights or [()] * len(positions)
-        self._components = components or [_NO_COMPONENTS] * len(positions)
-        transformed = [field for field in self._fields if transforms.takes(field.name)]
-        self._decoders = {field.name: decoder_of(field) for field in transformed}
-        self._plain = [field for field in self._fields if field.name not in self._decoders]
+        self._decoders = {
+            recipe: {
+                name: decoder_of(field)
+                for name, field in self._fields[recipe].items()
+                if transforms[recipe].takes(name)
+            }
+            for recipe in self._recipes
+        }
+        self._shared = self._shared_names()
+        self._unshared = {
+            recipe: [n for n in self._read if n in self._fields[recipe] and n not in self._shared]
+            for recipe in self._recipes
+        }
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
             self._shards.joined.release()
-            stamps, self._keys, extents = find_members(self._shards, self._read_of, ids)
+            stamps, self._keys, extents = find_members(self._shards, self._suffixes_of, ids)
             stops = np.array(self._stops[1:])
-            may_lack = [f.is_optional or f.name in self._differing for f in self._read]
-            optional = np.flatnonzero(may_lack).tolist()
+            optional = [n for n, name in enumerate(self._read) if name in self._may_lack]
             self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
-            if self._of_components is not None:
-                self._of_components.begin(self._components, self._read_names, self._ahead)
 
-    def _read_of(self, shard: int) -> list[Field]:
-        """The fields whose values are members of the samples of a shard, in one order for all."""
-        components = self._of_components
-        fields = components.fields.of_shard(shard) if components else self._fields
-        return [field for field in fields if not field.is_joined]
+    def _shared_names(self) -> list[str]:
+        """The fields that all recipes decode alike, and that no code of the user's takes."""
+        recipes = (self._components.recipes[recipe] for recipe in self._recipes)
+        if self._collation.collate_fn or any(recipe.sample_transforms for recipe in recipes):
+            return []
+        fields = [self._fields[recipe] for recipe in self._recipes]
+        taken = {name for decoders in self._decoders.values() for name in decoders}
+        return [
+            name
+            for name in self._read
+            if name not in taken
+            and all(name in of and decodes_alike(of[name], fields[0][name]) for of in fields)
+        ]
+
+    def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
+        return self._suffixes[self._components.of_shard(shard)]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> list[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
@@ -245,118 +289,206 @@ class BatchReader:
         """One of them; a `collate_fn` is still to be called for it.
 
         Raises:
-            SampleError: A sample is bad.
+            SampleError: A sample is bad, or the columns of components do not fit together.
         """
-        if self._collation.collate_fn is not None:
-            return self._whole_samples(number)
         start, stop = self._stops[number : number + 2]
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        read = [(field, loaded(members[field.name])) for field in self._plain]
-        begin = self._clock.lap("read", begin, "decode")
-        columns = {field.name: self._column(field, data, number) for field, data in read}
-        self._clock.lap("decode", begin, "collate")
-        keys = self._keys.part(start, stop)
-        if not self._transforms.is_empty:
-            samples = self._bare_samples(keys, start, stop)
-            with self._transforms.keeping_globals():
-                made = self._transformed(samples, members, self._positions[number])
-            names = self._names
-            if self._transforms.sample_transforms:
-                require_not_taken(samples[0], columns)
-                made_names = fields_of(samples[0])
-                names = batch_fields([*columns, *made_names], self._names, self._format)
-            columns |= made
-            columns = {name: columns[name] for name in names}
-        ids = self._ids[start:stop].copy()
-        weights, components = self._weights[number], self._components[number]
-        reserved = self._collation.reserved
-        batch = join_columns(keys, columns, ids, weights, self._format, reserved, components)
-        return LoadedBatch(batch, self._digests[number], stages=self._clock.take())
-
-    def _column(self, field: Field, members: FieldMembers | LargeMembers, number: int) -> Column:
-        """One field of a batch."""
-        if self._of_components is None or field.name not in self._differing:
-            return decode_column(field, members, self._arena)
-        batch = range(*self._stops[number : number + 2])
-        return self._of_components.column(field.name, batch, members)
+        parts = self._parts(number, members)
+        self._clock.lap("read", begin, "read")
+        keys, ids = self._keys.part(start, stop), self._ids[start:stop].copy()
+        if self._collation.collate_fn is not None:
+            made: Any = self._whole_samples(number, parts, keys)
+        else:
+            shared = self._shared_columns(members) if len(parts) > 1 else {}
+            of_parts = [(part, self._columns(part, keys, shared)) for part in parts]
+            columns = self._joined(of_parts, shared, len(ids))
+            given = (self._weights[number], self._components.batch_format, self._collation.reserved)
+            made = join_columns(keys, columns, ids, *given, self._numbers[start:stop])
+        return LoadedBatch(made, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
         """The members of the samples start to stop, which are one batch, by the fields' names.
 
         They hold until the next call; raises what `ReadAhead.members` does.
         """
-        found = dict(zip(self._read_names, self._ahead.members(start, stop), strict=True))
-        if len(found) < len(self._fields):
-            found |= self._shards.joined.members(self._ids[start:stop])
-        return found
+        return dict(zip(self._read, self._ahead.members(start, stop), strict=True))
 
-    def _bare_samples(self, keys: list[str], start: int, stop: int) -> list[Sample]:
-        """The samples start to stop without their fields."""
-        ids, urls = map(tuple, self._ids[start:stop].tolist()), self._shards.urls
+    def _parts(self, number: int, members: dict[str, MemberBytes | LargeMembers]) -> list[_Part]:
+        """The samples of a batch, recipe by recipe."""
+        start, stop = self._stops[number : number + 2]
+        ids, positions = self._ids[start:stop], self._positions[number]
+        if len(self._recipes) == 1:
+            return [self._part(0, None, ids, positions, members)]
+        recipes = np.array(self._components.made_by)[self._numbers[start:stop]]
+        parts: list[_Part] = []
+        for recipe in self._recipes:
+            rows = np.flatnonzero(recipes == recipe)
+            if len(rows) == len(ids):
+                return [self._part(recipe, None, ids, positions, members)]
+            if rows.size:
+                taken = [positions[row] for row in rows.tolist()]
+                of_part = {name: members[name].at(rows) for name in self._unshared[recipe]}
+                parts.append(self._part(recipe, rows, ids[rows], taken, of_part))
+        return parts
+
+    def _part(
+        self,
+        recipe: int,
+        rows: Ints | None,
+        ids: Ints,
+        positions: Sequence[int],
+        members: dict[str, MemberBytes | LargeMembers],
+    ) -> _Part:
+        for name in self._required[recipe]:
+            if members[name].has_gaps:
+                raise SampleError(f"a sample has no member for field {name!r}")
+        if self._components.recipes[recipe].joins:
+            members |= self._shards.joined.members(ids)
+        return _Part(recipe, rows, ids, positions, members)
+
+    def _shared_columns(
+        self, members: Mapping[str, MemberBytes | LargeMembers]
+    ) -> dict[str, Column]:
+        """The fields of a batch that all recipes decode alike, and no code of the user's takes."""
+        first, begin = self._fields[0], self._clock.begin("decode")
+        shared = {
+            name: decode_column(first[name], loaded(members[name]), self._arena)
+            for name in self._shared
+        }
+        self._clock.lap("decode", begin, "decode")
+        return shared
+
+    def _columns(
+        self, part: _Part, keys: Sequence[str], shared: Container[str]
+    ) -> dict[str, Column]:
+        """The fields of the samples of a part, in their order, without those that are shared."""
+        recipe, transforms = self._components.recipes[part.recipe], self._transforms[part.recipe]
+        decoders, arena = self._decoders[part.recipe], self._arena_of(part)
+        begin = self._clock.begin("read")
+        read = [
+            (field, loaded(part.members[field.name]))
+            for field in recipe.fields
+            if field.name not in decoders and field.name not in shared
+        ]
+        begin = self._clock.lap("read", begin, "decode")
+        columns = {field.name: decode_column(field, data, arena) for field, data in read}
+        self._clock.lap("decode", begin, "collate")
+        if transforms.is_empty:
+            return columns
+        samples = self._bare_samples(part, keys)
+        with transforms.keeping_globals():
+            made = self._transformed(part, samples)
+        names = recipe.names
+        if recipe.sample_transforms:
+            require_not_taken(samples[0], columns)
+            names = batch_fields(
+                [*columns, *fields_of(samples[0])], names, self._components.batch_format
+            )
+        columns |= made
+        return {name: columns[name] for name in names if name not in shared}
+
+    def _arena_of(self, part: _Part) -> Arena | None:
+        """Where the columns of a part are made: those of several parts are copied once more."""
+        return self._arena if part.rows is None else None
+
+    def _joined(
+        self,
+        made: Sequence[tuple[_Part, dict[str, Column]]],
+        shared: dict[str, Column],
+        count: int,
+    ) -> dict[str, Column]:
+        """The columns of `count` samples: those of their parts, and what they share."""
+        (first, columns), *others = made
+        if first.rows is None:
+            return columns
+        begin = self._clock.begin("collate")
+        if any(of_other.keys() != columns.keys() for _, of_other in others):
+            raise SampleError(f"components have the fields {list(columns)} and others")
+        joined = shared.copy()
+        for name in columns:
+            pieces = [(part.rows, of_part[name]) for part, of_part in made if part.rows is not None]
+            column = joined_column(pieces, count, self._arena)
+            if column is None:  # the rows tell which
+                raise SampleError(f"field {name!r} of several components fits into no column")
+            joined[name] = column
+        self._clock.lap("collate", begin, "collate")
+        return {name: joined[name] for name in self._components.in_order(joined)}
+
+    def _bare_samples(self, part: _Part, keys: Sequence[str]) -> list[Sample]:
+        """The samples of a part without their fields."""
+        urls, ids = self._shards.urls, map(tuple[int, int], part.ids.tolist())
         return [
             {"__key__": key, "__url__": urls[sample_id[0]], "__id__": sample_id}
-            for key, sample_id in zip(keys, ids, strict=True)
+            for key, sample_id in zip(part.of(keys), ids, strict=True)
         ]
 
-    def _whole_samples(self, number: int) -> LoadedBatch:
+    def _whole_samples(
+        self, number: int, parts: Sequence[_Part], keys: Sequence[str]
+    ) -> list[Sample]:
         """A batch of whole samples, as a `collate_fn` takes them."""
-        with self._transforms.keeping_globals():
-            samples = list(self._made_samples(number))
-        with self._clock.on("collate"):
-            weights, components = self._weights[number], self._components[number].tolist()
-            given = self._collation.given(samples, weights, self._transforms.layouts, components)
-        return LoadedBatch(given, self._digests[number], stages=self._clock.take())
-
-    def _made_samples(self, number: int) -> Iterator[Sample]:
-        """The whole samples of a batch, one after the other."""
         start, stop = self._stops[number : number + 2]
-        decoders = {field.name: decoder_of(field) for field in self._fields}
+        given: list[Sample] = [{}] * (stop - start)
+        for part in parts:
+            transforms = self._transforms[part.recipe]
+            with transforms.keeping_globals():
+                samples = list(self._made_samples(part, keys))
+            with self._clock.on("collate"):
+                weights, numbers = self._weights[number], self._numbers[start:stop].tolist()
+                entries = (part.of(weights) if weights else [], transforms.layouts)
+                own = self._collation.given(samples, *entries, part.of(numbers) if numbers else [])
+            for row, sample in zip(part.of(range(stop - start)), own, strict=True):
+                given[row] = sample
+        return given
+
+    def _made_samples(self, part: _Part, keys: Sequence[str]) -> Iterator[Sample]:
+        """The whole samples of a part, one after the other."""
+        fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
+        decoders = {name: decoder_of(field) for name, field in fields.items()}
         begin = self._clock.begin("read")
-        members = self.members(start, stop)
-        data = self._one_by_one(members, decoders)
-        samples = self._bare_samples(self._keys.part(start, stop), start, stop)
+        data = self._one_by_one(part, decoders)
+        samples = self._bare_samples(part, keys)
         for row, sample in enumerate(samples):
-            position = self._positions[number][row]
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
-            self._transforms.seed_decoders(position)
+            transforms.seed_decoders(part.positions[row])
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
-            samples[row] = self._transforms.apply(sample, position)
+            samples[row] = transforms.apply(sample, part.positions[row])
             begin = self._clock.begin("read")
             require_same_fields(samples[0], samples[row])
             yield samples[row]
 
-    def _transformed(
-        self,
-        samples: list[Sample],
-        members: Mapping[str, MemberBytes | LargeMembers],
-        positions: Sequence[int],
-    ) -> dict[str, Column]:
+    def _transformed(self, part: _Part, samples: list[Sample]) -> dict[str, Column]:
         """The fields that transforms take or make, sample by sample: one image is held at a time.
 
         Each of the samples is replaced by the one with these fields.
         """
-        decoders, is_joint = self._decoders, bool(self._transforms.sample_transforms)
-        data = self._one_by_one(members, decoders)
-        pixels, columns = self._new_pixels(len(samples)), dict[str, GrowingColumn]()
+        decoders, transforms = self._decoders[part.recipe], self._transforms[part.recipe]
+        arena, is_joint = self._arena_of(part), bool(transforms.sample_transforms)
+        data, columns = self._one_by_one(part, decoders), dict[str, GrowingColumn]()
+        # Crops write to these row by row; a batch is given out with all rows only.
+        pixels = {
+            name: layout.new_column(len(samples), arena)
+            for name, layout in transforms.layouts.items()
+        }
         for number, sample in enumerate(samples):
-            begin = self._clock.begin("read")
+            position, begin = part.positions[number], self._clock.begin("read")
             sample.update({name: next(each) for name, each in data.items()})
             begin = self._clock.lap("read", begin, "decode")
-            if self._transforms.decoders_draw:
-                self._transforms.seed_decoders(positions[number])
+            if transforms.decoders_draw:
+                transforms.seed_decoders(position)
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
             rows = {name: column[number] for name, column in pixels.items()}
-            made = samples[number] = self._transforms.apply(sample, positions[number], rows)
+            made = samples[number] = transforms.apply(sample, position, rows)
             begin = self._clock.begin("collate")
             if number == 0:
                 names = fields_of(made) if is_joint else decoders
-                columns = self._new_columns(len(samples), names, pixels)
+                own = (name for name in names if name not in pixels)
+                columns = {name: GrowingColumn(len(samples), arena) for name in own}
             if is_joint:
                 require_same_fields(samples[0], made)
             for name, column in columns.items():
@@ -367,23 +499,15 @@ class BatchReader:
         self._clock.lap("collate", begin, "collate")
         return {**pixels, **finished}
 
-    def _one_by_one(
-        self, members: Mapping[str, MemberBytes | LargeMembers], names: Iterable[str]
-    ) -> dict[str, Iterator[bytes | None]]:
+    def _one_by_one(self, part: _Part, names: Iterable[str]) -> dict[str, Iterator[bytes | None]]:
         """The bytes of these fields, sample by sample; None where an optional one is missing."""
+        optional = self._components.recipes[part.recipe].optional
         return {
-            name: iter(members[name].with_gaps() if name in self._optional else members[name])
+            name: iter(part.members[name].with_gaps() if name in optional else part.members[name])
             for name in names
         }
 
-    def _new_columns(
-        self, count: int, names: Iterable[str], others: Container[str]
-    ) -> dict[str, GrowingColumn]:
-        return {name: GrowingColumn(count, self._arena) for name in names if name not in others}
 
-    def _new_pixels(self, count: int) -> dict[str, NDArray[np.uint8]]:
-        """The columns that crops write to, row by row; a batch is given out with all rows only."""
-        return {
-            name: layout.new_column(count, self._arena)
-            for name, layout in self._transforms.layouts.items()
-        }
+def _may_lack(name: str, fields: Mapping[str, Field]) -> bool:
+    """Whether samples with these fields may have no member for the one of this name."""
+    return name not in fields or fields[name].is_joined or fields[name].is_optional

@@ -1,13 +1,14 @@
 """The indexed reader: a batch is a pure function of (shards, seed, epoch, position).
 
 Sample ids come from an `Order`, and bytes are found by the member table of each shard. A batch is
-the same whichever worker makes it and wherever the stream was started.
+the same whichever worker makes it and wherever the stream was started. The samples may be those of
+one data set, or of the components of a mixture, each with a recipe of its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
 
 import numpy as np
 
@@ -15,36 +16,24 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.batches import EpochRows, RowSettings, batches_of_worker
-from lightning_shards.readers.mixtures.fields import ComponentColumns
+from lightning_shards.readers.batches import BatchMaker
+from lightning_shards.readers.mixed import Components, of_component
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.readers.stages import (
-    drawing_names,
-    named_callables,
-    own_decoders,
-    watched_settings,
-)
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import Field, decoding_loads_torch, optional_names, with_arrays
-from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.optional_fields import LackingField, require_found
+from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
-from lightning_shards.samples.transforms import (
-    SampleTransform,
-    SampleTransforms,
-    Transform,
-    layouts_of,
-)
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import Join, JoinedShards, joins_identity
+from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.joins.kept_joins import prepare_joins
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
@@ -61,21 +50,20 @@ class IndexedSource:
     """Reads samples of shards by their offsets, and gives equal batches for equal cursors.
 
     Attributes:
-        index: The shards and their counts.
+        index: The shards and their counts; of a mixture those of all components, one after the
+            other.
         epochs: The schedule that cuts the sequence of samples into epochs and steps.
         order: Gives the sample at each position of an epoch.
         seed: Key of the randomness of transforms.
-        fields: The fields that are taken from each sample.
-        transforms: One callable per field that has one.
+        recipes: How samples become rows, one recipe for each component; a data set is the only
+            component.
         cache: Folder of the member tables.
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         storages: By scheme, what makes the storages that read remote shards, with the cache of the
             run, in the process that reads; it is pickled. None: all shards are local, or are read
             by the defaults.
-        sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
-        joins: Where joined fields come from.
         allows_gaps: Whether a sample that lacks a member is an error only when it is read.
     """
 
@@ -83,15 +71,12 @@ class IndexedSource:
     epochs: EpochSchedule
     order: Order
     seed: int
-    fields: tuple[Field, ...]
-    transforms: dict[str, Transform]
+    recipes: tuple[Recipe, ...]
     cache: CacheFolder
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
-    sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
-    joins: tuple[Join, ...] = ()
     allows_gaps: bool = False
 
     def __post_init__(self) -> None:
@@ -113,32 +98,45 @@ class IndexedSource:
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too: those of the shards and of the order."""
         order = self.order.identity()
-        sampling = str(order["sampling"])
-        own = (sampling, self.seed, self.index, self.transforms, self.fields)
-        return shard_identity("indexed", *own) | order | joins_identity(self.joins)
+        for name, recipe in zip(self._names, self.recipes, strict=True):
+            order |= joins_identity(recipe.joins, name)
+        if isinstance(self.order, MixtureOrder):
+            return order | {"reader": "indexed"}
+        own = str(order["sampling"]), self.seed, self.index, self.recipes[0].transforms
+        return shard_identity("indexed", *own, self.recipes[0].fields) | order
 
     def describe(self) -> SourceDescription:
-        """The properties of this source; the order's identity gives the sampling and the run."""
-        order = self.order.identity()
+        """The properties of all components; the order's identity gives the sampling and the run."""
+        order, named = self.order, list(zip(self._names, self.recipes, strict=True))
+        parts = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+        takes_arrays = self.collation.takes_arrays
         return SourceDescription(
             reader="indexed",
-            sampling=str(order["sampling"]),
+            sampling=str(order.identity()["sampling"]),
             index=self.index,
-            run=int(order.get("shuffle_run", 1)),
+            run=min(int(part.identity().get("shuffle_run", 1)) for part in parts),
             max_bad=self.max_bad,
-            fields=self.fields,
-            draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(*self._steps, fields=self.fields) + self.collation.callables,
-            loads_torch=self._loads_torch,
+            fields=tuple(field for recipe in self.recipes for field in recipe.fields),
+            draws_from_globals=tuple(
+                of_component(name, drawing)
+                for name, recipe in named
+                for drawing in recipe.draw_from_globals()
+            ),
+            callables=tuple(
+                (of_component(name, called), function)
+                for name, recipe in named
+                for called, function in recipe.callables()
+            )
+            + self.collation.callables,
+            loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
             reserved=self.collation.reserved,
             storages=self.storages,
-            alike=self.order if isinstance(self.order, AlikeOrder) else None,
+            alike=order if isinstance(order, AlikeOrder) else None,
+            mixture=order.mixture_identity if isinstance(order, MixtureOrder) else None,
         )
 
-    def prepare(self, joined: Sequence[JoinedShards] | None = None) -> None:
-        """List the members of all shards that are scanned, and make the joins, or these ones.
-
-        The members of all samples are checked, too, unless it is a component of a mixture.
+    def prepare(self) -> None:
+        """List the members of all shards that are scanned, make the joins, and check all samples.
 
         Raises:
             ShardError: A shard or a joined table cannot be read, or a sample lacks a member.
@@ -146,82 +144,27 @@ class IndexedSource:
         with closing(Storages(self.storages)) as storages:
             store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
-            prepare_joins(self._joined if joined is None else joined, self.cache, store)
-        if joined is None:
-            self.require_all_members()
-
-    def require_all_members(self) -> None:
-        """Check the members of all samples, if the shards are local and at most 1,000.
-
-        Raises:
-            ShardError: A sample lacks a member, or a shard cannot be read.
-        """
-        urls, store = self.index.urls, TableStore(self.cache)
-        if len(urls) <= _MOST_CHECKED and all(map(is_local, urls)):
-            for shard, url in enumerate(urls):
-                self.require_members(shard, store.table_of(url))
-
-    def require_members(self, shard: int, table: MemberTable) -> None:
-        """Check that all samples of a shard that a filter keeps have all fields that they need.
-
-        Raises:
-            MissingFieldError: One lacks a field, and no other sample may stand for it.
-        """
-        for field in self.fields if self.max_bad is None and not self.allows_gaps else ():
-            suffixes = field.suffixes_in(table.suffixes) if field.is_list else field.suffixes
-            lacking = np.flatnonzero(table.members_with(suffixes) < 0)
-            if len(lacking) and self.index.kept is not None:
-                lacking = np.intersect1d(lacking, self.index.kept.of_shard(shard))
-            if len(lacking) and not (field.is_optional or field.is_joined):
-                where = f"sample {table.key(lacking[0])!r} of {redact(self.index.urls[shard])}"
-                raise field.lacking(where, table.suffixes_of(lacking[0]))
-
-    @property
-    def draws_from_globals(self) -> list[str]:
-        """Names of transforms that may draw from the global generators."""
-        return drawing_names(*self._steps, fields=self.fields)
-
-    @property
-    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
-        """The transforms of fields and those of samples."""
-        return self.transforms, self.sample_transforms
-
-    @property
-    def _loads_torch(self) -> bool:
-        if self.collation.takes_arrays:
-            return decoding_loads_torch(self.fields, *self._steps)
-        made_by_crops = bool(layouts_of(self.transforms))
-        return made_by_crops or decoding_loads_torch(self.fields, *self._steps, plain=False)
+            prepare_joins(self._joined, self.cache, store)
+        store = TableStore(self.cache)
+        for part, first in zip(self._parts, self.index.first_shards, strict=True):
+            if part.num_shards <= _MOST_CHECKED and all(map(is_local, part.urls)):
+                for shard, url in enumerate(part.urls, first):
+                    self._require_members(shard, store.table_of(url))
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to check fields and transforms; no bad sample is replaced.
 
-        Nothing is fetched ahead for it, so it needs one table and no more.
+        Of a mixture it is the largest of those that are made, one of each component. Nothing is
+        fetched ahead for it, so it needs one table of a component and no more.
 
         Raises:
-            ShardError: The sample cannot be made.
+            ShardError: The sample cannot be made, or those of several components do not fit into
+                one batch where they have to.
         """
-        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
-        alone = replace(
-            self,
-            epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
-            max_bad=None,
-            allows_gaps=self.max_bad is not None,
-            **watched_settings(self.fields, *self._steps),
-            collation=self.collation.watched(),
-            storages=without_cache(self.storages),
-        )
-        if self.collation.component is None:  # of a component the mixture looks at all components
-            require_found(self.lacking_fields())
-        return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
-
-    def lacking_fields(self) -> list[LackingField]:
-        """The optional fields that are in none of the samples of a few shards."""
-        if not optional_names(self.fields) or self.index.counts is None:
-            return []
-        storages = without_cache(self.storages)
-        with OpenShards(self.index, self.cache, storages=storages) as shards:
-            return lacking_fields(shards, self.fields, self.index.counts)
+        alone, components = self._alone(), self._components(self._recipes)
+        components.require_found([source.lacking_fields() for source in alone])
+        makers = [partial(source.first_of_alone, place) for source in alone]
+        return components.first_of(makers, self.collation.reserved, are_apart=self._are_apart)
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
@@ -231,81 +174,25 @@ class IndexedSource:
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        clock, unreadable = StageClock(), set[tuple[int, int]]()
-
-        def begin(reading: Reading) -> Callable[[int], EpochRows]:
-            reader = self.reader(reading, clock, arena)
-            reading.shards.on_open = self.require_members
-            return lambda epoch: self.rows_of(epoch, reading, reader, unreadable, clock, arena)
-
-        worker_epochs = self.epochs.worker_epochs(place, cursor)
-        return batches_of_worker(self.reading(place, cursor), worker_epochs, begin)
-
-    def reading(
-        self, place: Place, cursor: Cursor, joined: Sequence[JoinedShards] | None = None
-    ) -> AbstractContextManager[Reading]:
-        """What one worker reads its shards by from the cursor on, with its joins or these ones."""
-        known = (self.index, self.cache, self.storages, self.order, self.epochs)
-        joined = self._joined if joined is None else joined
-        return reading_shards(*known, joined=joined, place=place, cursor=cursor)
-
-    @property
-    def _joined(self) -> list[JoinedShards]:
-        return [JoinedShards(self.joins, self.index)]
-
-    def rows_of(
-        self,
-        epoch: int,
-        reading: Reading,
-        reader: BatchReader | None,
-        unreadable: set[tuple[int, int]],
-        clock: StageClock,
-        arena: Arena | None,
-    ) -> EpochRows:
-        """What makes its rows in an epoch."""
-        transforms = SampleTransforms(
-            transforms=self.transforms,
-            seeds=SampleSeeds(self.seed, epoch),
-            clock=clock,
-            sample_transforms=self.sample_transforms,
-            decoders=own_decoders(self.fields),
-            optional=optional_names(self.fields),
-        )
-        made_by = (self.row_settings, epoch, reading.shards, transforms)
-        return EpochRows(*made_by, unreadable, clock, arena, reader)
-
-    def reader(
-        self,
-        reading: Reading,
-        clock: StageClock,
-        arena: Arena | None,
-        share: int = 1,
-        of_components: ComponentColumns | None = None,
-    ) -> BatchReader | None:
-        """What makes its batches field by field, if so many do; None if that is not possible.
-
-        `of_components` is as of `BatchReader`.
-        """
-        fields = chain(*of_components.fields.of_components) if of_components else self.fields
-        if not all(map(can_decode, fields)):
-            return None
-        return BatchReader(
-            reading.shards,
-            self.row_settings.fields,
-            self.batch_format,
-            clock,
-            arena=arena,
-            buffer=reading.new_buffer(share),
-            collation=self.collation,
-            of_components=of_components,
-        )
-
-    @property
-    def row_settings(self) -> RowSettings:
-        """What its rows follow from."""
-        fields = with_arrays(self.fields, *self._steps, plain=self.collation.takes_arrays)
-        settings = (self.batch_format, self.max_bad, self.collation)
-        return RowSettings(self.order, fields, self._steps, *settings)
+        worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
+        with self._reading(place, cursor) as reading:
+            reading.shards.on_open = self._require_members
+            plain = self.collation.takes_arrays
+            components = self._components([each.with_arrays(plain=plain) for each in self._recipes])
+            reader = None
+            if all(can_decode(field) for recipe in self.recipes for field in recipe.fields):
+                reader = BatchReader(
+                    reading.shards,
+                    components,
+                    clock,
+                    arena=arena,
+                    buffer=reading.new_buffer(),
+                    collation=self.collation,
+                )
+            made = self.seed, components, self.max_bad, self.collation
+            maker = BatchMaker(self.order, *made, reading.shards, clock, arena, reader)
+            for turn, worker_epoch in enumerate(worker_epochs):
+                yield from reading.followed(turn, worker_epoch, maker.batches(worker_epoch))
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
         """A rank's share of the digest of the samples at these positions of an epoch."""
@@ -328,3 +215,111 @@ class IndexedSource:
                 ]
                 for start, stop in (plan.rank_span(step, place.rank) for step in steps)
             ]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of the components; of a data set alone it is empty."""
+        return self.order.slots.names if isinstance(self.order, MixtureOrder) else ("",)
+
+    @property
+    def _parts(self) -> tuple[ShardIndex, ...]:
+        """The shards of each component."""
+        return self.index.components or (self.index,)
+
+    @property
+    def _are_apart(self) -> bool:
+        """Whether each batch is of one component."""
+        order = self.order
+        unit = order.slots.schedule.unit if isinstance(order, MixtureOrder) else 1
+        return unit % self.epochs.batch_size == 0
+
+    @property
+    def _recipes(self) -> tuple[Recipe, ...]:
+        """The recipes, whose fields are in the order of the first one's."""
+        places = {name: place for place, name in enumerate(self.recipes[0].names)}
+
+        def in_order(recipe: Recipe) -> Recipe:
+            of = sorted(recipe.fields, key=lambda field: places.get(field.name, len(places)))
+            return replace(recipe, fields=tuple(of))
+
+        return tuple(map(in_order, self.recipes))
+
+    def _components(self, recipes: Sequence[Recipe]) -> Components:
+        are_stacked = self.collation.collate_fn is None
+        first_shards, batch_format = self.index.first_shards, self.batch_format
+        return Components(tuple(recipes), self._names, first_shards, batch_format, are_stacked)
+
+    def _alone(self) -> list["IndexedSource"]:
+        """Each component as a data set alone, with the seed and the order of its own."""
+        order = self.order
+        if not isinstance(order, MixtureOrder):
+            return [self]
+        return [
+            replace(
+                self,
+                index=index,
+                order=component.order,
+                seed=int(component.order.identity().get("seed", self.seed)),
+                recipes=(recipe,),
+                collation=replace(self.collation, component=number),
+            )
+            for number, (index, component, recipe) in enumerate(
+                zip(self.index.components, order.mix, self._recipes, strict=True)
+            )
+        ]
+
+    def first_of_alone(self, place: Place) -> LoadedBatch:
+        """The first sample of a data set alone, or the first good one where some may be bad."""
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
+        alone = replace(
+            self,
+            epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
+            max_bad=None,
+            allows_gaps=self.max_bad is not None,
+            recipes=tuple(recipe.watched() for recipe in self.recipes),
+            collation=self.collation.watched(),
+            storages=without_cache(self.storages),
+        )
+        return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
+
+    def lacking_fields(self) -> list[LackingField]:
+        """The optional fields that are in none of the samples of a few shards."""
+        fields = self.recipes[0].fields
+        if not self.recipes[0].optional or self.index.counts is None:
+            return []
+        storages = without_cache(self.storages)
+        with OpenShards(self.index, self.cache, storages=storages) as shards:
+            return lacking_fields(shards, fields, self.index.counts)
+
+    @property
+    def _joined(self) -> list[JoinedShards]:
+        """The joins of each component."""
+        firsts: list[int] = self.index.first_shards.tolist()
+        of_each = zip(self.recipes, self._parts, firsts, self._names, strict=True)
+        return [
+            JoinedShards(recipe.joins, part, first, name) for recipe, part, first, name in of_each
+        ]
+
+    def _reading(self, place: Place, cursor: Cursor) -> AbstractContextManager[Reading]:
+        """What one worker reads its shards by from the cursor on."""
+        known = (self.index, self.cache, self.storages, self.order, self.epochs)
+        return reading_shards(*known, joined=self._joined, place=place, cursor=cursor)
+
+    def _require_members(self, shard: int, table: MemberTable) -> None:
+        """Check that all samples of a shard that a filter keeps have all fields that they need.
+
+        Raises:
+            MissingFieldError: One lacks a field, and no other sample may stand for it.
+        """
+        if self.max_bad is not None or self.allows_gaps:
+            return
+        number = int(np.searchsorted(self.index.first_shards, shard, side="right")) - 1
+        kept, first = self._parts[number].kept, int(self.index.first_shards[number])
+        for field in self.recipes[number].fields:
+            suffixes = field.suffixes_in(table.suffixes) if field.is_list else field.suffixes
+            lacking = np.flatnonzero(table.members_with(suffixes) < 0)
+            if len(lacking) and kept is not None:
+                lacking = np.intersect1d(lacking, kept.of_shard(shard - first))
+            if len(lacking) and not (field.is_optional or field.is_joined):
+                where = f"sample {table.key(lacking[0])!r} of {redact(self.index.urls[shard])}"
+                raise field.lacking(where, table.suffixes_of(lacking[0]))

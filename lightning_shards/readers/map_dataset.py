@@ -26,14 +26,11 @@ from lightning_shards.errors import (
 from lightning_shards.readers.joined import make_all_fields, with_kinds
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
-from lightning_shards.readers.stages import named_callables, own_decoders
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import (
-    Field,
     GivenClasses,
     lack_classes,
-    optional_names,
-    with_arrays,
     with_found_classes,
     with_given_classes,
 )
@@ -43,10 +40,9 @@ from lightning_shards.samples.transforms import (
     SampleTransform,
     SampleTransforms,
     Transform,
-    batch_fields_of,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
+from lightning_shards.shards.joins.finding import JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -117,7 +113,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         )
         self._given_fields = with_given_classes(made, classes or {})
         self._sample_transforms = tuple(sample_transforms or ())
-        for name, transform in named_callables(self._transforms, self._sample_transforms):
+        for name, transform in Recipe((), self._transforms, self._sample_transforms).callables():
             if not callable(transform):
                 raise ConfigError(f"{name} must be callable, got {transform!r}")
 
@@ -143,13 +139,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        transforms = SampleTransforms(
-            self._transforms,
-            SampleSeeds(self._seed, self._epoch),
-            sample_transforms=self._sample_transforms,
-            decoders=own_decoders(self._fields),
-            optional=optional_names(self._fields),
-        )
+        transforms = self._recipe.keyed(SampleSeeds(self._seed, self._epoch))
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
 
@@ -163,13 +153,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
         # the first shard that ends after this position; an empty one ends where it begins
         shard = int(np.searchsorted(self._stops, position, side="right")) - 1
         transforms.seed_decoders(position)
-        sample: Sample = read_sample(
-            self._shards, self._fields, shard, position - int(self._stops[shard])
-        )
+        number, recipe = position - int(self._stops[shard]), self._recipe
+        sample: Sample = read_sample(self._shards, recipe.fields, shard, number)
         sample = transforms.apply(sample, position)
-        configured = [field.name for field in self._fields]
-        names = batch_fields_of([sample], configured, "dict", self._sample_transforms)
-        fields = {name: sample[name] for name in names}
+        fields = {name: sample[name] for name in recipe.batch_names([sample], "dict")}
         fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
         return fields | {
             "__key__": sample["__key__"],
@@ -187,16 +174,13 @@ class ShardDataset(Dataset[dict[str, Any]]):
         return index
 
     @cached_property
-    def _fields(self) -> tuple[Field, ...]:
-        index = self._index
+    def _recipe(self) -> Recipe:
+        index, storages = self._index, remote_storages(self._settings)
+        joins = tuple(find_join(join, self._cache, storages) for join in self._join)
         fields = with_found_classes(self._given_fields, index.urls, index.class_files)
-        fields = with_kinds(fields, self._joins, self._decode, self._transforms)
-        return with_arrays(fields, self._transforms, self._sample_transforms)
-
-    @cached_property
-    def _joins(self) -> tuple[Join, ...]:
-        storages = remote_storages(self._settings)
-        return tuple(find_join(join, self._cache, storages) for join in self._join)
+        fields = with_kinds(fields, joins, self._decode, self._transforms)
+        recipe = Recipe(fields, self._transforms, self._sample_transforms, joins)
+        return recipe.with_arrays(plain=False)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -206,7 +190,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        joined = JoinedShards(self._joins, self._index)
+        joined = JoinedShards(self._recipe.joins, self._index)
         shards = OpenShards(self._index, self._cache, storages=self._storages, joined=[joined])
         weakref.finalize(self, shards.__exit__)
         return shards

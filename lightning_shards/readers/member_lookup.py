@@ -97,11 +97,12 @@ class MemberSizes:
 
 
 def find_members(
-    shards: OpenShards, fields_of: Callable[[int], Sequence[Field]], ids: Ints
+    shards: OpenShards, suffixes_of: Callable[[int], Sequence[tuple[str, ...]]], ids: Ints
 ) -> tuple[Stamps, SampleKeys, Extents]:
     """What the tables say of these samples; the storage is told what will be read.
 
-    `fields_of` gives the fields of a shard, as many of each.
+    `suffixes_of` gives the suffixes of each field of a shard, as many fields of each shard. A field
+    that its samples do not have has none.
     """
     order = by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
@@ -119,9 +120,8 @@ def find_members(
         keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
-        fields = fields_of(shard)
         begun = (shard_numbers[start:stop], samples_of_shard, begins)
-        extents.append(_extents(reader, fields, *begun))
+        extents.append(_extents(reader, suffixes_of(shard), *begun))
         if shards.mapped_bytes > _KEPT_BYTES:
             release_pages(reader.table)
     back, key_lengths = inverse(order), np.concatenate(lengths)
@@ -145,10 +145,14 @@ def _announce(reader: ShardReader, samples: Ints, begins: Ints) -> None:
 
 
 def _extents(
-    reader: ShardReader, fields: Sequence[Field], shards: Ints, samples: Ints, begins: Ints
+    reader: ShardReader,
+    suffixes: Sequence[tuple[str, ...]],
+    shards: Ints,
+    samples: Ints,
+    begins: Ints,
 ) -> Extents:
     table = reader.table
-    members = np.array([reader.members_with(field.suffixes)[samples] for field in fields])
+    members = np.array([reader.members_with(of_field)[samples] for of_field in suffixes])
     is_absent = members < 0
     sizes = np.where(is_absent, ABSENT, table.sizes[members])
     # where nothing is to be read, the read of what is near is not cut

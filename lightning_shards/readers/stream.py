@@ -1,23 +1,27 @@
-"""The stages of a stream that decode the fields of samples and transform them."""
+"""The stream reader: whole shards, read from their beginnings by pipelines of webdataset.
+
+Each component of a mixture has a pipeline of its own, and the slots of the mixture say whose sample
+comes next. A data set alone is one pipeline.
+"""
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 
-from lightning_shards.errors import (
-    SampleError,
-    StateError,
-)
+from lightning_shards.errors import ConfigError, SampleError, StateError
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.mixture import MixtureIdentity, component_seed
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
@@ -26,6 +30,8 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
+from lightning_shards.readers.mixed import Components, of_component
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.shard_samples import (
     ReadSlices,
     ShardSlice,
@@ -41,30 +47,12 @@ from lightning_shards.readers.source import (
     require_no_stages,
     shard_identity,
 )
-from lightning_shards.readers.stages import (
-    ApplyTransforms,
-    DecodeFields,
-    NamedStage,
-    Stage,
-    drawing_names,
-    named_callables,
-    own_decoders,
-    watched_settings,
-)
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch, PixelLayout, Sample
+from lightning_shards.readers.stages import ApplyTransforms, DecodeFields, NamedStage, Stage
+from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
-from lightning_shards.samples.fields import Field, optional_names, with_arrays
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
-from lightning_shards.samples.optional_fields import require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
-from lightning_shards.samples.transforms import (
-    SampleTransform,
-    SampleTransforms,
-    Transform,
-    batch_fields_of,
-    layouts_of,
-)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.remote.proxies import require_hosts
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
@@ -75,17 +63,45 @@ _STAGE_POSITIONS = 1 << 48
 _SHUFFLE_POSITIONS = 1 << 49
 """Where the positions that seed shuffle buffers begin, far above those of stages."""
 
+_OF_THE_MIX = ("order_version", "seed", "reader")
+"""Entries of a component's identity that are those of the whole mix."""
 
-class ComponentNumbers(NamedTuple):
-    """Where a data set stands in a mixture.
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What makes the samples of one data set.
 
     Attributes:
-        component: Its number, which is the `__component__` of its samples.
-        first_shard: The shards of the components before it, with which those of its ids begin.
+        sampling: `resampled` draws shards with replacement; the others serve each sample once.
+        recipe: How the members of a sample become a row.
+        stages: The user's stages, after the fields are decoded and before the transforms.
+        shuffle_buffer: Samples held by webdataset's shuffle; 0 for none, as `sequential` has.
     """
 
-    component: int
+    sampling: Sampling
+    recipe: Recipe
+    stages: tuple[Stage, ...] = ()
+    shuffle_buffer: int = 1000
+
+
+class _Component(NamedTuple):
+    """A component of a mixture, or all of a split.
+
+    Attributes:
+        number: As in `__component__`.
+        name: Empty for all of a split.
+        pipeline: What makes its samples.
+        shards: Its shards.
+        first_shard: The number that the first of them has in ids.
+        seed: Keys its draws, shuffles and transforms.
+    """
+
+    number: int
+    name: str
+    pipeline: Pipeline
+    shards: ShardIndex
     first_shard: int
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -93,67 +109,79 @@ class StreamSource:
     """Streams whole shards; restarts from any cursor, with fresh draws.
 
     Attributes:
-        index: The shards and, where known, how many samples each holds.
+        index: The shards and, where known, how many samples each holds; of a mixture those of all
+            components, one after the other.
         epochs: How the stream is cut into epochs.
-        sampling: `resampled` draws shards with replacement; the others serve each sample once.
         seed: Keys every draw, shuffle and transform.
-        fields: What is taken from each sample.
-        transforms: One callable per field that has one.
-        stages: The user's stages, after the fields are decoded and before the transforms.
-        shuffle_buffer: Samples held by webdataset's shuffle; 0 for none, as `sequential` has.
+        pipelines: One for each component; a data set is the only component.
+        slots: Where in the sequence of a mixture each component stands; None: it is no mixture.
         batch_format: A dict, or the fields in order as a tuple.
         max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
         storages: Storages by scheme, where other ones are to read the shards than by default: a
             callable, which is pickled and makes the storage in the process that reads.
-        sample_transforms: Callables for whole samples, which are applied before `transforms`.
         collation: The `collate_fn` and the reserved entries of the batches.
-        numbers: Of a component of a mixture: how its samples are numbered; None: it is none.
     """
 
     index: ShardIndex
     epochs: EpochSchedule
-    sampling: Sampling
     seed: int
-    fields: tuple[Field, ...]
-    transforms: dict[str, Transform]
-    stages: tuple[Stage, ...] = ()
-    shuffle_buffer: int = 1000
+    pipelines: tuple[Pipeline, ...]
+    slots: MixtureSlots | None = None
     batch_format: BatchFormat = "dict"
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
-    sample_transforms: tuple[SampleTransform, ...] = ()
     collation: Collation = BUILT_IN_COLLATION
-    numbers: ComponentNumbers | None = None
 
-    def identity(self) -> dict[str, int | str]:
-        """The values that a resumed run must have, too; each start has draws of its own."""
-        own = (self.sampling, self.seed, self.index, self.transforms, self.fields)
-        return shard_identity("stream", *own) | self.index.kept_identity
+    def __post_init__(self) -> None:
+        """Refuse components that cannot be streamed together.
 
-    def describe(self) -> SourceDescription:
-        """Whole shards are kept together."""
-        return SourceDescription(
-            reader="stream",
-            sampling=self.sampling,
-            index=self.index,
-            is_streamed=True,
-            run=0,
-            shuffle_buffer=self.shuffle_buffer,
-            max_bad=self.max_bad,
-            fields=self.fields,
-            draws_from_globals=tuple(self.draws_from_globals),
-            callables=named_callables(*self._steps, self.stages, self.fields)
-            + self.collation.callables,
-            reserved=self.collation.reserved,
-            storages=self.storages,
-        )
-
-    def prepare(self) -> None:
-        """Nothing: a stream needs no tables."""
+        Raises:
+            ConfigError: One serves each sample once, they are not those of the slots, or batches
+                are tuples whose places would mean other fields in other batches.
+        """
+        if self.slots is not None:
+            _require_streamable(self.slots, self)
 
     def with_epochs(self, epochs: EpochSchedule) -> "StreamSource":
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
+
+    def identity(self) -> dict[str, int | str]:
+        """The values that a resumed run must have, too; each start has draws of its own."""
+        if self.slots is None:
+            return _identity_of(self._components[0])
+        return self._mixture_identity(self.slots).values() | {"reader": "stream"}
+
+    def describe(self) -> SourceDescription:
+        """All components together; whole shards are kept together."""
+        named = list(zip(self._names, self.pipelines, strict=True))
+        return SourceDescription(
+            reader="stream",
+            sampling=self.pipelines[0].sampling if self.slots is None else "mixture",
+            index=self.index,
+            is_streamed=True,
+            run=0,
+            shuffle_buffer=sum(pipeline.shuffle_buffer for pipeline in self.pipelines),
+            max_bad=self.max_bad,
+            fields=tuple(field for each in self.pipelines for field in each.recipe.fields),
+            draws_from_globals=tuple(
+                of_component(name, drawing)
+                for name, each in named
+                for drawing in each.recipe.draw_from_globals(each.stages)
+            ),
+            callables=tuple(
+                (of_component(name, called), function)
+                for name, each in named
+                for called, function in each.recipe.callables(each.stages)
+            )
+            + self.collation.callables,
+            reserved=self.collation.reserved,
+            storages=self.storages,
+            mixture=None if self.slots is None else self._mixture_identity(self.slots),
+        )
+
+    def prepare(self) -> None:
+        """Nothing: a stream needs no tables."""
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
@@ -163,12 +191,14 @@ class StreamSource:
         Raises:
             StateError: The cursor is inside an epoch that serves each sample once. Ranks and
                 workers read stretches of their own, not the epoch's first samples.
-            ShardError: A shard, a sample or a stage cannot give what was planned.
+            ShardError: A shard, a sample or a stage cannot give what was planned, or samples of
+                several components do not fit into one batch.
         """
-        if cursor.samples and self.sampling != "resampled":
+        sampling = self.pipelines[0].sampling
+        if cursor.samples and sampling != "resampled":
             raise StateError(
                 f"the stream reader cannot begin {cursor.samples} samples into an epoch with "
-                f"sampling={self.sampling!r}; resume from a checkpoint of an epoch's end, or train "
+                f"sampling={sampling!r}; resume from a checkpoint of an epoch's end, or train "
                 "with sampling='resampled'"
             )
         storages_here = shared_out(self.storages, len(place.ranks_of_node))
@@ -177,47 +207,33 @@ class StreamSource:
             for worker_epoch in self.epochs.worker_epochs(place, cursor):
                 yield from meter.each(self._batches_of(worker_epoch, arena, storages))
 
-    @property
-    def draws_from_globals(self) -> list[str]:
-        """Transforms and stages that may draw from the generators of the whole process."""
-        return drawing_names(*self._steps, self.stages, self.fields)
-
-    @property
-    def _steps(self) -> tuple[dict[str, Transform], tuple[SampleTransform, ...]]:
-        """The transforms of fields and those of samples."""
-        return self.transforms, self.sample_transforms
-
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
 
+        Of a mixture it is the largest of those that are made, one of each component.
+
         Raises:
-            ShardError: They do not.
+            ShardError: They do not, or samples of several components do not fit into one batch.
         """
         require_hosts(self.index.urls)
-        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
-        alone = replace(
-            self,
-            sampling="resampled",
-            shuffle_buffer=0,
-            epochs=epochs_to_try(place, has_weights=has_weights),
-            max_bad=None,
-            **watched_settings(self.fields, *self._steps),
-            collation=self.collation.watched(),
+        self._together.require_found(
+            [
+                lacking_members(each.shards, each.pipeline.recipe.fields, self.storages)
+                for each in self._components
+            ]
         )
-        # without counts a shard is read from its start, which costs least; with them from anywhere
-        first = replace(alone, index=replace(self.index, counts=None))
-        others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
-        if self.numbers is None:  # of a component the mixture looks at all components
-            require_found(lacking_members(self.index, self.fields, self.storages))
-        return first_good_sample([first, *others], place)
+        makers = [partial(self._first_of, each, place) for each in self._components]
+        unit = 1 if self.slots is None else self.slots.schedule.unit
+        are_apart = unit % self.epochs.batch_size == 0
+        return self._together.first_of(makers, self.collation.reserved, are_apart=are_apart)
 
     def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
         """A rank's share of the digest of a whole epoch that serves each sample once.
 
         None for the rest: in which order they come depends on the numbers of ranks and workers.
         """
-        counts, kept = self.index.kept_counts, self.index.kept
-        if self.sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
+        counts, kept, sampling = self.index.kept_counts, self.index.kept, self.pipelines[0].sampling
+        if sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
             return None
         inner = SampleOrder(counts, self.seed, "sequential")
         order = inner if kept is None else KeptOrder(inner, kept)
@@ -227,173 +243,274 @@ class StreamSource:
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
         """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
-        require_no_stages(self.stages)
-        return read_again(self.undecoded(), place, epoch, steps, num_workers)
-
-    def undecoded(self) -> "StreamSource":
-        """The same samples without fields, in batches that are dicts."""
-        return replace(
-            self,
-            fields=(),
-            transforms={},
-            sample_transforms=(),
-            batch_format="dict",
-            collation=BUILT_IN_COLLATION,
-        )
-
-    def samples_of(
-        self,
-        worker_epoch: WorkerEpoch,
-        ledger: BadSampleLedger,
-        clock: StageClock,
-        storages: Storages,
-    ) -> Generator[Sample]:
-        """The samples of one worker in one epoch, with substitutes for the bad ones.
-
-        Nothing is opened before the first of them.
-        """
-        return ledger.fill(
-            self._samples(worker_epoch, ledger, clock, storages),
-            lambda: self._spare(worker_epoch, storages),
-        )
-
-    def rows(self, samples: Iterator[Sample], size: int) -> list[Sample]:
-        """The next samples for one batch: `size`, or as many as are left.
-
-        Raises:
-            SampleError: A sample cannot be made.
-        """
-        return list(islice(samples, size))
-
-    def names_of(self, rows: Sequence[Sample]) -> list[str]:
-        """The fields of a batch of these rows, in their order; errors as of `batch_fields_of`."""
-        configured = [field.name for field in self.fields]
-        return batch_fields_of(rows, configured, self.batch_format, self.sample_transforms)
+        for pipeline in self.pipelines:
+            require_no_stages(pipeline.stages)
+        undecoded = tuple(replace(each, recipe=Recipe()) for each in self.pipelines)
+        made = {"batch_format": "dict", "collation": BUILT_IN_COLLATION}
+        bare = replace(self, pipelines=undecoded, **made)
+        return read_again(bare, place, epoch, steps, num_workers)
 
     @property
-    def layouts(self) -> dict[str, PixelLayout]:
-        """Of the fields that crops make."""
-        return layouts_of(self.transforms, optional_names(self.fields))
+    def _names(self) -> tuple[str, ...]:
+        """Of the components; of a data set alone it is empty."""
+        return ("",) if self.slots is None else self.slots.names
+
+    @property
+    def _components(self) -> list[_Component]:
+        parts = self.index.components or (self.index,)
+        firsts: list[int] = self.index.first_shards.tolist()
+        named = zip(self._names, self.pipelines, parts, firsts, strict=True)
+        return [
+            _Component(number, *each, component_seed(self.seed, each[0]) if each[0] else self.seed)
+            for number, each in enumerate(named)
+        ]
+
+    @property
+    def _together(self) -> Components:
+        recipes = tuple(pipeline.recipe for pipeline in self.pipelines)
+        are_stacked = self.collation.collate_fn is None
+        first_shards = self.index.first_shards
+        return Components(recipes, self._names, first_shards, self.batch_format, are_stacked)
+
+    def _mixture_identity(self, slots: MixtureSlots) -> MixtureIdentity:
+        described = {
+            each.name: " ".join(
+                f"{key}={value}"
+                for key, value in _identity_of(each).items()
+                if key not in _OF_THE_MIX
+            )
+            for each in self._components
+        }
+        return MixtureIdentity(slots, described)
+
+    def _first_of(self, component: _Component, place: Place) -> LoadedBatch:
+        """The first sample of one component, or the first good one where some may be bad."""
+        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
+        recipe, collation = component.pipeline.recipe.watched(), self.collation.watched()
+        if component.name:
+            collation = replace(collation, component=component.number)
+        watched = replace(component.pipeline, sampling="resampled", shuffle_buffer=0, recipe=recipe)
+        alone = replace(
+            self,
+            index=component.shards,
+            epochs=epochs_to_try(place, has_weights=has_weights),
+            seed=component.seed,
+            pipelines=(watched,),
+            slots=None,
+            max_bad=None,
+            collation=collation,
+        )
+        # without counts a shard is read from its start, which costs least; with them from anywhere
+        first = replace(alone, index=replace(component.shards, counts=None))
+        others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
+        return first_good_sample([first, *others], place)
 
     def _batches_of(
         self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
     ) -> Iterator[LoadedBatch]:
-        ledger, clock = BadSampleLedger(self.max_bad, worker_epoch.epoch), StageClock()
-        samples = self.samples_of(worker_epoch, ledger, clock, storages)
-        draws_from_globals = bool(self.draws_from_globals)
-        for step in worker_epoch.own_steps():
-            if draws_from_globals:
-                with preserved_globals():
-                    self.seed_stages(worker_epoch, step)
-                    loaded = self._batch(samples, worker_epoch, step, clock, arena)
-            else:
-                loaded = self._batch(samples, worker_epoch, step, clock, arena)
-            yield loaded._replace(bad=tuple(ledger.take()), stages=clock.take())
+        clock = StageClock()
+        with ExitStack() as stack:
+            running: list[_Running] = [
+                stack.enter_context(closing(_Running(each, self, worker_epoch, clock, storages)))
+                for each in self._components
+            ]
+            draws_from_globals = any(each.draws_from_globals for each in running)
+            for step in worker_epoch.own_steps():
+                with preserved_globals() if draws_from_globals else nullcontext():
+                    loaded = self._batch(running, worker_epoch, step, clock, arena)
+                bad = tuple(bad for each in running for bad in each.ledger.take())
+                yield loaded._replace(bad=bad, stages=clock.take())
 
     def _batch(
         self,
-        samples: Iterator[Sample],
+        running: Sequence["_Running"],
         worker_epoch: WorkerEpoch,
         step: int,
         clock: StageClock,
         arena: Arena | None,
     ) -> LoadedBatch:
         size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        rows = self.rows(samples, size)
-        if len(rows) < size:
-            raise SampleError(
-                f"only {len(rows)} of {size} samples are left for a batch: a stage dropped some, "
-                "but each is planned once; stages that drop samples need sampling='resampled'"
+        numbers: list[int] = []
+        if self.slots is None:
+            rows = running[0].rows(size, step)
+        else:
+            span = worker_epoch.span(step)
+            numbers = self.slots.components(worker_epoch.epoch, *span).tolist()
+            in_turn = {
+                number: iter(running[number].rows(numbers.count(number), step))
+                for number in sorted(set(numbers))
+            }
+            rows = [next(in_turn[number]) for number in numbers]
+        planned = worker_epoch.weights(step)
+        weights = planned if self.max_bad is None else weights_of(rows, planned)
+        with clock.on("collate"):
+            rows, names, layouts = self._together.collated(rows, numbers)
+            made = (rows, names, weights, self.batch_format, (), arena, layouts)
+            begun = self.collation.begun(*made, components=numbers)
+            return self.collation.finished(begun, layouts)
+
+
+def _identity_of(component: _Component) -> dict[str, int | str]:
+    """What the samples of one component depend on."""
+    pipeline, index = component.pipeline, component.shards
+    own = component.seed, index, pipeline.recipe.transforms, pipeline.recipe.fields
+    return shard_identity("stream", pipeline.sampling, *own) | index.kept_identity
+
+
+def _require_streamable(slots: MixtureSlots, source: StreamSource) -> None:
+    pipelines = source.pipelines
+    if len(pipelines) != len(slots.names):
+        raise ConfigError(
+            f"a mixture needs one pipeline for each of its components, {', '.join(slots.names)}, "
+            f"got {len(pipelines)}; give one for each"
+        )
+    if source.epochs.samples != slots.epoch_samples:
+        raise ConfigError(
+            f"an epoch of the components must have the {slots.epoch_samples} samples of "
+            f"the mixture's, got {source.epochs.samples}; take them from the slots"
+        )
+    fields = sorted(pipelines[0].recipe.names)
+    for name, pipeline in zip(slots.names, pipelines, strict=True):
+        if pipeline.sampling != "resampled":
+            raise ConfigError(
+                f"component {name!r} has sampling={pipeline.sampling!r}, and a mixture that is "
+                "streamed cannot serve each sample once a pass; take reader='indexed', or "
+                "sampling='resampled' for it"
             )
-        if self._is_last(worker_epoch, step) and any(samples):
+        others = sorted(pipeline.recipe.names)
+        if source.batch_format == "tuple" and fields != others:
+            raise ConfigError(
+                f"batch_format='tuple' has the same places in all batches, and component "
+                f"{slots.names[0]!r} has the fields {fields}, {name!r} has {others}; take "
+                "batch_format='dict', or name them alike"
+            )
+
+
+class _Running:
+    """A pipeline of one worker in one epoch; the first row opens a shard.
+
+    Attributes:
+        ledger: Its bad samples, whose substitutes are its own.
+        draws_from_globals: Whether its transforms and stages may draw from the global generators.
+    """
+
+    def __init__(
+        self,
+        component: _Component,
+        source: StreamSource,
+        worker_epoch: WorkerEpoch,
+        clock: StageClock,
+        storages: Storages,
+    ) -> None:
+        self._component, self._storages = component, storages
+        self._pipeline, self._index = component.pipeline, component.shards
+        self._worker_epoch, self._collation = worker_epoch, source.collation
+        self.ledger = BadSampleLedger(source.max_bad, worker_epoch.epoch)
+        recipe, stages = self._pipeline.recipe, self._pipeline.stages
+        self.draws_from_globals = bool(recipe.draw_from_globals(stages))
+        samples = self._all(clock)
+        self._samples: Generator[Sample] = self.ledger.fill(samples, self._spare)
+
+    def rows(self, size: int, step: int) -> list[Sample]:
+        """The next rows, for the batch of this step.
+
+        Raises:
+            SampleError: A stage has ended the stream or given another number of samples than it
+                was given, or a sample cannot be made.
+        """
+        worker_epoch = self._worker_epoch
+        if self.draws_from_globals:
+            at = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
+            self._seeds.seed_globals(at)
+        rows = list(islice(self._samples, size))
+        if len(rows) < size:
+            if self._is_planned:
+                raise SampleError(
+                    f"only {len(rows)} of {size} samples are left for a batch: a stage dropped "
+                    "some, but each is planned once; stages that drop samples need "
+                    "sampling='resampled'"
+                )
+            raise SampleError(
+                f"{of_component(self._component.name, 'the stream')} gave {len(rows)} of {size} "
+                "samples for a batch: one of its stages has ended it; let it go on as long as it "
+                "is given samples"
+            )
+        if self._is_planned and self._is_last(step) and any(self._samples):
             raise SampleError(
                 "a stage made more samples than it was given, but each sample is planned once; "
                 "stages that add samples need sampling='resampled'"
             )
-        planned = worker_epoch.weights(step)
-        weights = planned if self.max_bad is None else weights_of(rows, planned)
-        with clock.on("collate"):
-            made = (rows, self.names_of(rows), weights, self.batch_format, (), arena, self.layouts)
-            components = [] if self.numbers is None else [self.numbers.component] * size
-            return self.collation.finished(
-                self.collation.begun(*made, components=components), self.layouts
-            )
+        return rows
 
-    def _is_last(self, worker_epoch: WorkerEpoch, step: int) -> bool:
+    def close(self) -> None:
+        """End the pipeline and close what it has open."""
+        self._samples.close()
+
+    @property
+    def _is_planned(self) -> bool:
+        """Whether each sample is served once."""
+        return self._pipeline.sampling != "resampled"
+
+    @property
+    def _seeds(self) -> SampleSeeds:
+        return SampleSeeds(
+            self._component.seed, self._worker_epoch.epoch, self._worker_epoch.plan.done
+        )
+
+    def _is_last(self, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
-        is_whole = self.sampling != "resampled" and worker_epoch.steps == worker_epoch.plan.steps
-        return is_whole and step == worker_epoch.own_steps()[-1]
+        is_whole = self._worker_epoch.steps == self._worker_epoch.plan.steps
+        return is_whole and step == self._worker_epoch.own_steps()[-1]
 
-    def _samples(
-        self,
-        worker_epoch: WorkerEpoch,
-        ledger: BadSampleLedger,
-        clock: StageClock,
-        storages: Storages,
-    ) -> Iterator[Sample]:
+    def _all(self, clock: StageClock) -> Iterator[Sample]:
         """The samples of one epoch; repeats (weight 0) come last, by a pipeline of their own."""
-        if self.sampling == "resampled":
-            parts = resampled_slices(self.index, self.seed, worker_epoch)
-            yield from self._pipeline(worker_epoch, parts, ledger, clock, storages)
+        index, seed, worker_epoch = self._index, self._component.seed, self._worker_epoch
+        if not self._is_planned:
+            parts = resampled_slices(index, seed, worker_epoch)
+            yield from self._run(parts, self.ledger, clock)
             return
         for weight in (1, 0):
-            ledger.are_counted = weight == 1
-            is_shuffled = self.sampling == "shuffled"
-            parts = exact_slices(self.index, self.seed, worker_epoch, weight, is_shuffled)
-            yield from self._pipeline(worker_epoch, parts, ledger, clock, storages)
+            self.ledger.are_counted = weight == 1
+            is_shuffled = self._pipeline.sampling == "shuffled"
+            parts = exact_slices(index, seed, worker_epoch, weight, is_shuffled)
+            yield from self._run(parts, self.ledger, clock)
 
-    def _spare(self, worker_epoch: WorkerEpoch, storages: Storages) -> Sample:
+    def _spare(self) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
-        ledger = BadSampleLedger(self.max_bad, worker_epoch.epoch)
-        parts = map(ShardSlice, range(self.index.num_shards))
-        for sample in self._pipeline(worker_epoch, parts, ledger, StageClock(), storages):
+        ledger = BadSampleLedger(self.ledger.max_bad, self._worker_epoch.epoch)
+        parts = map(ShardSlice, range(self._index.num_shards))
+        for sample in self._run(parts, ledger, StageClock()):
             return sample
         raise SampleError(
             "not one sample of these shards is good, so none can stand for a bad one; "
             "on_bad_sample='raise' shows what is wrong with the first"
         )
 
-    def _pipeline(
-        self,
-        worker_epoch: WorkerEpoch,
-        parts: Iterator[ShardSlice],
-        ledger: BadSampleLedger,
-        clock: StageClock,
-        storages: Storages,
+    def _run(
+        self, parts: Iterator[ShardSlice], ledger: BadSampleLedger, clock: StageClock
     ) -> Iterator[Sample]:
-        place = worker_epoch.place
-        seeds = SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done)
+        """The samples of these slices, through all stages."""
+        place, seeds, pipeline = self._worker_epoch.place, self._seeds, self._pipeline
         slot = place.worker * place.world_size + place.rank
-        # where samples may be bad, it is their number that ends the stream
-        limit = 2 * self.index.num_shards + self.shuffle_buffer + 16 + (self.max_bad or 0)
-        watch = Watch(limit)
-        is_planned = self.sampling != "resampled"
-        first_shard = 0 if self.numbers is None else self.numbers.first_shard
-        read = ReadSlices(self.index, watch, ledger, is_planned, clock, storages, first_shard)
-        stages: list[Any] = [lambda: parts, read]
-        if self.sampling != "sequential" and self.shuffle_buffer > 1:
-            rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
-            stages.append(shuffle(self.shuffle_buffer, rng=rng))
-        # stages get tensors, whatever comes after them
-        plain = self.collation.collate_fn is not None and self.collation.takes_arrays
-        plain = plain and not self.stages
-        fields = with_arrays(self.fields, *self._steps, plain=plain)
-        decoders, optional = own_decoders(fields), optional_names(self.fields)
-        transforms = SampleTransforms(
-            self.transforms, seeds, clock, self.sample_transforms, decoders, optional
-        )
         stride = place.world_size * place.num_workers
+        # where samples may be bad, it is their number that ends the stream
+        limit = 2 * self._index.num_shards + pipeline.shuffle_buffer + 16 + (ledger.max_bad or 0)
+        watch = Watch(limit)
+        read_by = self._is_planned, clock, self._storages, self._component.first_shard
+        stages: list[Any] = [lambda: parts, ReadSlices(self._index, watch, ledger, *read_by)]
+        if pipeline.sampling != "sequential" and pipeline.shuffle_buffer > 1:
+            rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
+            stages.append(shuffle(pipeline.shuffle_buffer, rng=rng))
+        # stages get tensors, whatever comes after them
+        plain = self._collation.collate_fn is not None and self._collation.takes_arrays
+        recipe = pipeline.recipe.with_arrays(plain=plain and not pipeline.stages)
+        transforms = recipe.keyed(seeds, clock)
 
         def seed_decoders(number: int) -> None:
             transforms.seed_decoders(slot + number * stride)
 
-        stages.append(DecodeFields(fields, ledger.lose, clock, seed_decoders))
-        stages += [NamedStage(number, stage) for number, stage in enumerate(self.stages)]
+        stages.append(DecodeFields(recipe.fields, ledger.lose, clock, seed_decoders))
+        stages += [NamedStage(number, stage) for number, stage in enumerate(pipeline.stages)]
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
         stages.append(watch.arrived)
         return iter(DataPipeline(*stages))
-
-    def seed_stages(self, worker_epoch: WorkerEpoch, step: int) -> None:
-        """Seed the global generators, from which stages may draw, for this source and step."""
-        position = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
-        SampleSeeds(self.seed, worker_epoch.epoch, worker_epoch.plan.done).seed_globals(position)

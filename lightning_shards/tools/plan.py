@@ -91,10 +91,9 @@ def _sharing(
 ) -> dict[str, Any]:
     """How several nodes share what an epoch reads by offsets; {} where it is drawn or streamed."""
     from lightning_shards.readers.indexed import IndexedSource
-    from lightning_shards.readers.mixtures.indexed import MixtureSource
 
     nodes, description = -(-plan.world_size // ranks), source.describe()
-    is_indexed = isinstance(source, IndexedSource | MixtureSource)
+    is_indexed = isinstance(source, IndexedSource)
     if not is_indexed or nodes == 1 or description.sampling not in {"shuffled", "mixture"}:
         return {}
     fetches, runs = sharing_of_nodes(source.order, source.epochs, ranks, plan.world_size)

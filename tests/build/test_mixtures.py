@@ -7,8 +7,8 @@ import pytest
 
 from lightning_shards import DecodeResize, PlanError, ShardError
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
-from lightning_shards.readers.mixtures.indexed import MixtureSource
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.stream import StreamSource
 from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
 
 NAMES = ("web", "labels", "more")
@@ -158,10 +158,10 @@ def iterated(samples):
 
 
 def test_one_reader_reads_all_components(tmp_path):
-    assert isinstance(source_of(tmp_path, {"sampling": "resampled"}), MixtureSource)
+    assert isinstance(source_of(tmp_path, {"sampling": "resampled"}), IndexedSource)
     stages = {"web": {"stages": [iterated]}}
     streamed = source_of(tmp_path, {"sampling": "resampled"}, stages)
-    assert isinstance(streamed, MixtureStreamSource)
+    assert isinstance(streamed, StreamSource)
     assert streamed.describe().mixture.slots == source_of(tmp_path).order.slots
     with pytest.raises(ConfigError, match=r"stages of 'train.mix.web' are for reader='stream'"):
         source_of(tmp_path, {"reader": "indexed"}, stages)
@@ -376,7 +376,7 @@ def test_a_list_about_one_component_belongs_into_it_and_not_into_the_split(tmp_p
     listed = {"exclude": str(tmp_path / "out.txt")}
     with pytest.raises(ConfigError, match=r"^train\.mix\.labels: exclude: .* component"):
         source_of(tmp_path, listed)
-    assert source_of(tmp_path, None, {"web": listed}).components[0].index.kept_samples == 16
+    assert source_of(tmp_path, None, {"web": listed}).index.components[0].kept_samples == 16
 
 
 def test_a_component_takes_away_the_classes_of_its_split(tmp_path):
@@ -386,5 +386,5 @@ def test_a_component_takes_away_the_classes_of_its_split(tmp_path):
     module = module_of(tmp_path, mix, split)
     web = module.splits["train"].mix["web"]
     assert (web.classes, web.decode) == ({"label": None}, {"label": "int"})
-    fields = module.source("train").components[0].fields
+    fields = module.source("train").recipes[0].fields
     assert {field.name: field.classes for field in fields}["label"] is None

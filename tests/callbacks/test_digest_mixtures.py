@@ -15,7 +15,7 @@ from lightning_shards import EpochDigest, ExactResume, LoaderConfig, ShardDataMo
 from lightning_shards.errors import DigestError
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.plan.mixture_schedule import schedule_mixture
-from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.indexed import IndexedSource
 from tests.mixed_shards import mix_of, module_of
 
 pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -103,30 +103,28 @@ def test_the_rest_of_an_epoch_is_proven_after_a_resume(tmp_path: Path, said: Any
     assert said()["epoch 0"].startswith("8 samples in 4 steps of 1 rank from sample 24 on, as the")
 
 
-def other_samples(source: MixtureSource) -> MixtureSource:
+def other_samples(source: IndexedSource) -> IndexedSource:
     """The samples of one component come in another order of its own."""
     web, *others = source.order.mix
     web = replace(web, order=replace(web.order, seed=web.order.seed + 1))
-    return MixtureSource(source.components, replace(source.order, mix=(web, *others)), source.index)
+    return replace(source, order=replace(source.order, mix=(web, *others)))
 
 
-def other_quotas(source: MixtureSource) -> MixtureSource:
+def other_quotas(source: IndexedSource) -> IndexedSource:
     """A round has a sample more of one component, and one less of another."""
     schedule = schedule_mixture({"web": 4, "labels": 3, "more": 1}, round_units=8, epoch_samples=32)
     slots = replace(source.order.slots, schedule=schedule)
-    return MixtureSource(source.components, replace(source.order, slots=slots), source.index)
+    return replace(source, order=replace(source.order, slots=slots))
 
 
-def no_next_pass(source: MixtureSource) -> MixtureSource:
+def no_next_pass(source: IndexedSource) -> IndexedSource:
     """A component begins with its first pass anew in each epoch."""
 
     class FromTheStart(type(source.order)):
         def at_spans(self, epoch: int, spans: Any) -> Any:
             return super().at_spans(0, spans)
 
-    return MixtureSource(
-        source.components, FromTheStart(source.order.mix, source.order.slots), source.index
-    )
+    return replace(source, order=FromTheStart(source.order.mix, source.order.slots))
 
 
 @pytest.mark.parametrize(
@@ -135,8 +133,8 @@ def no_next_pass(source: MixtureSource) -> MixtureSource:
 def test_a_mix_whose_order_was_tampered_with_ends_the_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any, tamper: Any, epoch: int
 ) -> None:
-    true = MixtureSource.batches
-    monkeypatch.setattr(MixtureSource, "batches", lambda self, *given: true(tamper(self), *given))
+    true = IndexedSource.batches
+    monkeypatch.setattr(IndexedSource, "batches", lambda self, *given: true(tamper(self), *given))
     message = f"epoch {epoch}: the samples served to 1 rank are not those of the order"
     with pytest.raises(DigestError, match=message):
         trainer(tmp_path).fit(Model(), module(tmp_path))

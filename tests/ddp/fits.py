@@ -24,7 +24,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
-from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.workers.fork_server import fork_server
 
 HARMLESS = [
@@ -77,7 +77,7 @@ class FailOnRank1:
         return label
 
 
-class OtherOrderOnRank1(MixtureSource):
+class OtherOrderOnRank1(IndexedSource):
     """A mixture of whose first component rank 1 is served in an order of its own."""
 
     def batches(self, *given: Any) -> Any:
@@ -85,15 +85,14 @@ class OtherOrderOnRank1(MixtureSource):
         if number_of_this_rank() == 1:
             first = replace(first, order=replace(first.order, seed=first.order.seed + 1))
         order = replace(self.order, mix=(first, *others))
-        return MixtureSource(self.components, order, self.index).batches(*given)
+        return IndexedSource(**vars(self) | {"order": order}).batches(*given)
 
 
 class TamperedModule(ShardDataModule):
     """Trains on such a mixture."""
 
     def source(self, *given: Any) -> Any:
-        source: Any = super().source(*given)
-        return OtherOrderOnRank1(source.components, source.order, source.index)
+        return OtherOrderOnRank1(**vars(super().source(*given)))
 
 
 class Saver(ModelCheckpoint):

@@ -18,6 +18,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.tensors import on_load
@@ -60,7 +61,8 @@ def digest_of(url: str, cache: str, transforms: Mapping[str, Callable[..., Any]]
     fields = make_fields(names, raw | {"small": "gray", "plain": "gray"}, frozenset())
     order = SampleOrder(index.counts, 7, "shuffled")
     epochs = EpochSchedule(SAMPLES, SAMPLES // BATCHES, "drop")
-    source = IndexedSource(index, epochs, order, 7, fields, dict(transforms), folder)
+    recipe = Recipe(fields, dict(transforms))
+    source = IndexedSource(index, epochs, order, 7, (recipe,), folder)
     digest = hashlib.sha256()
     for loaded in islice(source.batches(Place(), Cursor()), BATCHES):
         for name in ("small", "label", "x", "__id__", *raw):

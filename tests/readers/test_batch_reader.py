@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.ahead.read_ahead import ReadBuffer
 from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
@@ -66,10 +67,11 @@ ALL = [(shard, sample) for shard, sizes in enumerate(SIZES) for sample in range(
 
 
 def look_up(shards, ids, stops, *, fields=FIELDS, buffer=None, **transforms):
-    reader = BatchReader(shards, fields, "dict", StageClock(), buffer=buffer)
+    recipe = Recipe(tuple(fields), transforms)
+    reader = BatchReader(shards, Components((recipe,)), StageClock(), buffer=buffer)
     spans = list(pairwise([0, *stops]))
     positions = [range(*span) for span in spans]
-    reader.look_up(np.array(ids), positions, SampleTransforms(transforms, SampleSeeds(0, 0)))
+    reader.look_up(np.array(ids), positions, [recipe.keyed(SampleSeeds(0, 0))])
     return reader
 
 

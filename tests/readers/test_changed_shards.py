@@ -14,11 +14,12 @@ from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
@@ -63,9 +64,9 @@ def index_of(*paths, with_crc32=False):
 
 
 def columns(shards, ids, spans, transforms=None):
-    seeds = SampleTransforms(transforms or {}, SampleSeeds(0, 0))
-    reader = BatchReader(shards, FIELDS, "dict", StageClock())
-    reader.look_up(np.array(ids), [range(*span) for span in spans], seeds)
+    recipe = Recipe(FIELDS, transforms or {})
+    reader, keyed = BatchReader(shards, Components((recipe,)), StageClock()), SampleSeeds(0, 0)
+    reader.look_up(np.array(ids), [range(*span) for span in spans], [recipe.keyed(keyed)])
     return reader
 
 
@@ -76,8 +77,7 @@ def source_of(path, **settings):
         epochs=EpochSchedule(SAMPLES, 2, "drop"),
         order=SampleOrder(index.counts, 0, "sequential"),
         seed=0,
-        fields=FIELDS,
-        transforms=settings.pop("transforms", {}),
+        recipes=(Recipe(FIELDS, settings.pop("transforms", {})),),
         cache=CacheFolder(path.parent / "cache"),
         **settings,
     )

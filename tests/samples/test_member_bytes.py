@@ -12,7 +12,9 @@ import pytest
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.ahead.read_ahead import ReadBuffer
 from lightning_shards.readers.batch_reader import BatchReader
+from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
@@ -26,6 +28,7 @@ SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]
 SAMPLES = SPANS[-1][1]
 LARGER = (4, 5)
 FIELDS = (Field("x", ("npy",)), Field("ids", ("bin",), "uint16"), Field("text", ("txt",), "raw"))
+ALONE = Components((Recipe(FIELDS),))
 
 
 def members_of(sample, length):
@@ -63,8 +66,8 @@ def served(tmp_path, members, now, *, buffer=None, **transforms):
     seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
     ids = np.array([(0, n) for n in range(SAMPLES)])
     with OpenShards(index, CacheFolder(tmp_path)) as shards:
-        made = BatchReader(shards, FIELDS, "dict", StageClock(), buffer=buffer)
-        made.look_up(ids, [range(*span) for span in SPANS], seeds)
+        made = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
+        made.look_up(ids, [range(*span) for span in SPANS], [seeds])
         return [one(made, number) for number in range(len(SPANS))]
 
 
@@ -161,10 +164,10 @@ def test_whole_rows_pass_where_some_shards_have_crc32s(tmp_path, members):
     for ids in (samples[:SAMPLES], samples):
         stops = [stop for _, stop in SPANS] + list(range(SAMPLES + 1, len(ids) + 1))
         with OpenShards(index, CacheFolder(tmp_path)) as shards:
-            reader = BatchReader(shards, FIELDS, "dict", StageClock())
+            reader = BatchReader(shards, ALONE, StageClock())
             spans = list(pairwise([0, *stops]))
             positions = [range(*span) for span in spans]
-            reader.look_up(np.array(ids), positions, SampleTransforms({}, SampleSeeds(0, 0)))
+            reader.look_up(np.array(ids), positions, [SampleTransforms({}, SampleSeeds(0, 0))])
             for start, stop in spans:
                 columns = reader.members(start, stop).values()
                 for suffix, column in zip(members[0], columns, strict=True):

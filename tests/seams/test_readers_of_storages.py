@@ -24,12 +24,13 @@ from lightning_shards import (
 )
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.stream import StreamSource
+from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.stream import Pipeline, StreamSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import ANY_FURTHER
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -57,8 +58,7 @@ def source_of(files, tmp_path, **given):
         epochs=EpochSchedule(5 * len(files), 4, "drop"),
         order=SampleOrder(index.counts, 3, "shuffled", run=2, block=8),
         seed=3,
-        fields=(Field("label", ("cls",), "int"), Field("data", ("bin",), "raw")),
-        transforms={},
+        recipes=(Recipe((Field("label", ("cls",), "int"), Field("data", ("bin",), "raw"))),),
         cache=CacheFolder(tmp_path / "cache"),
         **given,
     )
@@ -96,7 +96,9 @@ def test_the_stream_reader_takes_any_storage(tmp_path):
     found, wanted = (
         StreamSource(
             ShardIndex(tuple(urls), np.array([5, 5])),
-            *(EpochSchedule(10, 4, "drop"), "shuffled", 3, (Field("data", ("bin",), "raw"),), {}),
+            EpochSchedule(10, 4, "drop"),
+            seed=3,
+            pipelines=(Pipeline("shuffled", Recipe((Field("data", ("bin",), "raw"),))),),
             storages=storages,
         ).batches(Place(), Cursor())
         for urls in (files, local)
@@ -161,9 +163,9 @@ def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tm
     path.write_bytes(tar_of(0))
     index, fields = ShardIndex((str(path),), np.array([5])), (Field("data", ("bin",), "raw"),)
     with OpenShards(index, cache) as shards:
-        reader = BatchReader(shards, fields, "dict", StageClock())
-        transforms = SampleTransforms({}, SampleSeeds(0, 0))
-        reader.look_up(np.array([(0, 1)]), [range(1)], transforms)
+        recipe = Recipe(fields)
+        reader = BatchReader(shards, Components((recipe,)), StageClock())
+        reader.look_up(np.array([(0, 1)]), [range(1)], [recipe.keyed(SampleSeeds(0, 0))])
         TableStore(cache, with_crc32=True).table_of(path)
         shards.reader(0).close()
         shards._readers.clear()

@@ -16,7 +16,6 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.ahead.piece_plan import PiecePlan, window_of
 from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.mixtures.indexed import MixtureSource
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
@@ -139,8 +138,8 @@ class Filling:
                     yield piece
 
 
-def _indexed(source: Source) -> IndexedSource | MixtureSource:
-    if not isinstance(source, IndexedSource | MixtureSource):
+def _indexed(source: Source) -> IndexedSource:
+    if not isinstance(source, IndexedSource):
         raise ConfigError(
             "only what the indexed reader fetches is kept, and these shards are streamed; make "
             "member tables by `lightning-shards index --format wids,members` and put them beside "
@@ -149,7 +148,7 @@ def _indexed(source: Source) -> IndexedSource | MixtureSource:
     return source
 
 
-def _cached_storage(source: IndexedSource | MixtureSource) -> tuple[MakeRemoteStorage, PieceCache]:
+def _cached_storage(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
     makers = [*(source.storages or {}).values()]
     remote = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
     if remote is None:

@@ -10,8 +10,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import default_round, schedule_mixture, weigh_components
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.index import ShardIndex, join_indexes
 
 ALONE, START = Place(), Cursor()
 PAIR = {"web": 3, "labels": 1}
@@ -46,11 +45,18 @@ def make_mixture(make_source, shards_of):
         by_name = {name: settings.pop(name) for name in list(settings) if name in WAYS}
         slots = slots or slots_of(weights, **by_name)
         epochs = EpochSchedule(slots.epoch_samples, batch_size, remainder)
-        components = (
+        alone = [
             make_source(shards_of[name], **{"samples": 1} | settings | (own or {}).get(name, {}))
             for name in weights
+        ]
+        return replace(
+            alone[0],
+            index=join_indexes([each.index for each in alone]),
+            epochs=epochs,
+            seed=slots.seed,
+            pipelines=tuple(each.pipelines[0] for each in alone),
+            slots=slots,
         )
-        return MixtureStreamSource(tuple(replace(c, epochs=epochs) for c in components), slots)
 
     return make
 
@@ -87,11 +93,9 @@ def batches(source, number, place=ALONE, cursor=START):
 
 
 def with_indexes(source, change):
-    components = (
-        replace(each, index=ShardIndex(tuple(map(change, each.index.urls)), each.index.counts))
-        for each in source.components
-    )
-    return replace(source, components=tuple(components))
+    components = source.index.components
+    changed = [ShardIndex(tuple(map(change, each.urls)), each.counts) for each in components]
+    return replace(source, index=join_indexes(changed))
 
 
 def with_components(samples):

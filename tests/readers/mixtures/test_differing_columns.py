@@ -69,7 +69,7 @@ def refused(*arguments):
 def require_equal_by_samples(module, monkeypatch):
     """That batches by fields, of which none was refused, are those made sample by sample."""
     with monkeypatch.context() as patch:
-        patch.setattr(making, "batch_by_samples", refused)
+        patch.setattr(making._Epoch, "batch_by_samples", refused)
         by_fields = batches_of_two_epochs(module)
     with monkeypatch.context() as patch:
         patch.setattr(indexed, "can_decode", lambda _: False)

@@ -13,7 +13,7 @@ from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
-from lightning_shards.readers.mixtures.indexed import MixtureSource
+from lightning_shards.readers.indexed import IndexedSource
 from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
 
 ALIKE = ("web", "labels")
@@ -30,7 +30,7 @@ def way(request, monkeypatch):
     if request.param == "by samples":
         monkeypatch.setattr(indexed, "can_decode", lambda _: False)
     else:
-        monkeypatch.setattr(making, "batch_by_samples", refused)
+        monkeypatch.setattr(making._Epoch, "batch_by_samples", refused)
 
 
 def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
@@ -55,7 +55,7 @@ def as_numbers(batch):
 def test_each_row_is_the_sample_that_the_order_names_with_all_of_its_fields(tmp_path, names):
     module = mixture(tmp_path, names)
     source = module.source("train")
-    assert isinstance(source, MixtureSource)
+    assert isinstance(source, IndexedSource)
     firsts = np.cumsum([0, *(len(COUNTS[name]) for name in names)])
     for epoch in range(2):
         loader = module.loader("train")

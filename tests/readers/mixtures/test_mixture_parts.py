@@ -12,6 +12,7 @@ import torch
 from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.place import Place
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import make_fields
 from tests.readers.mixtures.conftest import (
@@ -63,11 +64,11 @@ def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, crop
     source = make_mixture(PAIR, batch_size=8, decode={"image": "rgb"}, **IMAGE)
     crop = {"image": DecodeCenterCrop(size=4, resize=4, channels_last=channels_last)}
     fields = make_fields(IMAGE["fields"], {}, frozenset(), crop)
-    components = (
-        replace(each, fields=fields, transforms=crop) if name in cropped else each
-        for name, each in zip(PAIR, source.components, strict=True)
+    pipelines = (
+        replace(each, recipe=Recipe(fields, crop)) if name in cropped else each
+        for name, each in zip(PAIR, source.pipelines, strict=True)
     )
-    (loaded,) = batches(replace(source, components=tuple(components)), 1)
+    (loaded,) = batches(replace(source, pipelines=tuple(pipelines)), 1)
     image = torch.as_tensor(loaded.batch["image"])
     assert (image.shape, image.dtype) == ((8, 3, 4, 4), torch.uint8)
     assert image[:, 0, 0, 0].tolist() == list(map(int, loaded.batch["__key__"]))

@@ -10,7 +10,6 @@ import pytest
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
 from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.shards.index import ShardIndex
@@ -93,12 +92,10 @@ def test_exact_sampling_of_a_component_is_refused(make_mixture, sampling):
         make_mixture(PAIR, {"labels": {"sampling": sampling}})
 
 
-def test_components_of_two_splits_or_other_slots_are_refused(make_mixture):
-    with pytest.raises(ConfigError, match=r"max_bad must be the same .* 'labels', 4"):
-        make_mixture(PAIR, {"labels": {"max_bad": 4}})
+def test_components_of_other_slots_or_fields_are_refused(make_mixture):
     source = make_mixture(PAIR)
-    with pytest.raises(ConfigError, match="one source for each of its components, web, labels"):
-        MixtureStreamSource(source.components[:1], source.slots)
+    with pytest.raises(ConfigError, match="one pipeline for each of its components, web, labels"):
+        replace(source, pipelines=source.pipelines[:1])
     with pytest.raises(ConfigError, match="must have the 16 samples of the mixture's, got 17"):
         source.with_epochs(EpochSchedule(17, 2, "drop"))
     with pytest.raises(ConfigError, match=r"'tuple' .*'web' has the fields \['label'\], 'labels'"):

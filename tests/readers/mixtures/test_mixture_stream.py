@@ -16,7 +16,7 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
@@ -114,8 +114,7 @@ def test_a_component_without_weight_is_not_opened(make_mixture, make_source, tmp
     gone = str(tmp_path / "gone.tar")
     source = make_mixture({"web": 1, "labels": 0}, rounds=10)
     index = ShardIndex((gone,), np.array([3]))
-    components = (source.components[0], replace(source.components[1], index=index))
-    source = replace(source, components=components)
+    source = replace(source, index=join_indexes([source.index.components[0], index]))
     assert len(rows_in_turn(source)) == 10
     with pytest.raises(Exception, match=r"gone\.tar") as caught:
         source.first_sample(ALONE)

@@ -8,9 +8,9 @@ import pytest
 from lightning_shards import LoaderConfig, ShardDataModule
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.mixtures.indexed import MixtureSource
-from lightning_shards.readers.mixtures.stream import MixtureStreamSource
+from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.source import batch_keys
+from lightning_shards.readers.stream import StreamSource
 from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.predicates import sample_filter
 from lightning_shards.shards.index import ShardIndex
@@ -76,7 +76,7 @@ def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
 ):
     given = {"sampling": sampling, "num_workers": num_workers}
     afar, here = module(with_remote, tmp_path, "other", **given), module(shards, tmp_path, **given)
-    assert isinstance(afar.source("train"), MixtureSource)
+    assert isinstance(afar.source("train"), IndexedSource)
     assert afar.source("train").identity() == here.source("train").identity()
     assert batches(afar, epochs=2) == batches(here, epochs=2)
 
@@ -89,7 +89,7 @@ def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
     urls = request.getfixturevalue(lacking)
     data = module(urls, tmp_path, "other", components, sampling="resampled")
     source = data.source("train")
-    assert isinstance(source, MixtureStreamSource)
+    assert isinstance(source, StreamSource)
     kept = module(shards, tmp_path, components=components).source("train").order.mix[1].order
     left = {tuple(each) for each in kept.at(0, 0, kept.samples).tolist()}
     seen = set()
