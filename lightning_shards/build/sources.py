@@ -8,7 +8,8 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, NamedTuple
 
 from lightning_shards.build.mixtures import (
     choose_reader,
@@ -26,21 +27,19 @@ from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
-from lightning_shards.readers.balancing import ClassLabels
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.joined import with_kinds
 from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
 from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
+from lightning_shards.samples.joined_fields import with_kinds
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.key_tests import read_key_tests
 from lightning_shards.shards.filters.predicates import SampleFilter, name_of, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
-from lightning_shards.shards.joins.finding import find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.retries import RetryPolicy
@@ -50,6 +49,10 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_r
 from lightning_shards.shards.tables import TableStore, index_command
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 from lightning_shards.system.process import job_name
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.joins.finding import Join
 
 _log = logging.getLogger(__name__)
 
@@ -293,11 +296,14 @@ def make_source(
     if reader == "stream":
         return _streamed(data, split, parts, index, epochs, slots)
     recipes: list[Recipe] = []
+    joins: list[tuple[Join, ...]] = []
     orders: list[Order] = []
     for part in parts:
         with _errors_name_component(f"{split}.mix.{part.name}" if part.name else ""):
-            recipes.append(_recipe(data, split, part))
-            orders.append(_order(data, part, recipes[-1]))
+            recipe, of_part = _recipe(data, split, part)
+            orders.append(_order(data, part, recipe, of_part))
+        recipes.append(recipe)
+        joins.append(of_part)
     _require_same_classes(parts, recipes)
     order = orders[0]
     if slots is not None:
@@ -313,6 +319,7 @@ def make_source(
         max_bad=_max_bad(split, config, data.batch_format),
         storages=_storages(data, split, index, order, ranks, nodes),
         collation=data.collation_of(split),
+        joined=_joined(parts, joins),
     )
 
 
@@ -393,8 +400,8 @@ def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> 
                 )
 
 
-def _recipe(data: DataConfig, split: SplitName, part: _Part) -> Recipe:
-    """How samples that are read by offsets become rows."""
+def _recipe(data: DataConfig, split: SplitName, part: _Part) -> "tuple[Recipe, tuple[Join, ...]]":
+    """How samples that are read by offsets become rows, and where joined fields come from."""
     config, index = part.config, part.shards
     if config.shuffle_buffer is not None:
         raise ConfigError(
@@ -402,23 +409,45 @@ def _recipe(data: DataConfig, split: SplitName, part: _Part) -> Recipe:
             "shards are read by offsets, shuffled by shuffle_run and shuffle_block; leave it out, "
             "or take reader='stream'"
         )
-    cache, transforms = CacheFolder(data.loader.cache_dir), config.transforms or {}
+    transforms = config.transforms or {}
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    storages = remote_storages(transport_settings(data))
-    found = (find_join(each, cache, storages) for each in join_settings(config.join or {}))
-    joins = tuple(found)
+    joins = _joins(data, config)
     fields = with_kinds(fields, joins, config.decode or {}, transforms)
-    return Recipe(fields, transforms, tuple(config.sample_transforms or ()), joins)
+    return Recipe(fields, transforms, tuple(config.sample_transforms or ())), joins
 
 
-def _order(data: DataConfig, part: _Part, recipe: Recipe) -> Order:
+def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
+    """The tables of a split or a component, and what joins them to its samples."""
+    if not config.join:
+        return ()
+    from lightning_shards.shards.joins.finding import find_join
+
+    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
+    return tuple(find_join(each, cache, storages) for each in join_settings(config.join))
+
+
+def _joined(parts: Sequence[_Part], joins: "Sequence[tuple[Join, ...]]") -> "Joined | None":
+    """The joins of all components; None if there are none."""
+    if not any(joins):
+        return None
+    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.joins.finding import JoinedShards
+
+    firsts = accumulate((part.shards.num_shards for part in parts), initial=0)
+    of_each = zip(parts, joins, firsts, strict=False)
+    return Joined(
+        tuple(JoinedShards(of, part.shards, first, part.name) for part, of, first in of_each)
+    )
+
+
+def _order(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:
     """The order of the samples that are left, under the numbers that they have in the shards."""
     _, config, index, seed = part
     counts, sampling = index.kept_counts, config.sampling
     assert counts is not None  # the choice of the reader sees to it
     assert sampling is not None  # the settings are complete
     if config.balance:
-        order = _balanced(data, config, index, recipe)
+        order = _balanced(data, part, recipe, joins)
     else:
         order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
         if config.shuffle_strands > 1:
@@ -431,12 +460,15 @@ def _order(data: DataConfig, part: _Part, recipe: Recipe) -> Order:
     return AlikeOrder(order, seed, alike.group, ";".join(sizes.suffixes), sizes)
 
 
-def _balanced(data: DataConfig, config: SplitConfig, index: ShardIndex, recipe: Recipe) -> Order:
+def _balanced(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:
     """The draws of the classes of a field; labels that are not known are read now."""
+    from lightning_shards.readers.balancing import ClassLabels
+
+    config = part.config
     field = next(field for field in recipe.fields if field.name == config.balance)
-    joined = tuple(join for join in recipe.joins if join.settings.name == config.balance)
+    joined = tuple(join for join in joins if join.settings.name == config.balance)
     cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
-    labels = ClassLabels(index, field, joined, cache, storages)
+    labels = ClassLabels(part.shards, field, joined, cache, storages)
     return labels.order(config.balance_weights or {}, data.seed)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.balanced_order import BalancedOrder
 from lightning_shards.plan.draws import FileOrder
+from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file, not_written
@@ -61,7 +62,8 @@ class ClassLabels:
         path = self._path()
         found = _read(path, self.cache)
         if found is None:
-            index, joined = self.index, [JoinedShards(self.joins, self.index)]
+            index = self.index
+            joined = Joined((JoinedShards(self.joins, index),)) if self.joins else None
             with OpenShards(index, self.cache, storages=self.storages, joined=joined) as shards:
                 self._require_at_hand(shards)
                 shards.fetch_tables(np.arange(index.num_shards))

@@ -255,7 +255,8 @@ class BatchReader:
         }
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
-            self._shards.joined.release()
+            if self._shards.joined is not None:
+                self._shards.joined.release()
             stamps, self._keys, extents = find_members(self._shards, self._suffixes_of, ids)
             stops = np.array(self._stops[1:])
             optional = [n for n, name in enumerate(self._read) if name in self._may_lack]
@@ -343,7 +344,7 @@ class BatchReader:
         for name in self._required[recipe]:
             if members[name].has_gaps:
                 raise SampleError(f"a sample has no member for field {name!r}")
-        if self._components.recipes[recipe].joins:
+        if self._shards.joined is not None:
             members |= self._shards.joined.members(ids)
         return _Part(recipe, rows, ids, positions, members)
 

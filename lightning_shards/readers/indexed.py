@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,13 +34,14 @@ from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
-from lightning_shards.shards.joins.kept_joins import prepare_joins
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, without_cache
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import is_local, redact
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.joined import Joined
 
 _MOST_CHECKED = 1000
 """Local shards whose samples are checked before a fit: about 2 ms each."""
@@ -64,6 +66,7 @@ class IndexedSource:
             run, in the process that reads; it is pickled. None: all shards are local, or are read
             by the defaults.
         collation: The `collate_fn` and the reserved entries of the batches.
+        joined: The joins that fields come from; None if there are none.
         allows_gaps: Whether a sample that lacks a member is an error only when it is read.
     """
 
@@ -77,6 +80,7 @@ class IndexedSource:
     max_bad: int | None = None
     storages: Mapping[str, MakeStorage] | None = None
     collation: Collation = BUILT_IN_COLLATION
+    joined: "Joined | None" = None
     allows_gaps: bool = False
 
     def __post_init__(self) -> None:
@@ -97,9 +101,7 @@ class IndexedSource:
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too: those of the shards and of the order."""
-        order = self.order.identity()
-        for name, recipe in zip(self._names, self.recipes, strict=True):
-            order |= joins_identity(recipe.joins, name)
+        order = self.order.identity() | (self.joined.identity() if self.joined else {})
         if isinstance(self.order, MixtureOrder):
             return order | {"reader": "indexed"}
         own = str(order["sampling"]), self.seed, self.index, self.recipes[0].transforms
@@ -144,7 +146,8 @@ class IndexedSource:
         with closing(Storages(self.storages)) as storages:
             store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
-            prepare_joins(self._joined, self.cache, store)
+            if self.joined is not None:
+                self.joined.prepare(self.cache, store)
         store = TableStore(self.cache)
         for part, first in zip(self._parts, self.index.first_shards, strict=True):
             if part.num_shards <= _MOST_CHECKED and all(map(is_local, part.urls)):
@@ -262,6 +265,7 @@ class IndexedSource:
                 seed=int(component.order.identity().get("seed", self.seed)),
                 recipes=(recipe,),
                 collation=replace(self.collation, component=number),
+                joined=self.joined and self.joined.alone(number),
             )
             for number, (index, component, recipe) in enumerate(
                 zip(self.index.components, order.mix, self._recipes, strict=True)
@@ -291,19 +295,10 @@ class IndexedSource:
         with OpenShards(self.index, self.cache, storages=storages) as shards:
             return lacking_fields(shards, fields, self.index.counts)
 
-    @property
-    def _joined(self) -> list[JoinedShards]:
-        """The joins of each component."""
-        firsts: list[int] = self.index.first_shards.tolist()
-        of_each = zip(self.recipes, self._parts, firsts, self._names, strict=True)
-        return [
-            JoinedShards(recipe.joins, part, first, name) for recipe, part, first, name in of_each
-        ]
-
     def _reading(self, place: Place, cursor: Cursor) -> AbstractContextManager[Reading]:
         """What one worker reads its shards by from the cursor on."""
         known = (self.index, self.cache, self.storages, self.order, self.epochs)
-        return reading_shards(*known, joined=self._joined, place=place, cursor=cursor)
+        return reading_shards(*known, joined=self.joined, place=place, cursor=cursor)
 
     def _require_members(self, shard: int, table: MemberTable) -> None:
         """Check that all samples of a shard that a filter keeps have all fields that they need.

@@ -1,102 +1,47 @@
-"""The fields of a split, those that come from joins among them."""
+"""The values of joined fields, by sample ids. Only what reads a split with joins imports this."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.samples.decoders import RAW
-from lightning_shards.samples.fields import Field, make_fields
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
-from lightning_shards.samples.transforms import Transform, takes_bytes
-from lightning_shards.shards.joins.arrow_values import NPY, npy_type
-from lightning_shards.shards.joins.finding import JoinedShards
+from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
 from lightning_shards.shards.joins.kept_file import KeptJoin
-from lightning_shards.shards.joins.kept_joins import Join, KeptJoins, without_copies
-from lightning_shards.shards.joins.settings import JoinSettings
+from lightning_shards.shards.joins.kept_joins import KeptJoins, prepare_joins, without_copies
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
-_OF_BYTES: Final = frozenset({"text", "raw", "json"})
-"""Kinds of values that are kept as bytes which a decoder may be given."""
 
+@dataclass(frozen=True)
+class Joined:
+    """The joins of a source.
 
-def make_all_fields(
-    fields: Mapping[str, str],
-    joins: Sequence[JoinSettings],
-    decode: Mapping[str, Any],
-    allow_unsafe: frozenset[str],
-    transforms: Mapping[str, Transform],
-    defaults: Mapping[str, Any],
-) -> tuple[Field, ...]:
-    """The fields of members, and after them those of joins, all checked.
-
-    The arguments are those of `make_fields`, and the settings of the joins.
-
-    Raises:
-        ConfigError: As of `make_fields`; or a join has the name of a field, or a default without a
-            use.
-        UnsafeError: As of `make_fields`.
+    Attributes:
+        parts: The shards of each component, in the order of the mix, with its joins.
     """
-    for join in joins:
-        if join.name in fields:
-            raise ConfigError(
-                f"join {join.name!r} has the name of a field that comes from "
-                f"{fields[join.name]!r}; give one of them another name"
-            )
-        if join.name in defaults and join.missing == "raise":
-            raise ConfigError(
-                f"defaults names {join.name!r}, and missing='raise' of its join leaves no sample "
-                "without a value; leave one of them out"
-            )
-    if not joins or not fields:
-        return make_fields(fields, decode, allow_unsafe, transforms, defaults)
-    # until their columns have been looked at
-    undecoded = {join.name: RAW for join in joins if not join.is_tar}
-    texts = {join.name: join.member_text for join in joins}
-    made = make_fields(
-        {**fields, **texts}, {**undecoded, **decode}, allow_unsafe, transforms, defaults
-    )
-    return tuple(replace(field, is_joined=field.name in texts) for field in made)
 
+    parts: tuple[JoinedShards, ...]
 
-def with_kinds(
-    fields: Iterable[Field],
-    joins: Iterable[Join],
-    decode: Mapping[str, Any],
-    transforms: Mapping[str, Transform],
-) -> tuple[Field, ...]:
-    """The fields, where the decoders of joined ones are those of what their columns hold.
+    def identity(self) -> dict[str, str]:
+        """The contents of the tables, by names that begin with `JOIN_PREFIX`."""
+        named = (joins_identity(part.joins, part.component) for part in self.parts)
+        return {name: digest for each in named for name, digest in each.items()}
 
-    Raises:
-        ConfigError: A decoder is named for a column that holds no bytes, or a default is not of the
-            type of its column.
-    """
-    kinds = {join.settings.name: join.kind for join in joins if join.kind}
-    return tuple(
-        replace(
-            field, decoder=_decoder(field, kinds[field.name], decode, transforms)
-        ).with_fitted_default(transforms, npy_type(kinds[field.name]))
-        if field.name in kinds
-        else field
-        for field in fields
-    )
+    def alone(self, component: int) -> "Joined":
+        """Those of one component, as a data set alone."""
+        return Joined((replace(self.parts[component], first_shard=0, component=""),))
 
+    def prepare(self, cache: CacheFolder, store: TableStore) -> None:
+        """Make on this node what is kept of the joins; raises what `prepare_joins` does."""
+        prepare_joins(self.parts, cache, store)
 
-def _decoder(
-    field: Field, kind: str, decode: Mapping[str, Any], transforms: Mapping[str, Transform]
-) -> Any:
-    if field.name not in decode and not takes_bytes(transforms.get(field.name)):
-        return NPY if npy_type(kind) else kind
-    if kind not in _OF_BYTES:
-        raise ConfigError(
-            f"join {field.name!r}: its column holds numbers ({kind}), and a decoder takes bytes; "
-            f"leave {field.name!r} out of decode, and take no transform for it that decodes"
-        )
-    return field.decoder
+    def open(self, cache: CacheFolder, store: TableStore) -> "JoinedMembers":
+        """The values of the joins, which are opened with the shards."""
+        return JoinedMembers(self.parts, cache, store)
 
 
 class JoinedMembers:

@@ -23,7 +23,7 @@ from lightning_shards.errors import (
     require_mapping,
     urls_as_texts,
 )
-from lightning_shards.readers.joined import make_all_fields, with_kinds
+from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.readers.recipe import Recipe
@@ -35,6 +35,7 @@ from lightning_shards.samples.fields import (
     with_given_classes,
 )
 from lightning_shards.samples.generators import SampleSeeds
+from lightning_shards.samples.joined_fields import make_all_fields, with_kinds
 from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
     SampleTransform,
@@ -42,7 +43,7 @@ from lightning_shards.samples.transforms import (
     Transform,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JoinedShards, find_join
+from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
@@ -175,12 +176,16 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _recipe(self) -> Recipe:
-        index, storages = self._index, remote_storages(self._settings)
-        joins = tuple(find_join(join, self._cache, storages) for join in self._join)
+        index = self._index
         fields = with_found_classes(self._given_fields, index.urls, index.class_files)
-        fields = with_kinds(fields, joins, self._decode, self._transforms)
-        recipe = Recipe(fields, self._transforms, self._sample_transforms, joins)
+        fields = with_kinds(fields, self._joins, self._decode, self._transforms)
+        recipe = Recipe(fields, self._transforms, self._sample_transforms)
         return recipe.with_arrays(plain=False)
+
+    @cached_property
+    def _joins(self) -> tuple[Join, ...]:
+        storages = remote_storages(self._settings)
+        return tuple(find_join(join, self._cache, storages) for join in self._join)
 
     @cached_property
     def _stops(self) -> np.ndarray:
@@ -190,8 +195,8 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        joined = JoinedShards(self._recipe.joins, self._index)
-        shards = OpenShards(self._index, self._cache, storages=self._storages, joined=[joined])
+        joined = Joined((JoinedShards(self._joins, self._index),)) if self._joins else None
+        shards = OpenShards(self._index, self._cache, storages=self._storages, joined=joined)
         weakref.finalize(self, shards.__exit__)
         return shards
 

@@ -5,19 +5,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from lightning_shards.errors import FileAccessError, count_of
-from lightning_shards.readers.joined import JoinedMembers
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
@@ -25,6 +23,9 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
 from lightning_shards.system.process import allow_open_files, files_allowed
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.joined import Joined
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
@@ -70,7 +71,7 @@ class OpenShards:
 
     Attributes:
         urls: Of all shards, by their numbers.
-        joined: The values of their samples that come from joins.
+        joined: The values of their samples that come from joins; None if there are none.
         storages: Their storages.
         mapped_bytes: Of the files that the member tables of the open shards are mapped from.
         on_open: Called with the number and the table of each shard that was opened.
@@ -82,7 +83,7 @@ class OpenShards:
         cache: CacheFolder,
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
-        joined: Sequence[JoinedShards] = (),
+        joined: "Joined | None" = None,
         unwritten: UnwrittenTables | None = None,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
@@ -90,8 +91,7 @@ class OpenShards:
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(cache, storages=self.storages, unwritten=unwritten)
-        self.joined = JoinedMembers(joined, cache, self._store)
-        self._has_joins = any(each.joins for each in joined)
+        self.joined = None if joined is None else joined.open(cache, self._store)
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self.mapped_bytes = 0
@@ -116,7 +116,7 @@ class OpenShards:
                 self._close_one()
         else:
             self._readers.move_to_end(url)
-            if self._has_joins:  # another component may have opened it
+            if self.joined is not None:  # another component may have opened it
                 self.joined.require_same(shard, reader.table)
         return reader
 
@@ -191,7 +191,8 @@ class OpenShards:
         while True:
             try:
                 table = self._store.table_of(url, expected_samples=expected)
-                self.joined.require_same(shard, table)
+                if self.joined is not None:
+                    self.joined.require_same(shard, table)
                 storage = self.storages.of(url)
                 refresh = (
                     partial(self._store.refresh, url, self.urls) if storage.is_remote else None
@@ -255,7 +256,7 @@ def read_sample(
             decoded: Sample = {
                 field.name: field.decode(
                     shards.joined.of_sample(field, shard, sample, members)
-                    if field.is_joined
+                    if field.is_joined and shards.joined is not None
                     else members
                 )
                 for field in fields

@@ -25,7 +25,6 @@ from lightning_shards.samples.transforms import (
     watched_callable,
     watched_of_samples,
 )
-from lightning_shards.shards.joins.finding import Join
 
 
 @dataclass(frozen=True)
@@ -36,13 +35,11 @@ class Recipe:
         fields: The fields that are taken from each sample.
         transforms: One callable per field that has one.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
-        joins: Where joined fields come from.
     """
 
     fields: tuple[Field, ...] = ()
     transforms: Mapping[str, Transform] = field(default_factory=dict[str, Transform])
     sample_transforms: tuple[SampleTransform, ...] = ()
-    joins: tuple[Join, ...] = ()
 
     @property
     def names(self) -> list[str]:
@@ -131,7 +128,7 @@ class Recipe:
         The suffixes by which members are found may differ. Joins belong to the samples of one
         component, so none of them is like another.
         """
-        if self.joins or other.joins or len(self.fields) != len(other.fields):
+        if len(self.fields) != len(other.fields) or any(field.is_joined for field in self.fields):
             return False
         steps = (self.transforms, self.sample_transforms)
         others = {field.name: field for field in other.fields}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Event
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
@@ -19,13 +19,15 @@ from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JoinedShards
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.joined import Joined
 
 _MOST_BYTES: Final = 4 * 2**20
 """Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
@@ -260,7 +262,7 @@ def reading_shards(
     order: Order,
     epochs: EpochSchedule,
     *,
-    joined: Sequence[JoinedShards] = (),
+    joined: "Joined | None" = None,
     place: Place,
     cursor: Cursor,
 ) -> Generator[Reading]:

@@ -14,8 +14,6 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.shards.joins.settings import RowValues
-
 SCALAR_DTYPES: Final = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
 """Kinds of single numbers, and the type of their bytes."""
 
@@ -65,7 +63,7 @@ def npy_type(kind: str) -> tuple[str, int] | None:
     return (dtype, int(ndim)) if name == NPY else None
 
 
-def as_keys(column: Any, arrow: Any) -> RowValues:
+def as_keys(column: Any, arrow: Any) -> list[bytes | None]:
     """The keys in an Arrow array; whole numbers as their decimal text."""
     column = _plain(column, arrow)
     if arrow.types.is_integer(column.type):
@@ -73,7 +71,7 @@ def as_keys(column: Any, arrow: Any) -> RowValues:
     return column.cast(arrow.large_binary()).to_pylist()
 
 
-def as_values(column: Any, kind: str, arrow: Any) -> RowValues:
+def as_values(column: Any, kind: str, arrow: Any) -> list[bytes | None]:
     """The values in an Arrow array as bytes.
 
     Raises:
