@@ -6,6 +6,7 @@ costs no torch and no Lightning, and less than a millisecond: this module import
 
 TYPE_CHECKING = False  # type checkers take this name for true; to import `typing` takes longer
 if TYPE_CHECKING:
+    from lightning_shards.build.map_dataset import ShardDataset
     from lightning_shards.callbacks.digest import EpochDigest
     from lightning_shards.callbacks.predictions import ShardPredictionWriter
     from lightning_shards.callbacks.resume import ExactResume
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, plan_epoch
     from lightning_shards.plan.order import Order, SampleOrder
     from lightning_shards.plan.place import Cursor, Place
-    from lightning_shards.readers.map_dataset import ShardDataset
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.collate import LoadedBatch
@@ -96,7 +96,7 @@ _HOMES = {
     "ShardCLI": "cli",
     "ShardColumns": "shards.filters.predicates",
     "ShardDataModule": "datamodule",
-    "ShardDataset": "readers.map_dataset",
+    "ShardDataset": "build.map_dataset",
     "ShardError": "errors",
     "ShardIndex": "shards.index",
     "ShardLoader": "loader",

@@ -22,7 +22,7 @@ from lightning_shards import (
     expand_urls,
 )
 from lightning_shards.errors import ShardError
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from tests.readers.test_stream_http import serving
 
 SECRET = "s3cr3t"

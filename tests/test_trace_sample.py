@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from lightning_shards.readers.ahead.read_ahead import ReadBuffer
+from lightning_shards.readers.read_ahead import ReadBuffer
 from tests.trace_sample import moves_of, one_batch_read_ahead, trace_sample
 
 MOST_MOVES = 20
@@ -19,7 +19,7 @@ def test_a_sample_comes_to_its_batch_in_few_moves(tmp_path, monkeypatch):
     assert max(Counter(module for _, module in moves).values()) <= MOST_CALLERS
     assert {
         "loader",
-        "readers.ahead.read_ahead",
+        "readers.read_ahead",
         "shards.storage.local",
         "samples.crops",
     } <= {module for _, module in moves}

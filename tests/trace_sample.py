@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from lightning_shards import DecodeRandomResizedCrop, LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.readers.ahead.read_ahead import ReadBuffer
+from lightning_shards.readers.read_ahead import ReadBuffer
 
 PACKAGE = "lightning_shards."
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.mixture import (
@@ -17,7 +18,6 @@ from lightning_shards.plan.mixture_schedule import (
 )
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import classes_identity
 from lightning_shards.samples.transforms import image_backend

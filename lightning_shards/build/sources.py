@@ -16,6 +16,8 @@ from lightning_shards.build.mixtures import (
     make_order,
     make_slots,
 )
+from lightning_shards.build.reader_choice import ReaderChoice, require_forkable
+from lightning_shards.config.fields import with_kinds
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, count_of
@@ -26,15 +28,13 @@ from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
-from lightning_shards.readers.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
-from lightning_shards.readers.reader_choice import ReaderChoice, require_forkable
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
-from lightning_shards.samples.joined_fields import with_kinds
+from lightning_shards.shards.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.key_tests import read_key_tests
@@ -293,8 +293,84 @@ def make_source(
             _Part(name, part, of_part, component_seed(data.seed, name))
             for (name, part), of_part in named
         ]
+    made_of = _Contents(index, epochs, parts, slots)
     if reader == "stream":
-        return _streamed(data, split, parts, index, epochs, slots)
+        return _streamed(data, split, made_of)
+    return _indexed(data, split, made_of, ranks, nodes)
+
+
+class _Part(NamedTuple):
+    """A component of a mixture, or all of a split: its name is empty then.
+
+    Attributes:
+        name: Of the component.
+        config: Its settings.
+        shards: Its shards.
+        seed: Of its order.
+    """
+
+    name: str
+    config: SplitConfig
+    shards: ShardIndex
+    seed: int
+
+
+class _Contents(NamedTuple):
+    """What a split is made of.
+
+    Attributes:
+        shards: Those of all components, one after the other.
+        epochs: How the sequence of samples is cut.
+        parts: The components.
+        slots: Where in the sequence each of them stands; None: there is only one.
+    """
+
+    shards: ShardIndex
+    epochs: EpochSchedule
+    parts: Sequence[_Part]
+    slots: MixtureSlots | None
+
+
+def _epochs_of(config: SplitConfig, slots: MixtureSlots) -> EpochSchedule:
+    """The epochs of a mixture."""
+    batch_size, remainder = config.batch_size, config.remainder
+    assert batch_size is not None  # the settings are complete
+    assert remainder is not None
+    return EpochSchedule(slots.epoch_samples, batch_size, remainder)
+
+
+def _streamed(data: DataConfig, split: SplitName, made_of: _Contents) -> Source:
+    """The source that streams these shards."""
+    from lightning_shards.readers.stream import Pipeline, StreamSource
+
+    index, epochs, parts, slots = made_of
+    pipelines: list[Pipeline] = []
+    for _, config, of_part, _ in parts:
+        sampling, buffer = config.sampling, config.shuffle_buffer
+        assert sampling is not None  # the settings are complete
+        fields = with_found_classes(data.fields_from(config), of_part.urls, of_part.class_files)
+        own = fields, config.transforms or {}, tuple(config.sample_transforms or ())
+        stages, buffer = tuple(config.stages), _BUFFER if buffer is None else buffer
+        pipelines.append(Pipeline(sampling, Recipe(*own), stages, buffer))
+    _require_same_classes(parts, [pipeline.recipe for pipeline in pipelines])
+    return StreamSource(
+        index=index,
+        epochs=epochs,
+        seed=data.seed,
+        pipelines=tuple(pipelines),
+        slots=slots,
+        batch_format=data.batch_format,
+        max_bad=_max_bad(split, data.split(split), data.batch_format),
+        storages=_streamed_storages(data, index),
+        collation=data.collation_of(split),
+    )
+
+
+def _indexed(
+    data: DataConfig, split: SplitName, made_of: _Contents, ranks: int, nodes: int
+) -> Source:
+    """The source that reads samples of these shards by their offsets."""
+    index, epochs, parts, slots = made_of
     recipes: list[Recipe] = []
     joins: list[tuple[Join, ...]] = []
     orders: list[Order] = []
@@ -316,67 +392,10 @@ def make_source(
         recipes=tuple(recipes),
         cache=CacheFolder(data.loader.cache_dir),
         batch_format=data.batch_format,
-        max_bad=_max_bad(split, config, data.batch_format),
+        max_bad=_max_bad(split, data.split(split), data.batch_format),
         storages=_storages(data, split, index, order, ranks, nodes),
         collation=data.collation_of(split),
         joined=_joined(parts, joins),
-    )
-
-
-class _Part(NamedTuple):
-    """A component of a mixture, or all of a split: its name is empty then.
-
-    Attributes:
-        name: Of the component.
-        config: Its settings.
-        shards: Its shards.
-        seed: Of its order.
-    """
-
-    name: str
-    config: SplitConfig
-    shards: ShardIndex
-    seed: int
-
-
-def _epochs_of(config: SplitConfig, slots: MixtureSlots) -> EpochSchedule:
-    """The epochs of a mixture."""
-    batch_size, remainder = config.batch_size, config.remainder
-    assert batch_size is not None  # the settings are complete
-    assert remainder is not None
-    return EpochSchedule(slots.epoch_samples, batch_size, remainder)
-
-
-def _streamed(
-    data: DataConfig,
-    split: SplitName,
-    parts: Sequence[_Part],
-    index: ShardIndex,
-    epochs: EpochSchedule,
-    slots: MixtureSlots | None,
-) -> Source:
-    """The source that streams these components."""
-    from lightning_shards.readers.stream import Pipeline, StreamSource
-
-    pipelines: list[Pipeline] = []
-    for _, config, of_part, _ in parts:
-        sampling, buffer = config.sampling, config.shuffle_buffer
-        assert sampling is not None  # the settings are complete
-        fields = with_found_classes(data.fields_from(config), of_part.urls, of_part.class_files)
-        own = fields, config.transforms or {}, tuple(config.sample_transforms or ())
-        stages, buffer = tuple(config.stages), _BUFFER if buffer is None else buffer
-        pipelines.append(Pipeline(sampling, Recipe(*own), stages, buffer))
-    _require_same_classes(parts, [pipeline.recipe for pipeline in pipelines])
-    return StreamSource(
-        index=index,
-        epochs=epochs,
-        seed=data.seed,
-        pipelines=tuple(pipelines),
-        slots=slots,
-        batch_format=data.batch_format,
-        max_bad=_max_bad(split, data.split(split), data.batch_format),
-        storages=_streamed_storages(data, index),
-        collation=data.collation_of(split),
     )
 
 
@@ -462,7 +481,7 @@ def _order(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ..
 
 def _balanced(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:
     """The draws of the classes of a field; labels that are not known are read now."""
-    from lightning_shards.readers.balancing import ClassLabels
+    from lightning_shards.build.balancing import ClassLabels
 
     config = part.config
     field = next(field for field in recipe.fields if field.name == config.balance)

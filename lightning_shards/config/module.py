@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.mixtures import (
     MERGED,
@@ -55,12 +56,11 @@ from lightning_shards.errors import (
     require_list,
     require_mappings,
 )
-from lightning_shards.readers.shard_samples import first_suffixes
+from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.samples.collate import RESERVED_KEYS
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field, with_given_classes
-from lightning_shards.samples.joined_fields import make_all_fields
 from lightning_shards.samples.optional_fields import suffixes_of
 from lightning_shards.shards.joins.settings import join_settings
 

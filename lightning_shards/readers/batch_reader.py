@@ -12,25 +12,25 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
-from lightning_shards.readers.ahead.read_ahead import (
+from lightning_shards.readers.member_lookup import find_members
+from lightning_shards.readers.mixed import Components, joined_column
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import (
     LargeMembers,
     ReadAhead,
     ReadBuffer,
 )
-from lightning_shards.readers.member_lookup import find_members
-from lightning_shards.readers.mixed import Components, joined_column
-from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.recipe import decodes_alike
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
@@ -148,6 +148,9 @@ _COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
 }
 
 
+_Members: TypeAlias = dict[str, MemberBytes | LargeMembers]
+
+
 class _Part(NamedTuple):
     """The samples of a batch that are made by one recipe.
 
@@ -163,7 +166,12 @@ class _Part(NamedTuple):
     rows: Ints | None
     ids: Ints
     positions: Sequence[int]
-    members: Mapping[str, MemberBytes | LargeMembers]
+    members: _Members
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there are other parts, with which its columns are put together."""
+        return self.rows is not None
 
     def of(self, values: Sequence[Any]) -> list[Any]:
         """Those of its samples, of one value for each sample of the batch."""
@@ -201,6 +209,8 @@ class BatchReader:
         recipes = components.recipes
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
         all_fields = [field for recipe in recipes for field in recipe.fields]
+        self._names = [recipe.names for recipe in recipes]
+        self._optional = [recipe.optional for recipe in recipes]
         self._read = list(dict.fromkeys(field.name for field in all_fields if not field.is_joined))
         self._suffixes = [
             [fields[name].suffixes if name in fields else () for name in self._read]
@@ -235,9 +245,8 @@ class BatchReader:
             ShardNotFoundError: A shard does not exist.
             IndexMismatchError: A shard changed since it was counted.
         """
-        self._ids, self._transforms = ids, transforms
+        self._ids, self._transforms, self._positions = ids, transforms, positions
         self._numbers = self._components.of_shards(ids[:, 0])
-        self._positions = positions
         self._stops = [0, *accumulate(map(len, positions))]
         self._weights = weights or [()] * len(positions)
         self._decoders = {
@@ -249,32 +258,28 @@ class BatchReader:
             for recipe in self._recipes
         }
         self._shared = self._shared_names()
-        self._unshared = {
-            recipe: [n for n in self._read if n in self._fields[recipe] and n not in self._shared]
-            for recipe in self._recipes
-        }
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
             if self._shards.joined is not None:
                 self._shards.joined.release()
             stamps, self._keys, extents = find_members(self._shards, self._suffixes_of, ids)
-            stops = np.array(self._stops[1:])
+            read = self._shards, self._buffer, stamps, extents, np.array(self._stops[1:])
             optional = [n for n, name in enumerate(self._read) if name in self._may_lack]
-            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops, optional)
+            self._ahead = ReadAhead(*read, optional)
 
-    def _shared_names(self) -> list[str]:
+    def _shared_names(self) -> frozenset[str]:
         """The fields that all recipes decode alike, and that no code of the user's takes."""
         recipes = (self._components.recipes[recipe] for recipe in self._recipes)
         if self._collation.collate_fn or any(recipe.sample_transforms for recipe in recipes):
-            return []
+            return frozenset()
         fields = [self._fields[recipe] for recipe in self._recipes]
         taken = {name for decoders in self._decoders.values() for name in decoders}
-        return [
+        return frozenset(
             name
             for name in self._read
             if name not in taken
             and all(name in of and decodes_alike(of[name], fields[0][name]) for of in fields)
-        ]
+        )
 
     def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
         return self._suffixes[self._components.of_shard(shard)]
@@ -301,71 +306,56 @@ class BatchReader:
         if self._collation.collate_fn is not None:
             made: Any = self._whole_samples(number, parts, keys)
         else:
-            shared = self._shared_columns(members) if len(parts) > 1 else {}
-            of_parts = [(part, self._columns(part, keys, shared)) for part in parts]
-            columns = self._joined(of_parts, shared, len(ids))
+            one = parts[0] if len(parts) == 1 else None
+            columns = self._columns(one, keys) if one else self._joined(parts, members, keys)
             given = (self._weights[number], self._components.batch_format, self._collation.reserved)
             made = join_columns(keys, columns, ids, *given, self._numbers[start:stop])
         return LoadedBatch(made, self._digests[number], stages=self._clock.take())
 
-    def members(self, start: int, stop: int) -> dict[str, MemberBytes | LargeMembers]:
+    def members(self, start: int, stop: int) -> _Members:
         """The members of the samples start to stop, which are one batch, by the fields' names.
 
         They hold until the next call; raises what `ReadAhead.members` does.
         """
         return dict(zip(self._read, self._ahead.members(start, stop), strict=True))
 
-    def _parts(self, number: int, members: dict[str, MemberBytes | LargeMembers]) -> list[_Part]:
+    def _parts(self, number: int, members: _Members) -> list[_Part]:
         """The samples of a batch, recipe by recipe."""
         start, stop = self._stops[number : number + 2]
         ids, positions = self._ids[start:stop], self._positions[number]
-        if len(self._recipes) == 1:
-            return [self._part(0, None, ids, positions, members)]
-        recipes = np.array(self._components.made_by)[self._numbers[start:stop]]
+        made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
+        recipes = self._recipes if len(self._recipes) == 1 else np.unique(made_by).tolist()
+        if len(recipes) == 1:
+            return [
+                _Part(recipes[0], None, ids, positions, self._checked(recipes[0], members, ids))
+            ]
         parts: list[_Part] = []
-        for recipe in self._recipes:
-            rows = np.flatnonzero(recipes == recipe)
-            if len(rows) == len(ids):
-                return [self._part(recipe, None, ids, positions, members)]
-            if rows.size:
-                taken = [positions[row] for row in rows.tolist()]
-                of_part = {name: members[name].at(rows) for name in self._unshared[recipe]}
-                parts.append(self._part(recipe, rows, ids[rows], taken, of_part))
+        for recipe in recipes:
+            rows = np.flatnonzero(made_by == recipe)
+            unshared = self._fields[recipe].keys() & members.keys() - self._shared
+            own = {name: members[name].at(rows) for name in unshared}
+            taken = [positions[row] for row in rows.tolist()]
+            own = self._checked(recipe, own, ids[rows])
+            parts.append(_Part(recipe, rows, ids[rows], taken, own))
         return parts
 
-    def _part(
-        self,
-        recipe: int,
-        rows: Ints | None,
-        ids: Ints,
-        positions: Sequence[int],
-        members: dict[str, MemberBytes | LargeMembers],
-    ) -> _Part:
+    def _checked(self, recipe: int, members: _Members, ids: Ints) -> _Members:
+        """The members of samples of this recipe, with their joined values.
+
+        Raises:
+            SampleError: A sample lacks a member.
+        """
         for name in self._required[recipe]:
             if members[name].has_gaps:
                 raise SampleError(f"a sample has no member for field {name!r}")
-        if self._shards.joined is not None:
-            members |= self._shards.joined.members(ids)
-        return _Part(recipe, rows, ids, positions, members)
+        joined = self._shards.joined
+        return members if joined is None else members | joined.members(ids)
 
-    def _shared_columns(
-        self, members: Mapping[str, MemberBytes | LargeMembers]
-    ) -> dict[str, Column]:
-        """The fields of a batch that all recipes decode alike, and no code of the user's takes."""
-        first, begin = self._fields[0], self._clock.begin("decode")
-        shared = {
-            name: decode_column(first[name], loaded(members[name]), self._arena)
-            for name in self._shared
-        }
-        self._clock.lap("decode", begin, "decode")
-        return shared
-
-    def _columns(
-        self, part: _Part, keys: Sequence[str], shared: Container[str]
-    ) -> dict[str, Column]:
+    def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
         """The fields of the samples of a part, in their order, without those that are shared."""
         recipe, transforms = self._components.recipes[part.recipe], self._transforms[part.recipe]
-        decoders, arena = self._decoders[part.recipe], self._arena_of(part)
+        decoders, arena = self._decoders[part.recipe], None if part.has_others else self._arena
+        shared = self._shared if part.has_others else frozenset[str]()
         begin = self._clock.begin("read")
         read = [
             (field, loaded(part.members[field.name]))
@@ -380,41 +370,39 @@ class BatchReader:
         samples = self._bare_samples(part, keys)
         with transforms.keeping_globals():
             made = self._transformed(part, samples)
-        names = recipe.names
+        names = self._names[part.recipe]
         if recipe.sample_transforms:
             require_not_taken(samples[0], columns)
-            names = batch_fields(
-                [*columns, *fields_of(samples[0])], names, self._components.batch_format
-            )
+            made_names = [*columns, *fields_of(samples[0])]
+            names = batch_fields(made_names, names, self._components.batch_format)
         columns |= made
         return {name: columns[name] for name in names if name not in shared}
 
-    def _arena_of(self, part: _Part) -> Arena | None:
-        """Where the columns of a part are made: those of several parts are copied once more."""
-        return self._arena if part.rows is None else None
-
     def _joined(
-        self,
-        made: Sequence[tuple[_Part, dict[str, Column]]],
-        shared: dict[str, Column],
-        count: int,
+        self, parts: Sequence[_Part], members: _Members, keys: Sequence[str]
     ) -> dict[str, Column]:
-        """The columns of `count` samples: those of their parts, and what they share."""
-        (first, columns), *others = made
-        if first.rows is None:
-            return columns
+        """The fields of a batch of several recipes, in their order.
+
+        Those that all recipes decode alike are decoded together, and the others part by part.
+        """
+        begin = self._clock.begin("decode")
+        columns = {
+            name: decode_column(self._fields[0][name], loaded(members[name]), self._arena)
+            for name in self._shared
+        }
+        self._clock.lap("decode", begin, "decode")
+        (first, of_first), *others = [(part, self._columns(part, keys)) for part in parts]
         begin = self._clock.begin("collate")
-        if any(of_other.keys() != columns.keys() for _, of_other in others):
-            raise SampleError(f"components have the fields {list(columns)} and others")
-        joined = shared.copy()
-        for name in columns:
-            pieces = [(part.rows, of_part[name]) for part, of_part in made if part.rows is not None]
-            column = joined_column(pieces, count, self._arena)
+        if any(of_other.keys() != of_first.keys() for _, of_other in others):
+            raise SampleError(f"components have the fields {list(of_first)} and others")
+        for name in of_first:
+            pieces = [(part.rows, of_part[name]) for part, of_part in [(first, of_first), *others]]
+            column = joined_column(cast("Any", pieces), len(keys), self._arena)
             if column is None:  # the rows tell which
                 raise SampleError(f"field {name!r} of several components fits into no column")
-            joined[name] = column
+            columns[name] = column
         self._clock.lap("collate", begin, "collate")
-        return {name: joined[name] for name in self._components.in_order(joined)}
+        return {name: columns[name] for name in self._components.in_order(columns)}
 
     def _bare_samples(self, part: _Part, keys: Sequence[str]) -> list[Sample]:
         """The samples of a part without their fields."""
@@ -467,7 +455,8 @@ class BatchReader:
         Each of the samples is replaced by the one with these fields.
         """
         decoders, transforms = self._decoders[part.recipe], self._transforms[part.recipe]
-        arena, is_joint = self._arena_of(part), bool(transforms.sample_transforms)
+        arena = None if part.has_others else self._arena
+        is_joint = bool(transforms.sample_transforms)
         data, columns = self._one_by_one(part, decoders), dict[str, GrowingColumn]()
         # Crops write to these row by row; a batch is given out with all rows only.
         pixels = {
@@ -502,7 +491,7 @@ class BatchReader:
 
     def _one_by_one(self, part: _Part, names: Iterable[str]) -> dict[str, Iterator[bytes | None]]:
         """The bytes of these fields, sample by sample; None where an optional one is missing."""
-        optional = self._components.recipes[part.recipe].optional
+        optional = self._optional[part.recipe]
         return {
             name: iter(part.members[name].with_gaps() if name in optional else part.members[name])
             for name in names

@@ -30,7 +30,7 @@ next stretch reads it again."""
 
 
 @dataclass
-class BatchMaker:
+class WorkerBatches:
     """Makes the batches of one worker.
 
     The first good sample that follows in the order replaces a bad one. It does not depend on the
@@ -91,7 +91,7 @@ class BatchMaker:
 class _Epoch:
     """One epoch of a worker, with the transforms that its number keys."""
 
-    def __init__(self, maker: BatchMaker, worker_epoch: WorkerEpoch) -> None:
+    def __init__(self, maker: WorkerBatches, worker_epoch: WorkerEpoch) -> None:
         self._maker, self._worker_epoch, self._epoch = maker, worker_epoch, worker_epoch.epoch
         seeds, components = SampleSeeds(maker.seed, worker_epoch.epoch), maker.components
         made: dict[int, SampleTransforms] = {}

@@ -20,12 +20,12 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead.reading import Reading, reading_shards
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.batches import BatchMaker
+from lightning_shards.readers.batches import WorkerBatches
 from lightning_shards.readers.mixed import Components, of_component
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
+from lightning_shards.readers.reading import Reading, reading_shards
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
@@ -193,7 +193,7 @@ class IndexedSource:
                     collation=self.collation,
                 )
             made = self.seed, components, self.max_bad, self.collation
-            maker = BatchMaker(self.order, *made, reading.shards, clock, arena, reader)
+            maker = WorkerBatches(self.order, *made, reading.shards, clock, arena, reader)
             for turn, worker_epoch in enumerate(worker_epochs):
                 yield from reading.followed(turn, worker_epoch, maker.batches(worker_epoch))
 

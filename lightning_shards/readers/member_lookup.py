@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.readers.ahead.read_ahead import Extents, Stamps, by_offset, inverse
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import Extents, Stamps, by_offset, inverse
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, Ints, SampleKeys
 from lightning_shards.shards.index import ShardIndex

@@ -134,14 +134,6 @@ class OpenShards:
             urls = [self.urls[shard] for shard in numbers]
             self._store.fetch([url for url in urls if url not in self._readers])
 
-    @property
-    def fetches_ahead(self) -> bool:
-        """Whether some of their storages fetch ahead."""
-        if not self._may_fetch:
-            return False
-        groups = self.storages.grouped(self.urls)  # made here: a thread asks for them later
-        return any(storage.fetches_ahead for storage, _ in groups)
-
     def storage(self, shard: int) -> Storage:
         """What reads the shard with this number."""
         return self.storages.of(self.urls[shard])

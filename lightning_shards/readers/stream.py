@@ -22,7 +22,6 @@ from lightning_shards.plan.mixture import MixtureIdentity, component_seed
 from lightning_shards.plan.order import SampleOrder, Sampling
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.readers.ahead.fetch_ahead import FetchMeter
 from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
     BadSampleLedger,
@@ -31,15 +30,8 @@ from lightning_shards.readers.bad_samples import (
     weights_of,
 )
 from lightning_shards.readers.mixed import Components, of_component
+from lightning_shards.readers.reading import FetchMeter
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.readers.shard_samples import (
-    ReadSlices,
-    ShardSlice,
-    Watch,
-    exact_slices,
-    lacking_members,
-    resampled_slices,
-)
 from lightning_shards.readers.source import (
     ServedSample,
     SourceDescription,
@@ -47,7 +39,18 @@ from lightning_shards.readers.source import (
     require_no_stages,
     shard_identity,
 )
-from lightning_shards.readers.stages import ApplyTransforms, DecodeFields, NamedStage, Stage
+from lightning_shards.readers.stream_stages import (
+    ApplyTransforms,
+    DecodeFields,
+    NamedStage,
+    ReadSlices,
+    ShardSlice,
+    Stage,
+    Watch,
+    exact_slices,
+    lacking_members,
+    resampled_slices,
+)
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator

@@ -74,7 +74,8 @@ def _fill(options: Namespace) -> dict[str, Any]:
     if options.config is None or options.cache_dir is not None:
         raise ConfigError("`cache fill` needs --config, which names the folder, and no --cache-dir")
     from lightning_shards.plan.place import Place
-    from lightning_shards.readers.ahead.filling import Filling
+    from lightning_shards.readers.indexed import IndexedSource
+    from lightning_shards.shards.ahead.filling import Filling
     from lightning_shards.tools.configured_data import open_data, trainer_size
 
     configured, split = open_data(options.config), options.split or "train"
@@ -82,7 +83,14 @@ def _fill(options: Namespace) -> dict[str, Any]:
     ranks = options.ranks_per_node or trainer.devices or 1
     first = ranks * (options.node or 0)
     place = Place(first, ranks * trainer.nodes, num_nodes=trainer.nodes)
-    filling = Filling(configured.source(split), place, configured.loader_config.connections)
+    source = configured.source(split)
+    if not isinstance(source, IndexedSource):
+        raise ConfigError(
+            "only what the indexed reader fetches is kept, and these shards are streamed; make "
+            "member tables by `lightning-shards index --format wids,members` and put them beside "
+            "the shards"
+        )
+    filling = Filling(source, place, configured.loader_config.connections)
     with bytes_bar("fetched", filling.most_bytes) as step:
         return filling.run(step)._asdict()
 

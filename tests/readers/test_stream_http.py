@@ -18,7 +18,7 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages

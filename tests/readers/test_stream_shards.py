@@ -8,7 +8,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.shard_samples import lacking_members, read_shard
+from lightning_shards.readers.stream_stages import lacking_members, read_shard
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.index import ShardIndex
 

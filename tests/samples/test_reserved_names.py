@@ -8,7 +8,7 @@ import pytest
 from lightning_shards.dataprep.tar_writer import check_field
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar.plain_runs import count_samples

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards import urls as urls_module
 from lightning_shards.shards.urls import (
     expand_urls,

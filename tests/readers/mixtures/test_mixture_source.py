@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
-from lightning_shards.readers.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.state import require_resumable

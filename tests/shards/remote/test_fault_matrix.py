@@ -17,7 +17,7 @@ import pytest
 from fault_server import fault_server
 from fault_table import FACES, POSITIONS, READERS, ROWS, bytes_before, drawn_positions, strike
 
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.range_streams import StreamAhead

@@ -15,9 +15,9 @@ from waiting import wait_for
 from lightning_shards import LoaderConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead import reading
-from lightning_shards.readers.ahead.reading import ShardTables
 from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.shards.ahead import shard_tables
+from lightning_shards.shards.ahead.shard_tables import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import piece_cache
 from tests.shards.remote.published import COUNTS, batches, module
@@ -178,7 +178,7 @@ def test_cache_gib_is_a_number_above_zero(value):
 def test_fetching_ahead_goes_on_when_a_store_answers_again(
     status, published_shards, server, tmp_path, monkeypatch, caplog
 ):
-    monkeypatch.setattr(reading, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(shard_tables, "_PAUSE_S", 0.05)
     source = module(published_shards, tmp_path, cache="asked").source("train")
     tables = ShardTables(source.index, CacheFolder(tmp_path / "tables"), source.storages)
     server.always, found = Fault("status", status), []
@@ -237,7 +237,7 @@ def test_tables_that_cannot_be_written_are_fetched_once_for_all_who_read_by_them
 
 
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_OTHERS_S", WITHIN_S)
+    monkeypatch.setattr(shard_tables, "_OTHERS_S", WITHIN_S)
     both, found = tables_by_two(published_shards, tmp_path), []
     server.asked.clear()
     asking = [threading.Thread(target=lambda i=i: found.append(i.tables_of(SHARDS))) for i in both]

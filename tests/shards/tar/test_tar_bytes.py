@@ -22,7 +22,7 @@ from lightning_shards.errors import (
     ShardNotFoundError,
     StorageError,
 )
-from lightning_shards.readers.shard_samples import read_shard
+from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage import local

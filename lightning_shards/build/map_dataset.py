@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from lightning_shards.build.reader_choice import ReaderChoice
+from lightning_shards.config.fields import make_all_fields, with_kinds
 from lightning_shards.errors import (
     MOST_SEED,
     ConfigError,
@@ -25,7 +27,6 @@ from lightning_shards.errors import (
 )
 from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.readers.reader_choice import ReaderChoice
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import (
@@ -35,7 +36,6 @@ from lightning_shards.samples.fields import (
     with_given_classes,
 )
 from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.joined_fields import make_all_fields, with_kinds
 from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
     SampleTransform,

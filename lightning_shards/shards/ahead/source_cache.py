@@ -11,7 +11,7 @@ from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.plan.strands import shares_of_nodes
-from lightning_shards.readers.ahead.piece_plan import (
+from lightning_shards.shards.ahead.piece_plan import (
     block_of,
     blocks_of_window,
     components_of,

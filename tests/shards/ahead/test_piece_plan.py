@@ -10,7 +10,7 @@ from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process
+from lightning_shards.shards.ahead.piece_plan import PiecePlan, share_of_process
 from lightning_shards.shards.members import MemberTable
 
 COUNTS = np.array([40, 0, 100, 7, 53])

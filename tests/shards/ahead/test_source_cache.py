@@ -11,8 +11,8 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.ahead.piece_plan import window_of
-from lightning_shards.readers.ahead.source_cache import size_of_run
+from lightning_shards.shards.ahead.piece_plan import window_of
+from lightning_shards.shards.ahead.source_cache import size_of_run
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings

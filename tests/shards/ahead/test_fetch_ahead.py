@@ -10,9 +10,9 @@ from waiting import wait_for
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead import fetch_ahead
-from lightning_shards.readers.ahead.fetch_ahead import FetchAhead
-from lightning_shards.readers.ahead.piece_plan import Announcement
+from lightning_shards.shards.ahead import fetch_ahead
+from lightning_shards.shards.ahead.fetch_ahead import FetchAhead
+from lightning_shards.shards.ahead.piece_plan import Announcement
 from lightning_shards.shards.storage.protocol import ShardReads
 
 WITHIN_S = 10

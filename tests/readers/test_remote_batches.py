@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
-from lightning_shards.readers.ahead.reading import buffer_beside
+from lightning_shards.readers.reading import Reading
 
 MIB = 2**20
 AHEAD = SimpleNamespace(most_batches=lambda: 3)
@@ -22,7 +22,8 @@ class FakeStorages:
 
 def test_as_much_is_read_at_once_as_of_local_files_when_all_is_there():
     storages = FakeStorages()
-    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", storages))
+    shards = SimpleNamespace(storages=storages)
+    buffer = Reading(cast("Any", shards), cast("Any", AHEAD)).new_buffer()
     assert buffer.limit == 1  # the first batch comes alone
     assert buffer.most_batches() == 3
     buffer.take(32 * MIB)
@@ -34,19 +35,7 @@ def test_as_much_is_read_at_once_as_of_local_files_when_all_is_there():
 
 
 def test_without_a_cache_the_limit_grows_from_a_few_mebibytes():
-    buffer = buffer_beside(None, cast("Any", FakeStorages()))
+    buffer = Reading(cast("Any", None)).new_buffer()
     assert buffer.limit == 4 * MIB
     buffer.take(16 * MIB)
     assert buffer.limit == 64 * MIB
-
-
-def test_memories_beside_each_other_have_together_what_one_has():
-    storages = FakeStorages()
-    buffer = buffer_beside(cast("Any", AHEAD), cast("Any", storages), share=4)
-    buffer.take(32 * MIB)
-    assert buffer.limit == MIB
-    storages.is_there = True
-    assert buffer.limit == 16 * MIB
-    local = buffer_beside(None, cast("Any", FakeStorages()), share=4)
-    local.take(16 * MIB)
-    assert local.limit == 16 * MIB

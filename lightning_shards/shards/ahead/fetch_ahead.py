@@ -7,16 +7,15 @@ import logging
 import sys
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Final
+from typing import Final, TypeVar
 
 from lightning_shards.errors import IndexMismatchError
 from lightning_shards.plan.epoch import WorkerEpoch
-from lightning_shards.readers.ahead.piece_plan import Announcement
-from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.stage_clock import STAGES
-from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
+from lightning_shards.shards.ahead.piece_plan import Announcement, PiecePlan
+from lightning_shards.shards.ahead.shard_tables import ShardTables
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.system.process import Fetching, wait_for_event
 
@@ -31,6 +30,8 @@ _SECOND: Final = 2
 Position = tuple[int, int]
 """How many epochs lie between the cursor and this one, and the position in it."""
 
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +73,7 @@ class FetchAhead:
         self._has_announced = threading.Event()
         self.waited_s = 0.0
 
-    def announcing(
-        self, turn: int, epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
-    ) -> Iterator[LoadedBatch]:
+    def announcing(self, turn: int, epoch: WorkerEpoch, batches: Iterator[_T]) -> Iterator[_T]:
         """The batches of an epoch; the position of each one is reached before it is read."""
         steps = epoch.own_steps()
         for number, step in enumerate(steps):
@@ -179,33 +178,25 @@ class FetchAhead:
         return True
 
 
-class FetchMeter:
-    """Takes the totals of a stream's storages after each of its batches.
+@contextmanager
+def fetched_ahead(
+    storages: Storages, plan: PiecePlan, tables: ShardTables
+) -> Generator[FetchAhead | None]:
+    """Whom the batches tell where they are; None if nothing is to be fetched ahead.
 
     Args:
-        totals: Gives the totals so far, with the waits of the thread that makes the batches.
-        ahead: Whom the batches tell where they are, if somebody fetches ahead.
+        storages: Are told what to fetch.
+        plan: What the batches need.
+        tables: What the plan takes its tables from; closed at the end.
     """
-
-    def __init__(self, totals: Callable[[], FetchTotals], ahead: FetchAhead | None = None) -> None:
-        self._totals, self._ahead = totals, ahead
-        self._taken, self._announced_s = NO_FETCHES, 0.0
-
-    def each(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
-        """The batches; the time in which they waited for bytes from afar counts as `fetch`."""
-        for loaded in batches:
-            yield self._measured(loaded)
-
-    def _measured(self, loaded: LoadedBatch) -> LoadedBatch:
-        totals = self._totals()
-        fetched, self._taken = totals.since(self._taken), totals
-        if fetched == NO_FETCHES:
-            return loaded
-        stages = dict(zip(STAGES, loaded.stages, strict=False))
-        stages["open"] = max(0.0, stages["open"] - fetched.table_wait_s)
-        stages["read"] = max(0.0, stages["read"] - fetched.member_wait_s)
-        if self._ahead is not None:  # no stage is timed while it is waited for
-            announced_s, self._announced_s = self._announced_s, self._ahead.waited_s
-            wait_s = fetched.table_wait_s + self._announced_s - announced_s
-            fetched = fetched._replace(table_wait_s=wait_s)
-        return loaded._replace(stages=(*stages.values(), fetched.wait_s), fetched=fetched)
+    groups = storages.grouped(plan.urls)  # made here: a thread asks for them later
+    fetches_ahead = any(storage.fetches_ahead for storage, _ in groups)
+    # what is read in the order of the file is read in long ranges as it is
+    if not fetches_ahead or plan.order.identity()["sampling"] == "sequential":
+        yield None
+        return
+    ahead = FetchAhead(plan.announcements, storages, tables.close)
+    try:
+        yield ahead
+    finally:
+        ahead.close()

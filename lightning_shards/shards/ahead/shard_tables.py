@@ -1,37 +1,20 @@
-"""The shards that one worker reads batches from: open, and fetched ahead where they are remote."""
+"""The member tables of remote shards, which the processes of a node fetch for each other."""
 
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Event
 from time import perf_counter
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
-from lightning_shards.plan.order import Order
-from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.ahead.fetch_ahead import FetchAhead, FetchMeter
-from lightning_shards.readers.ahead.piece_plan import PiecePlan, share_of_process, window_of
-from lightning_shards.readers.ahead.read_ahead import MOST_BYTES, ReadBuffer
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
-
-if TYPE_CHECKING:
-    from lightning_shards.readers.joined import Joined
-
-_MOST_BYTES: Final = 4 * 2**20
-"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
-MiB a process would read most of its share of a block before the pieces are there."""
 
 _PAUSE_S: Final = 30.0
 """Seconds for which nothing is asked of a store that did not answer, after all retries."""
@@ -48,44 +31,6 @@ but more of them would take too much memory, and too many file descriptors."""
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
-
-
-def buffer_beside(ahead: FetchAhead | None, storages: Storages, share: int = 1) -> ReadBuffer:
-    """Memory for what is read together, as much as goes with what is fetched ahead.
-
-    The first batch is then read alone, since each of its samples is a request. Where all that was
-    to be fetched is in the cache, as much is read together as of local files. If there are `share`
-    such memories, they have so much together.
-    """
-    if ahead is None:
-        return ReadBuffer() if share == 1 else ReadBuffer(most_bytes=lambda: MOST_BYTES // share)
-    return ReadBuffer(
-        limit=1,
-        most_bytes=lambda: (MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES) // share,
-        most_batches=ahead.most_batches,
-    )
-
-
-@contextmanager
-def fetched_ahead(
-    shards: OpenShards, plan: PiecePlan, tables: "ShardTables"
-) -> Generator[FetchAhead | None]:
-    """Whom the batches tell where they are; None if nothing is to be fetched ahead.
-
-    Args:
-        shards: What the batches are read from.
-        plan: What they need.
-        tables: What the plan takes its tables from; closed at the end.
-    """
-    # what is read in the order of the file is read in long ranges as it is
-    if not shards.fetches_ahead or plan.order.identity()["sampling"] == "sequential":
-        yield None
-        return
-    ahead = FetchAhead(plan.announcements, shards.storages, tables.close)
-    try:
-        yield ahead
-    finally:
-        ahead.close()
 
 
 class ShardTables:
@@ -225,73 +170,3 @@ class ShardTables:
         if not self._closed.is_set():  # closed storages count from zero
             totals = self._storages.fetch_totals()
             self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What the batches of one worker are read by.
-
-    Attributes:
-        shards: The open shards.
-        ahead: Whom the batches tell where they are; None if nothing is fetched ahead.
-        meter: Tells each batch what was fetched for it; None if all shards are at hand.
-    """
-
-    shards: OpenShards
-    ahead: FetchAhead | None
-    meter: FetchMeter | None
-
-    def new_buffer(self, share: int = 1) -> ReadBuffer:
-        """Memory for what is read together, if so many have such memory."""
-        return buffer_beside(self.ahead, self.shards.storages, share)
-
-    def followed(
-        self, turn: int, worker_epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
-    ) -> Iterator[LoadedBatch]:
-        """The batches of an epoch, which number `turn` is of those since the cursor."""
-        if self.ahead is not None:
-            batches = self.ahead.announcing(turn, worker_epoch, batches)
-        return batches if self.meter is None else self.meter.each(batches)
-
-
-@contextmanager
-def reading_shards(
-    index: ShardIndex,
-    cache: CacheFolder,
-    storages: Mapping[str, MakeStorage] | None,
-    order: Order,
-    epochs: EpochSchedule,
-    *,
-    joined: "Joined | None" = None,
-    place: Place,
-    cursor: Cursor,
-) -> Generator[Reading]:
-    """What one worker reads these shards by from the cursor on; it is closed at the end.
-
-    Raises:
-        ConfigError: The rank is not one of its own node.
-    """
-    shared = shared_out(storages, len(place.ranks_of_node))
-    share = share_of_process(place, place.ranks_of_node)
-    tables = ShardTables(index, cache, shared, share)
-    plan = PiecePlan(
-        order=order,
-        epochs=epochs,
-        cursor=cursor,
-        place=place,
-        ranks=place.ranks_of_node,
-        urls=index.urls,
-        tables_of=tables.tables_of,
-        require_same=tables.require_same,
-        window=window_of(order, epochs, place),
-    )
-    with (
-        OpenShards(
-            index, cache, storages=shared, joined=joined, unwritten=tables.unwritten
-        ) as shards,
-        fetched_ahead(shards, plan, tables) as ahead,
-    ):
-        meter = FetchMeter(
-            lambda: shards.storages.fetch_totals().plus(tables.fetch_totals()), ahead
-        )
-        yield Reading(shards, ahead, None if storages is None else meter)

@@ -1,0 +1,137 @@
+"""What one worker reads its batches from: open shards, fetched ahead where they are remote."""
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.order import Order
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.open_shards import OpenShards
+from lightning_shards.readers.read_ahead import MOST_BYTES, ReadBuffer
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.stage_clock import STAGES
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
+from lightning_shards.shards.storage.schemes import MakeStorage, shared_out
+
+if TYPE_CHECKING:
+    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.ahead.fetch_ahead import FetchAhead
+
+_MOST_BYTES: Final = 4 * 2**20
+"""Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
+MiB a process would read most of its share of a block before the pieces are there."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the batches of one worker are read by.
+
+    Attributes:
+        shards: The open shards.
+        ahead: Whom the batches tell where they are; None if nothing is fetched ahead.
+        meter: Tells each batch what was fetched for it; None if all shards are at hand.
+    """
+
+    shards: OpenShards
+    ahead: "FetchAhead | None" = None
+    meter: "FetchMeter | None" = None
+
+    def new_buffer(self) -> ReadBuffer:
+        """Memory for what is read together, as much as goes with what is fetched ahead.
+
+        The first batch is then read alone, since each of its samples is a request. Where all that
+        was to be fetched is in the cache, as much is read together as of local files.
+        """
+        if self.ahead is None:
+            return ReadBuffer()
+        storages = self.shards.storages
+        return ReadBuffer(
+            limit=1,
+            most_bytes=lambda: MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES,
+            most_batches=self.ahead.most_batches,
+        )
+
+    def followed(
+        self, turn: int, worker_epoch: WorkerEpoch, batches: Iterator[LoadedBatch]
+    ) -> Iterator[LoadedBatch]:
+        """The batches of an epoch, which number `turn` is of those since the cursor."""
+        if self.ahead is not None:
+            batches = self.ahead.announcing(turn, worker_epoch, batches)
+        return batches if self.meter is None else self.meter.each(batches)
+
+
+@contextmanager
+def reading_shards(
+    index: ShardIndex,
+    cache: CacheFolder,
+    storages: Mapping[str, MakeStorage] | None,
+    order: Order,
+    epochs: EpochSchedule,
+    *,
+    joined: "Joined | None" = None,
+    place: Place,
+    cursor: Cursor,
+) -> Generator[Reading]:
+    """What one worker reads these shards by from the cursor on; it is closed at the end.
+
+    Raises:
+        ConfigError: The rank is not one of its own node.
+    """
+    if storages is None:
+        with OpenShards(index, cache, joined=joined) as shards:
+            yield Reading(shards)
+        return
+    # what is remote is imported by who reads it
+    from lightning_shards.shards.ahead.fetch_ahead import fetched_ahead
+    from lightning_shards.shards.ahead.piece_plan import PiecePlan, share_of_process, window_of
+    from lightning_shards.shards.ahead.shard_tables import ShardTables
+
+    shared = shared_out(storages, len(place.ranks_of_node))
+    tables = ShardTables(index, cache, shared, share_of_process(place, place.ranks_of_node))
+    at, asked = (order, epochs, cursor, place), (tables.tables_of, tables.require_same)
+    window = window_of(order, epochs, place)
+    plan = PiecePlan(*at, place.ranks_of_node, index.urls, *asked, window=window)
+    opened = OpenShards(index, cache, storages=shared, joined=joined, unwritten=tables.unwritten)
+    with opened as shards, fetched_ahead(shards.storages, plan, tables) as ahead:
+        meter = FetchMeter(
+            lambda: shards.storages.fetch_totals().plus(tables.fetch_totals()), ahead
+        )
+        yield Reading(shards, ahead, meter)
+
+
+class FetchMeter:
+    """Takes the totals of a stream's storages after each of its batches.
+
+    Args:
+        totals: Gives the totals so far, with the waits of the thread that makes the batches.
+        ahead: Whom the batches tell where they are, if somebody fetches ahead.
+    """
+
+    def __init__(
+        self, totals: Callable[[], FetchTotals], ahead: "FetchAhead | None" = None
+    ) -> None:
+        self._totals, self._ahead = totals, ahead
+        self._taken, self._announced_s = NO_FETCHES, 0.0
+
+    def each(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
+        """The batches; the time in which they waited for bytes from afar counts as `fetch`."""
+        for loaded in batches:
+            yield self._measured(loaded)
+
+    def _measured(self, loaded: LoadedBatch) -> LoadedBatch:
+        totals = self._totals()
+        fetched, self._taken = totals.since(self._taken), totals
+        if fetched == NO_FETCHES:
+            return loaded
+        stages = dict(zip(STAGES, loaded.stages, strict=False))
+        stages["open"] = max(0.0, stages["open"] - fetched.table_wait_s)
+        stages["read"] = max(0.0, stages["read"] - fetched.member_wait_s)
+        if self._ahead is not None:  # no stage is timed while it is waited for
+            announced_s, self._announced_s = self._announced_s, self._ahead.waited_s
+            wait_s = fetched.table_wait_s + self._announced_s - announced_s
+            fetched = fetched._replace(table_wait_s=wait_s)
+        return loaded._replace(stages=(*stages.values(), fetched.wait_s), fetched=fetched)

@@ -1,0 +1,1 @@
+"""What is fetched ahead of the batches from remote shards: which pieces, and when."""
