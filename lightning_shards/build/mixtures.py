@@ -1,6 +1,6 @@
 """The order of a mixture, from the settings of its split and the shards of its components."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.config.splits import SplitConfig
