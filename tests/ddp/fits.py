@@ -24,6 +24,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.workers.fork_server import fork_server
 
@@ -81,6 +82,8 @@ class OtherOrderOnRank1(IndexedSource):
     """A mixture of whose first component rank 1 is served in an order of its own."""
 
     def batches(self, *given: Any) -> Any:
+        if not isinstance(self.order, MixtureOrder):  # the first sample of a component
+            return super().batches(*given)
         first, *others = self.order.mix
         if number_of_this_rank() == 1:
             first = replace(first, order=replace(first.order, seed=first.order.seed + 1))

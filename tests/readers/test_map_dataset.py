@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_shards import ShardDataset, ShardError
+from lightning_shards.build import reader_choice
 from lightning_shards.callbacks.set_epoch import find_set_epochs
 from lightning_shards.errors import (
     ConfigError,
@@ -18,7 +19,6 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.shards.remote.retries import RetryPolicy

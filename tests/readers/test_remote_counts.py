@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lightning_shards import SplitConfig
+from lightning_shards.build import reader_choice
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StorageError
-from lightning_shards.readers import reader_choice
 from lightning_shards.shards.remote.retries import RetryPolicy
 from tests.readers.test_stream_http import serving
 

@@ -64,7 +64,7 @@ def test_names_and_numbers_become_numbers(shards, module, reader):
     assert {batch.dtype for batch in batches} == {torch.int64}
     source = pickle.loads(pickle.dumps(made.source("train")))  # as a worker process gets it
     assert source == made.source("train")
-    assert source.fields[0].classes.number_of(b"bird") == 2
+    assert source.describe().fields[0].classes.number_of(b"bird") == 2
 
 
 def test_the_map_style_dataset_has_them_too(shards, tmp_path):

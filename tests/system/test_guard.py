@@ -46,7 +46,7 @@ def main():
     from lightning_shards.samples.fields import Field
     from lightning_shards.plan.epoch import EpochSchedule
     from lightning_shards.readers.recipe import Recipe
-from lightning_shards.readers.stream import Pipeline, StreamSource
+    from lightning_shards.readers.stream import Pipeline, StreamSource
     from lightning_shards.plan.place import Cursor
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.plan.place import Place

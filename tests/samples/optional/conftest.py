@@ -57,7 +57,7 @@ def reader(request, monkeypatch):
     elif request.param == "large members":
         monkeypatch.setattr(LocalStorage, "largest_ahead", 1)
     if request.param != "by samples":  # and no batch is made so in silence
-        monkeypatch.setattr(batches, "batch_by_samples", refused)
+        monkeypatch.setattr(batches._Epoch, "batch_by_samples", refused)
     return "stream" if request.param == "stream" else "indexed"
 
 

@@ -12,8 +12,7 @@ import pytest
 from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
-from lightning_shards.build import sources
-from lightning_shards.readers import reader_choice
+from lightning_shards.build import reader_choice, sources
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import forget_commits

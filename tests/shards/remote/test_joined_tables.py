@@ -298,7 +298,8 @@ def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):
     loader = module.loader("train", rank=0, world_size=1)
     assert [text for batch in loader for text in batch["t"]] == TEXTS
     loader.source.prepare()
-    shown = [module, module.splits, loader, loader.source, loader.source.joins, loader.state_dict()]
+    source = loader.source
+    shown = [module, module.splits, loader, source, source.joined, loader.state_dict()]
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     told = " ".join([*map(repr, shown), *map(str, files), caplog.text])
     assert f"join 't' with {server.url}/data/t.parquet: of 17 rows 1 match no sample" in told

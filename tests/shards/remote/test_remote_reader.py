@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from real_servers import TRAITS
 
 from lightning_shards import LoaderConfig, ShardDataset, SplitConfig
-from lightning_shards.build import sources
+from lightning_shards.build import reader_choice, sources
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import (
     ConfigError,
@@ -21,7 +21,6 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers import reader_choice
 from lightning_shards.shards.storage.remote import version_number
 from lightning_shards.shards.storage.schemes import shared_out
 from tests.shards.remote.published import (

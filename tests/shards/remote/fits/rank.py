@@ -24,7 +24,7 @@ from lightning_shards import (
     SplitConfig,
     build,
 )
-from lightning_shards.readers import reader_choice
+from lightning_shards.build import reader_choice
 from lightning_shards.shards.remote.retries import RetryPolicy
 
 
