@@ -41,14 +41,11 @@ class Waves:
         return {"reader": "waves", "seed": self.seed}
 
     def describe(self) -> ls.SourceDescription:
-        """For logs and tools."""
+        """For logs and tools; it knows no order, since there are no sample ids."""
         return ls.SourceDescription(reader="waves", sampling="sequential")
 
     def prepare(self) -> None:
         """Nothing: no shard."""
-
-    def expected_digest(self, *_: object) -> None:
-        """None: there are no sample ids."""
 
     def replay(self, *_: object) -> list:
         """Refuse: there is nothing to tell."""

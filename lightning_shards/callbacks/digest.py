@@ -12,9 +12,10 @@ from lightning_shards.collectives import gather
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.digest import add_digests, digest_ids
-from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.progress import evaluation_loaders, place_of, train_loaders
 from lightning_shards.readers.bad_samples import Served
+from lightning_shards.readers.source import SourceDescription
 
 
 class EpochDigest(pl.Callback):
@@ -122,7 +123,8 @@ def _prove_served(
     trainer: pl.Trainer, loader: ShardLoader, served: Served, name: str, *, is_said: bool
 ) -> None:
     """Compare over all ranks, and log."""
-    report_here = _report_of(loader, served)
+    description = loader.source.describe()
+    report_here = _report_of(loader.place, description, served)
     gathered = gather(report_here)
     _require_lockstep(name, gathered)
     _require_world(name, gathered, place_of(trainer).world_size)
@@ -137,14 +139,14 @@ def _prove_served(
             "stages or hooks that change `__id__` have this effect too"
         )
     bad = sum((report.bad for report in reports.values()), Counter[str]())
-    _require_budget(name, bad, loader.source.describe().max_bad)
+    _require_budget(name, bad, description.max_bad)
     if bad or (is_said and expected):
         proof = f", as the order says (digest {digest:016x})" if expected else ""
         rank_zero_info(f"{name}: {_size(report_here, len(reports))}{proof}{_loss(bad)}")
 
 
-def _report_of(loader: ShardLoader, served: Served) -> _RankReport:
-    begin, place = served.begin, loader.place
+def _report_of(place: Place, description: SourceDescription, served: Served) -> _RankReport:
+    begin = served.begin
     bad = np.array([(sample.shard, sample.sample) for sample in served.bad], dtype=np.int64)
     return _RankReport(
         rank=place.rank,
@@ -153,7 +155,7 @@ def _report_of(loader: ShardLoader, served: Served) -> _RankReport:
         samples=served.samples,
         steps=served.steps,
         planned=add_digests(served.digest, digest_ids(bad.reshape(-1, 2))),
-        expected=loader.source.expected_digest(begin.epoch, begin.samples, served.samples, place),
+        expected=description.expected_digest(begin.epoch, begin.samples, served.samples, place),
         bad=Counter(sample.reason for sample in served.bad),
     )
 

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.alike import AlikeOrder
-from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
@@ -133,7 +131,7 @@ class IndexedSource:
             loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
             reserved=self.collation.reserved,
             storages=self.storages,
-            alike=order if isinstance(order, AlikeOrder) else None,
+            order=order,
             mixture=order.mixture_identity if isinstance(order, MixtureOrder) else None,
         )
 
@@ -196,10 +194,6 @@ class IndexedSource:
             maker = WorkerBatches(self.order, *made, reading.shards, clock, arena, reader)
             for turn, worker_epoch in enumerate(worker_epochs):
                 yield from reading.followed(turn, worker_epoch, maker.batches(worker_epoch))
-
-    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int:
-        """A rank's share of the digest of the samples at these positions of an epoch."""
-        return digest_share(self.order, epoch, start, stop, place)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.alike import AlikeOrder
+from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.mixture import MixtureIdentity
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import Field, classes_identity
@@ -44,7 +46,8 @@ class SourceDescription:
         reserved: The reserved entries that batches have, as far as the split has them.
         storages: By scheme, what makes the storages that read remote shards, with the cache of the
             run; None: all shards are local, or are read by the defaults.
-        alike: The order, if it makes batches of like sizes, which a checkpoint must agree with.
+        order: The order of the samples; of a stream, any one of a whole epoch that serves each
+            sample once. None: the samples of an epoch are unknown.
         mixture: All that the samples of a mixture depend on: its components' names, and the slots
             that say where they stand; `index.components` has their shards. None: no mixture.
     """
@@ -62,15 +65,26 @@ class SourceDescription:
     loads_torch: bool = False
     reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
-    alike: AlikeOrder | None = None
+    order: Order | None = None
     mixture: MixtureIdentity | None = None
 
     def state_at(self, cursor: Cursor) -> dict[str, int | str]:
         """The cursor, and what a checkpoint holds of the samples that stand there."""
         state: dict[str, int | str] = {"epoch": cursor.epoch, "samples": cursor.samples}
-        if self.alike is not None:
-            state["alike_sizes"] = self.alike.checksum(cursor.epoch, cursor.samples)
+        if isinstance(self.order, AlikeOrder):
+            state["alike_sizes"] = self.order.checksum(cursor.epoch, cursor.samples)
         return state
+
+    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
+        """A rank's share of the digest of the samples at these positions of an epoch.
+
+        None if these samples are unknown: in a stream, which of them come first depends on the
+        numbers of ranks and workers. See `plan.digest`.
+        """
+        order = self.order
+        if order is None or (self.is_streamed and (start, stop) != (0, order.samples)):
+            return None
+        return digest_share(order, epoch, start, stop, place)
 
     @property
     def is_nominal(self) -> bool:
@@ -175,13 +189,6 @@ class Source(Protocol):
         Raises:
             StateError: The source cannot begin at this cursor.
             ShardError: A shard cannot be read, or a sample cannot be made.
-        """
-        ...
-
-    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
-        """A rank's share of the digest of the samples at these positions of an epoch.
-
-        It is None if these samples are unknown; see `plan.digest`.
         """
         ...
 

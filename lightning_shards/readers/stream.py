@@ -15,11 +15,10 @@ from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 
 from lightning_shards.errors import ConfigError, SampleError, StateError
-from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import MixtureIdentity, component_seed
-from lightning_shards.plan.order import SampleOrder, Sampling
+from lightning_shards.plan.order import Order, SampleOrder, Sampling
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.bad_samples import (
@@ -180,6 +179,7 @@ class StreamSource:
             + self.collation.callables,
             reserved=self.collation.reserved,
             storages=self.storages,
+            order=self._order_of_epoch,
             mixture=None if self.slots is None else self._mixture_identity(self.slots),
         )
 
@@ -230,18 +230,6 @@ class StreamSource:
         are_apart = unit % self.epochs.batch_size == 0
         return self._together.first_of(makers, self.collation.reserved, are_apart=are_apart)
 
-    def expected_digest(self, epoch: int, start: int, stop: int, place: Place) -> int | None:
-        """A rank's share of the digest of a whole epoch that serves each sample once.
-
-        None for the rest: in which order they come depends on the numbers of ranks and workers.
-        """
-        counts, kept, sampling = self.index.kept_counts, self.index.kept, self.pipelines[0].sampling
-        if sampling == "resampled" or counts is None or (start, stop) != (0, counts.sum()):
-            return None
-        inner = SampleOrder(counts, self.seed, "sequential")
-        order = inner if kept is None else KeptOrder(inner, kept)
-        return digest_share(order, epoch, start, stop, place)
-
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
@@ -252,6 +240,15 @@ class StreamSource:
         made = {"batch_format": "dict", "collation": BUILT_IN_COLLATION}
         bare = replace(self, pipelines=undecoded, **made)
         return read_again(bare, place, epoch, steps, num_workers)
+
+    @property
+    def _order_of_epoch(self) -> Order | None:
+        """One with the samples of a whole epoch; None if it may not serve each of them once."""
+        counts, kept = self.index.kept_counts, self.index.kept
+        if counts is None or self.pipelines[0].sampling == "resampled":
+            return None
+        order = SampleOrder(counts, self.seed, "sequential")
+        return order if kept is None else KeptOrder(order, kept)
 
     @property
     def _names(self) -> tuple[str, ...]:

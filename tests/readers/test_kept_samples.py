@@ -131,7 +131,7 @@ def test_the_digest_that_is_expected_is_that_of_what_is_served(make, reader, wor
         for batch in batches
     ]
     places = [Place(rank, world_size) for rank in range(world_size)]
-    expected = [source.expected_digest(0, 0, len(LEFT), place) for place in places]
+    expected = [source.describe().expected_digest(0, 0, len(LEFT), place) for place in places]
     assert len(served) == len(LEFT)
     assert add_digests(*expected) == add_digests(*served)
 

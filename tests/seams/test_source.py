@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fakes import ListSource, example
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, Order, ShardDataModule, Source, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochSchedule
@@ -75,6 +75,11 @@ def epoch_of(source, rank, world_size, num_workers, epoch=0):
     places = [Place(rank, world_size).with_worker(each, num_workers) for each in range(num_workers)]
     workers = [source.batches(place, Cursor(epoch)) for place in places]
     return [next(workers[step % num_workers]) for step in range(steps)]
+
+
+@pytest.mark.parametrize(("protocol", "most"), [(Source, 8), (Order, 7)])
+def test_a_seam_asks_for_little(protocol, most):
+    assert len([name for name in vars(protocol) if not name.startswith("_")]) <= most
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
@@ -159,7 +164,7 @@ def test_preparing_changes_no_batch(source):
 @pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
 def test_the_digest_of_an_epoch_is_that_of_what_was_served(source, world_size, num_workers):
     places = [Place(rank, world_size) for rank in range(world_size)]
-    expected = [source.expected_digest(2, 0, SAMPLES, place) for place in places]
+    expected = [source.describe().expected_digest(2, 0, SAMPLES, place) for place in places]
     if None in expected:
         assert set(expected) == {None}
         return

@@ -276,4 +276,4 @@ def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):
     loaded = list(islice(source.batches(Place(), Cursor()), 5))
     assert loaded[-1].batch["__weight__"].tolist() == [1.0] * 4 + [0.0] * 3
     digests = [batch.digest for batch in loaded]
-    assert add_digests(*digests) == source.expected_digest(0, 0, 32, Place())
+    assert add_digests(*digests) == source.describe().expected_digest(0, 0, 32, Place())
