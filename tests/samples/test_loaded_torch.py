@@ -77,7 +77,7 @@ def load(url, tmp_path):
     return loader
 
 
-def test_a_worker_needs_no_torch_before_a_transform_imports_it(url, tmp_path):
+def test_a_worker_needs_nothing_remote_and_no_torch_before_a_transform_imports_it(url, tmp_path):
     """Then it is seeded: the arrays are those of a process that had it from the beginning."""
     cache = str(tmp_path)
     expected = {"arrays": digest_of(url, cache, ARRAYS), "lazy": digest_of(url, cache, LAZY)}
