@@ -27,7 +27,7 @@ _HELP_COLUMNS = "90"
 _API_SECTIONS = {
     "The Lightning face": ("cli", "config", "datamodule"),
     "Callbacks": ("callbacks",),
-    "Loaders and data sets": ("loader", "readers", "workers"),
+    "Loaders and data sets": ("build", "loader", "readers", "workers"),
     "Transforms and collation": ("samples",),
     "The arithmetic of an epoch": ("plan",),
     "Shards on disk": ("shards", "dataprep"),

@@ -183,8 +183,8 @@ class Source(Protocol):
         They are those of `epochs.worker_epochs(place, cursor)`: each of its steps is one batch, and
         equal arguments give equal batches. Arrays of numbers that are entries of a batch become
         tensors when it is handed to the user. Large arrays and tensors that are made in the arena
-        (`samples.arena.new_array`, `new_tensor`) need no copy on their way from a worker process to
-        the trainer; a source may ignore the arena.
+        (`samples.tensors.new_array`, `new_tensor`) need no copy on their way from a worker process
+        to the trainer; a source may ignore the arena.
 
         Raises:
             StateError: The source cannot begin at this cursor.
@@ -197,8 +197,8 @@ class Source(Protocol):
     ) -> list[list[ServedSample]]:
         """The rows of one rank's batches at these steps of an epoch, begun at its first sample.
 
-        `num_workers` is the number of workers of the rank. Call `readers.replay.batch_keys`
-        instead, which checks the numbers.
+        `num_workers` is the number of workers of the rank. Call `batch_keys` instead, which checks
+        the numbers.
 
         Raises:
             ConfigError: The samples have no keys, or the keys are unknown without running the job.

@@ -1,6 +1,6 @@
 """Collation: one batch made from samples, with a list or an array per field.
 
-Arrays of a batch become tensors when it is handed to the user (`loaded_torch.with_tensors`): a
+Arrays of a batch become tensors when it is handed to the user (`with_tensors`): a
 worker makes them without torch. Tensors that a transform or a decoder made stay tensors.
 """
 
