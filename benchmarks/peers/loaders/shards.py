@@ -81,11 +81,10 @@ def _stream(job: Job) -> Any:
 def _mixture(job: Job, *, is_alike: bool) -> SplitConfig:
     """Both halves of the shards as two components, which are passed equally often.
 
-    If they are not alike, the second one takes its fields from members of two names, one of which
-    its samples have: each component then has a reader of its own.
+    If they are not alike, a field of the second one is optional, so that it has a recipe of its own.
     """
     half = len(job.shards) // 2
-    others = {"image": "jpg;jpeg", "label": "cls"} if job.is_images else {"values": "npy;other.npy"}
+    others = {"image": "jpg", "label": "cls?"} if job.is_images else {"values": "npy?"}
     mix: dict[str, Any] = {
         "first": {"urls": job.shards[:half], "passes": 1},
         "second": {"urls": job.shards[half:], "passes": 1},
