@@ -1,19 +1,12 @@
-"""Transforms that actors import, the data modules that the pools of these tests run, a cluster."""
+"""The data modules that the pools of these tests run, and what they give."""
 
 import hashlib
 import os
-import random
-import signal
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import psutil
-import pytest
-import torch
 
 from lightning_shards import (
     Cursor,
@@ -24,58 +17,10 @@ from lightning_shards import (
     ShardDataModule,
 )
 from lightning_shards.samples.tensors import with_tensors
+from tests.ray.actor_transforms import Counted, DrawsFromAll
 
-NEEDS_RAY = pytest.mark.skipif(
-    os.environ.get("CI") != "true" and find_spec("ray") is None,
-    reason="Ray is not installed; pip install 'lightning-shards[ray]'",
-)
 ACTORS = LoaderConfig(pool="ray", ray=RayConfig(cpus_per_worker=0.5))
 SHARED = replace(ACTORS, ray=replace(ACTORS.ray, share="search"))
-
-
-class DrawsFromAll:
-    """A tensor of draws from all global generators."""
-
-    def __call__(self, label):
-        drawn = random.random() + np.random.random()  # noqa: NPY002
-        return torch.rand(3, dtype=torch.float64) + drawn + label
-
-
-class Locked:
-    """A transform that holds what cannot be pickled."""
-
-    deterministic = True
-
-    def __init__(self):
-        self.lock = threading.Lock()
-
-    def __call__(self, label):
-        return label
-
-
-class ByProcess:
-    """A transform of which actors have another version."""
-
-    deterministic = True
-
-    def __call__(self, label):
-        return label + ("ray::" in " ".join(psutil.Process().cmdline()))
-
-
-def raise_at_seven(label):
-    if label == 7:
-        raise ValueError("a seven")
-    return label
-
-
-def end_at_seven(label):
-    """A decoder that crashes in actors."""
-    if label == 7 and "ray::" in " ".join(psutil.Process().cmdline()):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return label
-
-
-raise_at_seven.deterministic = end_at_seven.deterministic = True
 
 
 def make_module(folder, *, loader, train, **settings):
@@ -108,9 +53,10 @@ def hash_of(batch):
     return hashlib.sha256(b"".join(content)).hexdigest()
 
 
-def mix_of(urls):
-    """Two components."""
+def mix_of(urls, **settings):
+    """Two components with these settings."""
     parts = {"large": {"urls": urls, "weight": 3}, "small": {"urls": urls[:1], "weight": 1}}
+    parts = {name: part | settings for name, part in parts.items()}
     return {"mix": parts, "round": 4, "dataset_size": 24}
 
 
@@ -144,41 +90,5 @@ def actors_of(loader):
     return [found.pid for found in loader._open.stream._where]
 
 
-@contextmanager
-def ended_processes():
-    """All processes that are started in the context below this one end with it.
-
-    What they are is known by now and then asking; what the context leaves is killed by its number.
-    """
-    before, started = children(), {}
-    try:
-        yield lambda: started.update({each.pid: each for each in children() - before})
-    finally:
-        started.update({each.pid: each for each in children() - before})
-        _, alive = psutil.wait_procs(list(started.values()), timeout=1)
-        for process in alive:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
-def children():
-    return set(psutil.Process().children(recursive=True))
-
-
 def relative(urls):
     return [os.path.relpath(Path(url)) for url in urls]
-
-
-class Counted:
-    """A transform that adds a byte to a file for each sample that an actor makes."""
-
-    deterministic = True
-
-    def __init__(self, path):
-        self.path = path
-
-    def __call__(self, label):
-        if "ray::" in " ".join(psutil.Process().cmdline()):
-            with self.path.open("ab") as file:
-                file.write(b".")
-        return label

@@ -18,19 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lightning_shards import Place, RayConfig
+from lightning_shards import RayConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.generators import are_same
-from tests.ray.actor_samples import (
-    ACTORS,
-    NEEDS_RAY,
-    ByProcess,
-    actors_of,
-    ended_processes,
-    endless,
-    made_here,
-    make_module,
-)
+from tests.ray.actor_samples import ACTORS, actors_of, endless, made_here, make_module
+from tests.ray.actor_transforms import ByProcess
+from tests.ray.local_clusters import NEEDS_RAY, cluster_of_nodes, local_cluster
 
 pytestmark = [
     NEEDS_RAY,
@@ -47,41 +40,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def urls(tmp_path, pack_into):
     return pack_into(tmp_path / "shards", [30, 40, 50])
-
-
-@contextmanager
-def local_cluster():
-    """A cluster that the pool starts, and that it joins."""
-    from lightning_shards.workers.ray.cluster import Joining, cluster
-
-    with ended_processes():
-        cluster.hold(Joining("local"), Place())
-        try:
-            yield
-        finally:
-            cluster.release()
-            cluster.leave_unused()
-
-
-@contextmanager
-def cluster_of_nodes(number):
-    """A cluster with so many nodes of one CPU, beside that of this process, which has none."""
-    import ray
-    from ray._private.authentication import authentication_token_setup as authentication
-    from ray.cluster_utils import Cluster
-
-    authentication.enable_token_auth_by_default()  # as `ray.init` does for a cluster of its own
-    authentication.ensure_token_if_auth_enabled({}, create_token_if_missing=True)
-    with ended_processes():
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
-        try:
-            for _ in range(number):
-                nodes.add_node(num_cpus=1)
-            ray.init(address=nodes.address)
-            yield nodes
-        finally:
-            ray.shutdown()
-            nodes.shutdown()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import fashion_mnist
 from lightning_shards import Cursor, Place, RayConfig
-from lightning_shards.errors import ConfigError, TransformError, WorkerError
+from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.samples.generators import are_same
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import CacheNeed, PieceCache
@@ -25,22 +25,18 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from tests.ray.actor_samples import (
     ACTORS,
-    NEEDS_RAY,
     SHARED,
-    DrawsFromAll,
-    Locked,
     actors_of,
-    end_at_seven,
-    ended_processes,
     endless,
     joined_table,
     made_here,
     make_module,
     mix_of,
-    raise_at_seven,
     relative,
     shared_loader,
 )
+from tests.ray.actor_transforms import Locked, end_at_seven, raise_at_seven
+from tests.ray.local_clusters import NEEDS_RAY, local_cluster
 
 pytestmark = [
     NEEDS_RAY,
@@ -57,19 +53,9 @@ BATCHES = 12
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    """A local cluster; it ends with the module, and leaves SIGTERM to Lightning."""
-    from lightning_shards.workers.ray.cluster import Joining
-    from lightning_shards.workers.ray.cluster import cluster as joined
-
-    with ended_processes() as note:
-        handler = signal.getsignal(signal.SIGTERM)
-        joined.hold(Joining("local"), Place())
-        assert signal.getsignal(signal.SIGTERM) is handler
-        note()
-        yield joined
-        note()
-        joined.release()
-        joined.leave_unused()
+    """A local cluster, which ends with the module."""
+    with local_cluster():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +63,20 @@ def urls(tmp_path_factory, pack_into):
     return pack_into(tmp_path_factory.mktemp("ray"), [9, 14, 17])
 
 
-KINDS = ("crops, tensors, draws from globals", "keep, join, substitutes", "mixture", "stream")
+KINDS = ("crops, tensors, draws from globals", "mixture, keep, join, substitutes", "stream")
 
 
 def settings_of(kind, folder, urls):
     """The settings of a data module of this kind; the paths in them are relative."""
     train = {"urls": relative(urls)}
-    if kind == "mixture":
-        own = {"fields": {"label": "cls"}, "transforms": {"label": DrawsFromAll()}}
-        return {"train": mix_of(train["urls"]), **own}
-    if kind == "stream":
-        train |= {"reader": "stream", "sampling": "resampled", "shuffle_buffer": 5}
-    if kind != "keep, join, substitutes":
+    if kind == KINDS[0]:
         return {"train": train}
-    train |= {"keep": {"hash_of": "key", "of": 4, "parts": [0, 1, 2]}, "max_bad": 9}
-    train |= {"join": joined_table(folder), "on_bad_sample": "substitute"}
+    if kind == "stream":
+        stream = {"reader": "stream", "sampling": "resampled", "shuffle_buffer": 5}
+        return {"train": train | stream}
+    keep = {"keep": {"hash_of": "key", "of": 4, "parts": [0, 1, 2]}}
+    train = mix_of(train["urls"], **keep, join=joined_table(folder))
+    train |= {"max_bad": 9, "on_bad_sample": "substitute"}
     return {"train": train, "transforms": {"label": raise_at_seven}}
 
 
@@ -160,19 +145,6 @@ def test_what_is_shared_is_named_by_all_that_batches_depend_on(urls, tmp_path, c
     assert name() == name("two", used=True)
     assert len({name(), *(name(**change) for change in changes)}) == 1 + len(changes)
     assert "holds for this process alone" not in caplog.text
-
-
-def test_batches_before_an_error_are_delivered_and_then_the_actors_end(urls, tmp_path):
-    """The error is of the type, and has the words, that it has in the trainer."""
-    settings = {"train": {"urls": urls, "sampling": "sequential"}, "num_workers": 1}
-    settings["transforms"] = {"label": raise_at_seven}
-    with make_module(tmp_path, loader=ACTORS, **settings).loader("train") as loader:
-        stream = iter(loader)
-        assert [batch["label"].tolist() for batch in islice(stream, 3)] == [[0, 1], [2, 3], [4, 5]]
-        actors = list(map(psutil.Process, actors_of(loader)))
-        with pytest.raises(TransformError, match=r"'label' failed on sample '000007' .*a seven"):
-            next(stream)
-    assert psutil.wait_procs(actors, timeout=10)[1] == []
 
 
 def test_a_sample_that_kills_its_actor_is_an_error_that_names_the_batch(urls, tmp_path):

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from lightning_shards import Place
-from tests.ray.actor_samples import NEEDS_RAY, ended_processes, hash_of, made_here, shared_loader
+from tests.ray.actor_samples import hash_of, made_here, shared_loader
+from tests.ray.local_clusters import NEEDS_RAY, ended_processes
 
 pytestmark = [
     pytest.mark.matrix,

@@ -4,7 +4,7 @@ import random
 import time
 from collections import deque
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, product
 from threading import Event
 from threading import enumerate as enumerate_threads
 
@@ -25,6 +25,8 @@ from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
+from tests.ray.actor_transforms import Raising
+from tests.ray.local_clusters import NEEDS_RAY, local_cluster
 
 POOLS = [
     pytest.param(InTurnPool(), id="fake"),
@@ -46,20 +48,18 @@ POOLS = [
 # torch's word to machines with fewer cores than the 2 or 3 workers of these tests
 
 
-class Raising:
-    """A stage that fails at a sample, and says that it draws no random numbers."""
-
-    deterministic = True
-
-    def __init__(self, key, error):
-        self.key, self.error = key, error
-
-    def __call__(self, samples):
-        for sample in samples:
-            if sample["__key__"] == self.key:
-                raise self.error(f"at {self.key}")
-            yield sample
-
+ON_RAY = pytest.param(
+    "ray",
+    id="ray",
+    marks=[
+        NEEDS_RAY,
+        pytest.mark.slow,
+        pytest.mark.ddp,
+        pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes it drops
+    ],
+)
+ALSO_ON_RAY = pytest.mark.parametrize("pool", [*POOLS, ON_RAY], indirect=True)
+"""For few tests: to start two actors costs seconds of CPU. `tests/ray` has sources of all kinds."""
 
 PLACE = Place(rank=1, world_size=2)
 START = Cursor(epoch=3)
@@ -67,7 +67,17 @@ START = Cursor(epoch=3)
 
 @pytest.fixture(params=POOLS)
 def pool(request):
-    return request.param
+    is_ray = request.param == "ray"
+    return request.getfixturevalue("ray_pool") if is_ray else request.param
+
+
+@pytest.fixture(scope="module")
+def ray_pool():
+    """Two actors, in a cluster that ends with this module."""
+    from lightning_shards.workers.ray.pool import RayPool
+
+    with local_cluster():
+        yield RayPool(2, batches_per_call=2, cpus_per_worker=0.5)
 
 
 @pytest.fixture
@@ -106,9 +116,11 @@ def plain(batches):
 
 
 def processes_of(stream):
-    return [psutil.Process(worker.pid) for worker in getattr(stream, "_workers", [])]
+    workers = getattr(stream, "_workers", getattr(stream, "_where", []))
+    return [psutil.Process(worker.pid) for worker in workers]
 
 
+@ALSO_ON_RAY
 def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
     expected = expected_batches(source, pool.describe().num_producers, 8)
     assert plain(take(start(source), 8)) == plain(expected)
@@ -190,11 +202,19 @@ def test_an_error_keeps_its_type_and_its_message(start, pack_shards, make_source
     assert "no member for field 'mask': wanted one of ['seg.png']" in str(caught.value)
 
 
+ERRORS = [(0, ArithmeticError), (6, SampleError), (9, ArithmeticError)]
+
+
 @pytest.mark.parametrize(
-    ("number", "error"), [(0, ArithmeticError), (6, SampleError), (9, ArithmeticError)]
+    ("pool", "number", "error"),
+    [
+        pytest.param(*pool.values, *error, id=f"{pool.id}-{error[0]}", marks=pool.marks)
+        for pool, error in [*product(POOLS, ERRORS), (ON_RAY, ERRORS[1])]
+    ],
+    indirect=["pool"],
 )
 def test_batches_before_an_error_are_delivered_and_no_others(
-    number, error, pool, start, pack_shards, make_source
+    pool, number, error, start, pack_shards, make_source
 ):
     """Whichever worker it happens in, and wherever in a message."""
     settings = {"urls": pack_shards([80]), "sampling": "sequential"}
@@ -203,18 +223,21 @@ def test_batches_before_an_error_are_delivered_and_no_others(
     )
     (key, *_), _ = expected[number]
     stream = start(make_source(**settings, stages=(Raising(key, error),)), Cursor())
+    processes = processes_of(stream)
     assert plain(take(stream, number)) == expected[:number]
     # what is not ours names the stage that raised it
     with pytest.raises(error if error is SampleError else TransformError, match=f"at {key}"):
         next(stream)
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
 
 
+@ALSO_ON_RAY
 def test_closing_ends_the_stream_and_its_processes(start, source):
     stream = start(source)
     processes = processes_of(stream)
     next(stream)
     stream.close()
-    assert psutil.wait_procs(processes, timeout=5)[1] == []
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
     with pytest.raises(StopIteration):
         next(stream)
 
@@ -257,15 +280,6 @@ def test_closing_twice_is_closing_once(start, source):
     stream = start(source)
     stream.close()
     stream.close()
-
-
-def test_a_failed_stream_has_no_processes_left(start, pack_shards, make_source):
-    source = make_source(pack_shards([9]), fields={"mask": "seg.png"})
-    stream = start(source)
-    processes = processes_of(stream)
-    with pytest.raises(MissingFieldError):
-        next(stream)
-    assert psutil.wait_procs(processes, timeout=5)[1] == []
 
 
 @dataclass(frozen=True)
