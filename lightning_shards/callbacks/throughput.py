@@ -38,13 +38,14 @@ class DataThroughputMonitor(pl.Callback):
     workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). Where shards
     are remote, it also logs `data/fetched_bytes_per_s`, `data/requests_per_s`,
     `data/repeated_requests` and `data/cached_fraction`: the share of the bytes read that did not
-    have to be fetched. Of a mixture it also logs `data/component/<name>/samples` and
-    `data/component/<name>/passes`: how far the run has come in each component since its beginning,
-    over all ranks. A fit ends with a table of the whole run over all ranks: the bottleneck, the
-    headroom, and the one change to make. Its figures are logged too, as `data/run/...`. Where
-    shards are remote, a line says what was fetched for training. A fit that is ended with Ctrl-C
-    reports on rank 0 alone. After `reload_dataloaders_every_n_epochs` has made another loader, all
-    figures begin again.
+    have to be fetched. Where actors of a Ray cluster make the batches, it also logs
+    `data/received_bytes_per_s`, `data/actor_restarts` and `data/remade_batches`. Of a mixture it
+    also logs `data/component/<name>/samples` and `data/component/<name>/passes`: how far the run
+    has come in each component since its beginning, over all ranks. A fit ends with a table of the
+    whole run over all ranks: the bottleneck, the headroom, and the one change to make. Its figures
+    are logged too, as `data/run/...`. Where shards are remote, a line says what was fetched for
+    training. A fit that is ended with Ctrl-C reports on rank 0 alone. After
+    `reload_dataloaders_every_n_epochs` has made another loader, all figures begin again.
 
     Waiting is measured inside the loader's `next()`, by the trainer's thread. On a CPU that is
     exact. A CUDA device may still have queued work to do, which events show (they are queried,
@@ -170,7 +171,7 @@ class DataThroughputMonitor(pl.Callback):
             logger.log_metrics(metrics, step=logger_step(trainer))
 
     def _measure(self, loader: ShardLoader) -> TimeTotals:
-        times, fetched = loader.times, loader.times.fetched
+        times, fetched, received = loader.times, loader.times.fetched, loader.times.received
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
         return TimeTotals(
             batches=times.batches,
@@ -184,6 +185,9 @@ class DataThroughputMonitor(pl.Callback):
             repeated=fetched.repeated,
             fetched_bytes=fetched.fetched_bytes,
             read_bytes=fetched.read_bytes,
+            received_bytes=received.size_bytes,
+            restarts=received.restarts,
+            remade=received.remade,
             **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
         )
 

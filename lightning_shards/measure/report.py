@@ -42,6 +42,8 @@ def write_report(ranks: Sequence[TimeTotals], context: RunContext) -> str:
     lines = [_verdict(rates), *_table(rates), *_describe_stages(rates.totals)]
     if rates.totals.is_fetched:
         lines.append(fetched_text(rates.totals))
+    if rates.totals.received_bytes:
+        lines.append(_received_text(rates.totals, len(ranks)))
     if len(ranks) < context.world_size:
         lines.append("these are the figures of rank 0 alone: the fit was interrupted")
     elif slow:
@@ -101,6 +103,11 @@ def _advise_loader(throughput: Throughput) -> str:
             "let `lightning-shards cache fill` fetch the shards before the fit, or raise cache_gib "
             f"or connections: the workers wait for the network {shares[longest]:.0%} of their time"
         )
+    if throughput.loader >= throughput.trainer and throughput.totals.received_bytes:
+        return (
+            "let actors send fewer bytes a sample (uint8, smaller crops), or raise "
+            "prefetch_factor: they are fast enough, and their batches come late over the network"
+        )
     if throughput.loader >= throughput.trainer and now:
         return (
             "raise prefetch_factor: the workers are fast enough, but their batches come unevenly "
@@ -148,6 +155,15 @@ def fetched_text(job: TimeTotals) -> str:
         f"fetched {job.fetched_bytes / 1e9:,.3g} GB in {count_of(round(job.requests), 'request')} "
         f"({job.repeated:,.0f} repeated), {100 * job.cached_fraction:.0f} % of "
         f"{job.read_bytes / 1e9:,.3g} GB came from the cache"
+    )
+
+
+def _received_text(job: TimeTotals, ranks: int) -> str:
+    per_s = job.received_bytes / ranks / max(job.wall_s, 1e-9)
+    again = f"up to {count_of(round(job.remade), 'batch')} made again"
+    return (
+        f"received {job.received_bytes / 1e9:,.3g} GB from actors, {per_s / 1e6:,.3g} MB/s for "
+        f"each rank; {count_of(round(job.restarts), 'restart')} of actors, {again}"
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.digest import digest_ids
+from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import (
     NUMBERS,
     Arena,
@@ -180,6 +181,7 @@ class LoadedBatch(NamedTuple):
         seconds: Seconds that its worker spent on it in total.
         fetched: What its worker has fetched from afar since the batch before it; None if all of its
             shards are at hand.
+        received: What came from an actor with it and its neighbours; None from other workers.
     """
 
     batch: Batch
@@ -188,6 +190,7 @@ class LoadedBatch(NamedTuple):
     stages: tuple[float, ...] = ()
     seconds: float = 0.0
     fetched: FetchTotals | None = None
+    received: ActorTotals | None = None
 
 
 class PixelLayout(NamedTuple):

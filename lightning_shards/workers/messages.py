@@ -429,6 +429,11 @@ class Message:
         self._loaded, self._starts = loaded, starts
         self.buffer, self.failure = buffer, failure
 
+    @property
+    def size(self) -> int:
+        """Bytes of the memory that holds its tensors; only while they are not in shared memory."""
+        return len(self._memory(None))
+
     def lease(self) -> Lease | None:
         """A new lease of the message's shared memory; None if it has none."""
         return Lease(self.buffer) if isinstance(self.buffer, SharedBuffer) else None

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.shards.storage.protocol import FetchTotals
 
 
@@ -36,6 +37,19 @@ def test_local_shards_have_no_figure_of_the_network(fake_fit: Any) -> None:
     names = {name for _, metrics in fake_fit.logged for name in metrics}
     assert not any("fetch" in name or "request" in name or "cache" in name for name in names)
     assert len(fake_fit.reported) == 1
+
+
+def test_what_comes_from_actors_is_logged(fake_fit: Any) -> None:
+    fake_fit.begin()
+    fake_fit.step(wait_s=0, busy_s=1)
+    times = fake_fit.loader.times
+    times.received = times.received.plus(ActorTotals(400, 1, 2))
+    fake_fit.step(wait_s=3, busy_s=1)
+    assert fake_fit.windows("received_bytes_per_s") == [100]
+    assert fake_fit.windows("actor_restarts") == [1]
+    assert fake_fit.windows("remade_batches") == [2]
+    fake_fit.end()
+    assert "1 restart of actors, up to 2 batches made again" in fake_fit.reported[-1]
 
 
 def test_a_line_of_the_report_is_of_all_ranks(make_fit: Any) -> None:

@@ -109,6 +109,24 @@ def test_what_a_cuda_device_lost_has_a_row_of_its_own() -> None:
     assert "  device starved, at most         10.0%" in lines
 
 
+def test_what_came_from_actors_has_a_line_and_says_whether_they_or_the_network_are_slow() -> None:
+    received = {"received_bytes": 3e9, "restarts": 1, "remade": 4}
+    slow = rank(4, 20)._replace(**received)
+    lines = write_report([slow] * 2, context(2, world_size=2, cores=10**9)).splitlines()
+    assert lines[-2:] == [
+        (
+            "received 6 GB from actors, 300 MB/s for each rank; 2 restarts of actors, up to 8 "
+            "batches made again"
+        ),
+        "to change: set num_workers to 4 (now 2)",
+    ]
+    late = rank(4, 5)._replace(**received)
+    assert advice([late], context(2)) == (
+        "let actors send fewer bytes a sample (uint8, smaller crops), or raise prefetch_factor: "
+        "they are fast enough, and their batches come late over the network"
+    )
+
+
 # --- the one change -------------------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def test_a_stopped_actor_is_started_again_after_the_timeout(urls, tmp_path, capl
         os.kill(actors_of(loader)[0], signal.SIGSTOP)
         waited_s, batches = after(stream, 20)
         assert are_same(made + batches, expected[:25])
-    assert "actor 0, which was started on node" in caplog.text
+    assert "actor 0, last on node" in caplog.text
     print(f"SIGSTOP: the next batch after {waited_s} s")
 
 

@@ -93,6 +93,9 @@ def test_batches_are_those_of_the_trainers_own_thread(kind, urls, tmp_path):
         made += islice(stream, BATCHES - BATCHES // 2)
         actors = [psutil.Process(actors_of(loader)[0])]
         assert repr(loader).endswith("made by 2 actors")
+        received = loader.times.received
+        assert (received.restarts, received.remade) == ((1, 2) if kind == KINDS[0] else (0, 0))
+        assert received.size_bytes > 0
         expected = made_here(loader.source, 2 if kind == "stream" else 1, BATCHES)
     assert are_same(made, expected)
     assert psutil.wait_procs(actors, timeout=10)[1] == []

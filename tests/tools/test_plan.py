@@ -146,6 +146,17 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
     assert run("--config", config())[1]["kept"] is None
 
 
+def test_with_ray_it_is_said_what_a_rank_receives_and_when_that_pays(config, run, capsys):
+    path = config(fields={"image": "jpg"}, loader={"pool": "ray"}, num_workers=2)
+    loader = ShardDataModule.from_config(path).loader("train", rank=0, world_size=1)
+    sample = loader.source.first_sample(loader.place).batch
+    _, document = run("--config", path)
+    assert 0 <= document["received_bytes_per_s"] - 1000 * sample["image"].nbytes < 100 * 1000
+    plan.main(["--config", str(path)])
+    assert "ray_pays_for: heavy transforms, video, and large images" in capsys.readouterr().out
+    assert "ray_pays_for" not in run("--config", config())[1]
+
+
 def test_of_several_nodes_it_is_said_how_they_share_the_set(config, run, tmp_path, capsys):
     """Strands of 2 nodes with 2 ranks of 2 samples each take turns of 4."""
     folder = write_samples(tmp_path / "many", [16] * 6)

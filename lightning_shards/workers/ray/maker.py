@@ -97,12 +97,15 @@ class BatchMaker:
             self._source = source
         return self._source
 
-    def make(self, sent: Sequence[object], cursor: Cursor, number: int, count: int) -> Message:
+    def make(
+        self, sent: Sequence[object], cursor: Cursor, number: int, count: int
+    ) -> tuple[Message, Whereabouts]:
         """The batches number, number + num_workers, ... of the stream, `count` of them.
 
         `cursor` is that of the stream's first batch.
 
-        There are fewer if one cannot be made; then the message has the error.
+        There are fewer if one cannot be made; then the message has the error. With it comes where
+        it was made.
         """
         loaded: list[LoadedBatch] = []
         failure = None
@@ -117,7 +120,7 @@ class BatchMaker:
             _drop_oldest(self._open, _MOST_OPEN if self._most_kept else 1)
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             failure = failure_of(error)
-        return self._maker.message(loaded, failure)
+        return self._maker.message(loaded, failure), self.whereabouts()
 
     def make_shared(
         self, sent: Sequence[object], cursor: Cursor, number: int, count: int
@@ -129,9 +132,9 @@ class BatchMaker:
         key = cursor, number, count
         if key in self._kept:
             return [self._kept[key]]
-        message = self.make(sent, cursor, number, count)
-        reference = ray.put(message)
-        if message.failure is None:
+        made = self.make(sent, cursor, number, count)
+        reference = ray.put(made)
+        if made[0].failure is None:
             self._kept[key] = reference
             _drop_oldest(self._kept, self._most_kept)
         return [reference]

@@ -20,6 +20,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import are_same
+from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 from lightning_shards.workers.inline import try_first_sample
@@ -242,7 +243,7 @@ class _RayStream:
         sent: Sequence[object],
         begun: tuple[Source, Place, Cursor],
     ) -> None:
-        self._pool, self._actors, self._where, self._begun = pool, actors, where, begun
+        self._pool, self._actors, self._where, self._begun = pool, actors, list(where), begun
         self._start_actor = start_actor
         self._sent: Sequence[object] = sent
         self._step = 0
@@ -269,9 +270,10 @@ class _RayStream:
         worker = self._step % len(self._ready)
         loaded = next(self._ready[worker], None)
         if loaded is None and not self._failures[worker]:
-            message = self._receive(worker)
+            message, received = self._receive(worker)
             self._ready[worker], self._failures[worker] = message.unpack(None), message.failure
             loaded = next(self._ready[worker], None)
+            loaded = loaded and loaded._replace(received=received)
         if loaded is None:
             failure = self._failures[worker]
             self.close()
@@ -279,9 +281,9 @@ class _RayStream:
         self._step += 1
         return loaded
 
-    def _receive(self, worker: int) -> Message:
+    def _receive(self, worker: int) -> tuple[Message, ActorTotals]:
         try:
-            message = self._message_of(worker)
+            message, where = self._message_of(worker)
         except ray.exceptions.RayTaskError as error:
             self.close()
             raise WorkerError(
@@ -295,12 +297,15 @@ class _RayStream:
         except BaseException:
             self.close()
             raise
+        is_new = where != self._where[worker]
+        repeated = is_new * len(self._calls[worker]) * self._pool.batches_per_call
+        self._where[worker] = where
         self._calls[worker].popleft()
         self._ask(worker)
-        return message
+        return message, ActorTotals(message.size, is_new, repeated)
 
-    def _message_of(self, worker: int) -> Message:
-        """The message of the first call of an actor.
+    def _message_of(self, worker: int) -> tuple[Message, Whereabouts]:
+        """The message of the first call of an actor, and where it was made.
 
         A shared actor ends with the trainer that started it, and so does all that it has kept.
         Then another one is asked, which may be this trainer's to start.
@@ -332,7 +337,7 @@ class _RayStream:
             waited_s, timeout_s = time.perf_counter() - begin, self._pool.worker_timeout_s
             if timeout_s and waited_s > timeout_s:
                 _log.warning(
-                    "actor %d, which was started on node %s, has given no batch for %g s "
+                    "actor %d, last on node %s, has given no batch for %g s "
                     "(LoaderConfig.worker_timeout_s); it is started again",
                     worker,
                     self._where[worker].host,
