@@ -6,10 +6,13 @@ All tests share one cluster on this machine, which the pool has started itself.
 import gzip
 import logging
 import os
+import pickle
+import re
 import signal
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -17,7 +20,7 @@ import pytest
 
 from benchmarks import fashion_mnist
 from lightning_shards import Cursor, Place, RayConfig
-from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.errors import ConfigError, ShardNotFoundError, WorkerError
 from lightning_shards.samples.generators import are_same
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.piece_cache import CacheNeed, PieceCache
@@ -166,9 +169,10 @@ def test_actors_that_the_cluster_has_no_room_for_are_an_error_with_what_it_has(
 ):
     monkeypatch.setattr("lightning_shards.workers.ray.pool._PLACED_S", 1.0)
     many = replace(ACTORS, ray=RayConfig(cpus_per_worker=1000))
+    said = r"2 of 2 actors with 1000 CPUs .* cluster has \d+ CPUs, of which [\d.]+ are free: add"
     with (
         make_module(tmp_path, loader=many, train={"urls": urls}).loader("train") as loader,
-        pytest.raises(ConfigError, match=r"2 of 2 actors with 1000 CPUs .* cluster has \d+ CPUs"),
+        pytest.raises(ConfigError, match=said),
     ):
         next(iter(loader))
 
@@ -221,6 +225,48 @@ def test_the_first_rank_of_a_node_starts_a_cluster_and_others_join_it(
 def test_several_nodes_without_a_cluster_are_told_how_to_start_one(monkeypatch):
     with pytest.raises(ConfigError, match=r"2 nodes needs a cluster.*`ray start --head`"):
         places_joined(monkeypatch, "auto", Place(0, 4, num_nodes=2), 9)
+
+
+@pytest.mark.parametrize("other", [{"ray_version": "2.9.3"}, {"python_version": "3.9.18"}])
+def test_a_cluster_of_other_versions_is_an_error_with_both(monkeypatch, other):
+    """In the words that Ray has for it."""
+    from ray._private import utils
+
+    from lightning_shards.workers.ray import cluster as module
+
+    ray_version, python_version = utils.compute_version_info()
+    versions = {"ray_version": ray_version, "python_version": python_version} | other
+
+    def init(**_):
+        utils.check_version_info(versions, "node 192.0.2.1")
+
+    monkeypatch.setattr(module.ray, "init", init)
+    (version,) = other.values()
+    with pytest.raises(ConfigError) as caught:
+        module._join(module.Joining("head:6379"), Place())
+    assert re.fullmatch(
+        r"the Ray cluster at 'head:6379' cannot be joined: .* cluster was started with: .*"
+        rf"{version} .* Ray: {ray_version} Python: {python_version}; all nodes need the same .*",
+        str(caught.value),
+    )
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path, is_elsewhere):
+    from lightning_shards.workers.ray import maker, pool, travel
+
+    urls = pack_into(tmp_path / "shards", [3])
+    with make_module(tmp_path, loader=ACTORS, train={"urls": urls}).loader("train") as loader:
+        packed = travel.packed_source(loader.source)
+    Path(urls[0]).unlink()
+    made = maker.BatchMaker(Place(), None)
+    made._source = pickle.loads(packed)
+    message, _ = made.try_node([], Place(), is_elsewhere=is_elsewhere)
+    remedy = "let all nodes reach the shards, by s3:// or a shared file system"
+    with pytest.raises(
+        ShardNotFoundError, match=rf"node far cannot make the first sample: .*{urls[0]}.*{remedy}"
+    ):
+        pool._raise_of_node("far", message.failure.error)
 
 
 def write_images(folder):

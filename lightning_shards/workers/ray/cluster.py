@@ -145,8 +145,9 @@ def _init(address: str, **settings: Any) -> str:
             "there, or take 'auto'"
         ) from error
     except (RuntimeError, ray.exceptions.RayError) as error:  # another version, a wrong token
+        told = " ".join(str(error).split())  # a table of versions
         raise ConfigError(
-            f"the Ray cluster at {address!r} cannot be joined: {error}; all nodes need the same "
+            f"the Ray cluster at {address!r} cannot be joined: {told}; all nodes need the same "
             "versions of Ray and Python, and the same token"
         ) from error
     return address
