@@ -18,7 +18,10 @@ from tests.mutants import arithmetic, running
 from tests.mutants.planting import BUGS, Bug, CannotPlantError, plant
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("lightning_shards", "tests", "configs", "examples", "docs", "pyproject.toml", "README.md")
+COPIED = (
+    *("lightning_shards", "tests", "benchmarks", "configs", "examples", "docs"),
+    *("pyproject.toml", "README.md"),
+)
 CATALOGUE = (arithmetic, running)  # importing them fills BUGS
 LIMIT_S = 600
 FOUND, PASSED = 1, 0  # exit statuses of pytest

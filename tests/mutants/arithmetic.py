@@ -183,6 +183,16 @@ def a_run_goes_on_with_other_quotas_than_it_began_with(before, self, saved, trai
     pass
 
 
+@breaks("each once", "StrandOrder.samples", "plan/test_strands.py")
+def what_fills_no_run_of_every_strand_is_lost(before, self):
+    return before(self) // (self.strands * self.inner.run) * self.strands * self.inner.run
+
+
+@breaks("cache", "StrandOrder._parts", "plan/test_strands.py")
+def each_block_gives_a_strand_to_another_node(before, self, epoch, number):
+    return np.roll(before(self, epoch, number), number, axis=0)
+
+
 @breaks("digest", "digest_ids", "plan/test_digest.py")
 def samples_are_counted_and_not_told_apart(before, ids):
     return len(ids)
