@@ -52,7 +52,7 @@ def measure_step(
     Raises:
         ShardError: The batch cannot be made.
     """
-    data.num_workers = 0
+    data.num_workers = int(data.loader_config.pool == "ray")
     loader = data.loader("train")
     with closing(loader):
         batch = next(iter(loader))

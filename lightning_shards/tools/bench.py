@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _EPILOG: Final = """\
 Of one rank it measures, for --seconds each after a warm-up, in samples per second:
   transforms       decoding and transforms alone, in one thread
-  loader           the loader alone, with each number of workers
+  loader           the loader alone, with each number of workers (of pool: ray from 1 on)
   training step    a real fit on one batch kept in memory
 Then it says which side is the limit, and how many workers are enough.
 
@@ -54,9 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _bench(options: argparse.Namespace) -> int:
     require_large_enough(options, seconds=0.01)
-    workers = options.num_workers or [0, *(1 << bit for bit in range(num_cpus().bit_length()))]
-    if min(workers) < 0:
-        raise ConfigError(f"--num-workers must be at least 0, got {min(workers)}")
+    if min(options.num_workers or [0]) < 0:
+        raise ConfigError(f"--num-workers must be at least 0, got {min(options.num_workers)}")
     from lightning_shards.measure import bench
 
     with (
@@ -66,7 +65,13 @@ def _bench(options: argparse.Namespace) -> int:
     ):
         cli = _fit_of(options, folder)
         data, seconds = cli.datamodule, options.seconds
-        rates = {number: bench.measure_loader(data, number, seconds) for number in workers}
+        powers = [1 << bit for bit in range(num_cpus().bit_length())]
+        is_ray = data.loader_config.pool == "ray"
+        workers = options.num_workers or [0, *powers][is_ray:]
+        rates = {  # the most first: a cluster that is started has CPUs for these
+            number: bench.measure_loader(data, number, seconds)
+            for number in sorted(workers, reverse=True)
+        }
         step = bench.measure_step(cli.model, data, cli.trainer, seconds)
     loader = {number: rate for number, (rate, _) in rates.items()}
     enough = bench.enough_workers(loader, step)

@@ -2,12 +2,15 @@
 
 import io
 import json
+import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
+from lightning_shards.system.process import num_cpus
 from lightning_shards.tools import bench
+from tests.ray.local_clusters import NEEDS_RAY, local_cluster
 
 pytestmark = [
     # Lightning 2.6's own use of jsonargparse 4.53
@@ -111,7 +114,7 @@ def run(folder):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["lightning-shards"])
         patch.setattr(sys, "path", [*sys.path, str(folder)])
-        patch.setenv("PYTHONPATH", str(folder))
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("PL_GLOBAL_SEED", "0")
         yield run
     sys.modules.pop("bench_project", None)
@@ -139,6 +142,25 @@ def test_loader_and_step_are_measured_and_nothing_is_written(run, folder):
     assert all(0 < rate < 1e9 for rate in rates)
     assert found["limit"] in ("loader", "training step")
     assert files_of(folder) == before
+
+
+@NEEDS_RAY
+@pytest.mark.matrix
+@pytest.mark.ddp
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets and processes that Ray drops
+@pytest.mark.parametrize("numbers", [["--num-workers", "1", "2"], []])
+def test_actors_are_measured(run, folder, numbers):
+    config = json.loads((folder / "config.yaml").read_text())
+    config["data"]["loader"] |= {"pool": "ray", "ray": {"address": "local"}}
+    (folder / "ray.yaml").write_text(json.dumps(config))
+    with local_cluster():
+        status, out, errors = run("--config=ray.yaml", *numbers, "--json")
+    assert status == 0, errors
+    found = json.loads(out)
+    powers = [1 << bit for bit in range(num_cpus().bit_length())]
+    assert [row["num_workers"] for row in found["loader"]] == ([1, 2] if numbers else powers)
+    assert all(0 < row["samples_per_s"] < 1e9 for row in found["loader"])
+    assert 0 < found["training_step"] < 1e9
 
 
 def test_a_mixture_is_measured_and_told_in_a_table(run, folder):
