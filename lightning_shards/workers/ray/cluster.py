@@ -3,7 +3,6 @@
 A cluster that the user has joined, as inside of Ray Train, is taken as it is, and left alone.
 """
 
-import atexit
 import logging
 import signal
 import threading
@@ -24,10 +23,6 @@ ray: Any = untyped_ray
 
 _JOIN_S = 60.0
 """Seconds in which the first rank of a node starts a cluster; an idle machine takes 5."""
-
-_LEAVE_S = 15.0
-"""Seconds that the rank which started a cluster waits for the other ranks to leave it: Ray ends
-processes whose cluster is gone."""
 
 
 class Joining(NamedTuple):
@@ -50,7 +45,7 @@ AUTO = Joining()
 
 class _Cluster:
     def __init__(self) -> None:
-        self._streams, self._is_joined, self._is_started = 0, False, False
+        self._streams, self._is_joined = 0, False
         self._lock = threading.RLock()
 
     def hold(self, joining: Joining, place: Place) -> None:
@@ -63,7 +58,7 @@ class _Cluster:
         with self._lock:
             if not ray.is_initialized():
                 with _kept_signals():
-                    self._is_started = _join(joining, place) == "local"
+                    _join(joining, place)
                 self._is_joined = True
                 _require_token(joining)
             self._streams += 1
@@ -76,32 +71,15 @@ class _Cluster:
     def leave_unused(self) -> None:
         """Leave the cluster that this process joined by itself, unless a stream uses it.
 
-        One that it has started ends.
+        One that it has started ends. By then the other ranks of the node have all their batches.
         """
-        if not self._streams:
-            self.leave()
-
-    def leave(self) -> None:
-        """Leave it though streams may use it."""
         with self._lock:
-            is_joined, self._is_joined = self._is_joined and ray.is_initialized(), False
-            if is_joined and self._is_started:
-                _wait_for_others()
-            if is_joined:
+            if not self._streams and self._is_joined:
+                self._is_joined = False
                 ray.shutdown()
 
 
 cluster = _Cluster()
-atexit.register(cluster.leave)  # before Ray ends the cluster without waiting for others
-
-
-def _wait_for_others() -> None:
-    own, until = ray.get_runtime_context().get_job_id(), time.perf_counter() + _LEAVE_S
-    while time.perf_counter() < until and any(
-        not job["IsDead"] and job["JobID"] != own
-        for job in ray._private.state.jobs()  # noqa: SLF001 the public list needs the dashboard
-    ):
-        wait_for_event(threading.Event(), CHECK_S)
 
 
 def _join(joining: Joining, place: Place) -> str:
