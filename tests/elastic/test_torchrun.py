@@ -5,16 +5,20 @@ by configs/elastic.yaml. A rank waits at a given step, so that what happens to i
 """
 
 import os
+import random
 import shlex
 import signal
 
 import pytest
 from elastic_runs import Attempt, block_of_page, check_ledger, kill_all
 
+CHAINS = 40 if os.environ.get("LONG_RUNS") else 1
+
 pytestmark = [pytest.mark.ddp, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def check_kill_and_rejoin(launchers, start):
+def check_kill_and_rejoin(launchers, start, killed=15, joined=21):
+    """One of two ranks is killed in one step, and in another one of the other rank it is joined."""
     other, host = start("other"), start("host")
     launchers.run.wait_for_stop(0)
     kill_all([other])
@@ -22,12 +26,22 @@ def check_kill_and_rejoin(launchers, start):
     joining = start("new")
     assert [launchers.wait_for_end(pid) for pid in (host, joining)] == [0, 0]
     first, second, _ = check_ledger(launchers.run.folder, [2, 1, 2])
-    assert (first, second) == (Attempt(2, 0, 15), Attempt(1, 12, 21))
+    assert (first, second) == (Attempt(2, 0, killed), Attempt(1, killed // 4 * 4, joined))
 
 
 def test_an_agent_is_killed_and_a_new_one_joins(launchers_of):
     launchers = launchers_of((2, 15, "other"), (1, 21, "host"))
     check_kill_and_rejoin(launchers, launchers.start_agent)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_an_agent_is_killed_and_a_new_one_joins_anywhere(launchers_of, seed):
+    draws = random.Random(seed)
+    killed = draws.randint(4, 100)
+    joined = killed // 4 * 4 + draws.randint(1, 40)
+    launchers = launchers_of((2, killed, "other"), (1, joined, "host"))
+    check_kill_and_rejoin(launchers, launchers.start_agent, killed, joined)
 
 
 @pytest.mark.matrix

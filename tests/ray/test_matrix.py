@@ -1,6 +1,7 @@
 """Actors, nodes and trainers that die at random, on clusters of their own; minutes.
 
-`pytest -m matrix tests/ray -s` prints how long the next batch took after each death.
+`pytest -m matrix tests/ray -s` prints how long the next batch took after each death. With
+LONG_RUNS=1 there are 200 dead actors, 20 dead nodes and 20 dead trainers: hours.
 """
 
 import json
@@ -18,22 +19,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lightning_shards import RayConfig
+from lightning_shards import Cursor, Place, RayConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.generators import are_same
+from lightning_shards.samples.tensors import with_tensors
 from tests.ray.actor_samples import ACTORS, actors_of, endless, made_here, make_module
 from tests.ray.actor_transforms import ByProcess
 from tests.ray.local_clusters import NEEDS_RAY, cluster_of_nodes, local_cluster
 
+IS_LONG = bool(os.environ.get("LONG_RUNS"))
+KILLS, NODES, TRAINERS = (200, 20, 20) if IS_LONG else (12, 3, 1)
+ACTORS_ON_NODES = [(nodes, actors) for nodes in (1, 2, 3) for actors in (1, 2, 3, 5, 8)]
+
 pytestmark = [
     NEEDS_RAY,
     pytest.mark.matrix,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(7200 if IS_LONG else 1200),
     pytest.mark.ddp,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and processes that Ray drops
 ]
 
-KILLS = 12
 ROOT = Path(__file__).parents[2]
 
 
@@ -64,7 +69,7 @@ def after(stream, batches):
 
 def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
     draws, waits = random.Random(0), []
-    with local_cluster(), opened(tmp_path, urls) as (stream, _, expected):
+    with local_cluster(), opened(tmp_path, urls) as (stream, loader, expected):
         made = list(islice(stream, 5))
         for _ in range(KILLS):
             pids = [
@@ -75,9 +80,11 @@ def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
             os.kill(draws.choice(pids), signal.SIGKILL)
             waited_s, batches = after(stream, draws.randint(6, 18))
             waits.append(waited_s)
+            assert are_same(batches, expected[len(made) :][: len(batches)])
             made += batches
-        assert are_same(made, expected[: len(made)])
+            print(f"kill {len(waits)}: {len(made)} batches, the next one after {waited_s} s")
     print(f"{KILLS} kills, {len(made)} batches, waits of up to {max(waits)} s: {sorted(waits)}")
+    print(loader.times.received)
 
 
 def test_a_stopped_actor_is_started_again_after_the_timeout(urls, tmp_path, caplog):
@@ -92,15 +99,39 @@ def test_a_stopped_actor_is_started_again_after_the_timeout(urls, tmp_path, capl
 
 
 def test_nodes_removed_without_grace_and_added_change_no_batch(urls, tmp_path):
-    with cluster_of_nodes(2) as nodes, opened(tmp_path, urls) as (stream, _, expected):
+    with cluster_of_nodes(2) as nodes, opened(tmp_path, urls) as (stream, loader, expected):
         made = list(islice(stream, 5))
-        for _ in range(3):
-            nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
+        for _ in range(NODES):
+            held = {found.node for found in loader._open.stream._where}
+            removed = next(node for node in nodes.worker_nodes if node.node_id in held)
+            nodes.remove_node(removed, allow_graceful=False)
             nodes.add_node(num_cpus=1)
             waited_s, batches = after(stream, 20)
+            assert are_same(batches, expected[len(made) :][:20])
             made += batches
             print(f"a node removed: the next batch after {waited_s} s")
-        assert are_same(made, expected[: len(made)])
+        print(f"{NODES} nodes removed, {len(made)} batches: {loader.times.received}")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "actors"), ACTORS_ON_NODES if IS_LONG else [(3, 5)], ids="{}".format
+)
+def test_any_number_of_actors_on_any_nodes_gives_the_batches_of_any_cursor(
+    nodes, actors, urls, tmp_path
+):
+    spread = replace(ACTORS, ray=RayConfig(cpus_per_worker=0.1))
+    draws = random.Random(100 * nodes + actors)
+    place = Place(draws.randrange(2), 2)
+    cursor = Cursor(draws.randrange(3), 4 * draws.randrange(20))
+    module = make_module(tmp_path, loader=spread, train={"urls": urls}, num_workers=actors)
+    with cluster_of_nodes(nodes), module.loader("train") as loader:
+        stream = loader.pool.start(loader.source, place, cursor)
+        made = [with_tensors(next(stream).batch) for _ in range(50)]
+        hosts = {found.node for found in stream._where}
+        stream.close()
+        alone = loader.source.batches(place, cursor)
+        assert are_same(made, [with_tensors(next(alone).batch) for _ in made])
+    print(f"{actors} actors on {len(hosts)} of {nodes} nodes from {cursor}: {len(made)} batches")
 
 
 def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, tmp_path):
@@ -150,17 +181,18 @@ if __name__ == "__main__":
 def test_a_killed_trainer_leaves_nothing_behind(urls, tmp_path, start_program):
     """But for two agents of Ray, which may take minutes to notice, and are ended here."""
     command = [sys.executable, "-c", TRAINER, str(tmp_path), *urls]
-    with start_program(command, ROOT) as trainer:
-        while "batch" not in trainer.stdout.readline():
-            assert trainer.poll() is None
-        started = psutil.Process(trainer.pid).children(recursive=True)
-        trainer.kill()
-        gone, alive = psutil.wait_procs(started, timeout=5)
-        names = [" ".join(process.cmdline())[:160] for process in alive]
-        for process in alive:
-            process.kill()
-    print(f"SIGKILL of the trainer: {len(gone)} processes gone in 5 s, left {names}")
-    assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
+    for _ in range(TRAINERS):
+        with start_program(command, ROOT) as trainer:
+            while "batch" not in trainer.stdout.readline():
+                assert trainer.poll() is None
+            started = psutil.Process(trainer.pid).children(recursive=True)
+            trainer.kill()
+            gone, alive = psutil.wait_procs(started, timeout=5)
+            names = [" ".join(process.cmdline())[:160] for process in alive]
+            for process in alive:
+                process.kill()
+        print(f"SIGKILL of the trainer: {len(gone)} processes gone in 5 s, left {names}")
+        assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
 
 
 def test_two_ranks_share_the_cluster_that_the_first_one_starts(tmp_path):
