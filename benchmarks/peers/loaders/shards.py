@@ -81,7 +81,7 @@ def _stream(job: Job) -> Any:
 def _mixture(job: Job, *, is_alike: bool) -> SplitConfig:
     """Both halves of the shards as two components, which are passed equally often.
 
-    If they are not alike, a field of the second one is optional, so that it has a recipe of its own.
+    If they are not alike, a field of the second one is optional, so that its recipe is another.
     """
     half = len(job.shards) // 2
     others = {"image": "jpg", "label": "cls?"} if job.is_images else {"values": "npy?"}
