@@ -105,7 +105,8 @@ def test_large_tables_are_shared_and_small_arrays_are_copied(
     mapped = np.load(tmp_path / "mapped.npy", mmap_mode="r")
     held = [np.zeros(10), torch.zeros(10), np.zeros(1000), torch.zeros(1000), mapped]
     source = make_source(pack_shards([4]), transforms={"label": partial(Holds(held), *[])})
-    copied = private_source(source).transforms["label"].func.held
+    (callable_of_user,) = dict(private_source(source).describe().callables).values()
+    copied = callable_of_user.func.held
     is_shared = [one is other for one, other in zip(copied, held, strict=True)]
     assert is_shared == [False, False, True, True, True]
 

@@ -137,7 +137,8 @@ class Counted(Adds):
 def test_a_source_is_pickled_once_for_all_workers(monkeypatch, pack_shards, make_source):
     monkeypatch.setattr(Counted, "times", 0)
     sent = WorkerImports(make_source(pack_shards([4]), transforms={"label": Counted()})).sent
-    found = [pickle.loads(pickle.dumps(sent)).transforms["label"] for _ in range(3)]
+    made = [pickle.loads(pickle.dumps(sent)).describe().callables for _ in range(3)]
+    found = [function for ((_, function),) in made]
     assert [type(each) for each in found] == [Adds] * 3
     assert Counted.times == 1
 
