@@ -323,12 +323,13 @@ class BatchReader:
         """The samples of a batch, recipe by recipe."""
         start, stop = self._stops[number : number + 2]
         ids, positions = self._ids[start:stop], self._positions[number]
-        made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
-        recipes = self._recipes if len(self._recipes) == 1 else np.unique(made_by).tolist()
+        recipes, made_by = self._recipes, self._numbers  # of all samples, if there is one
+        if len(recipes) > 1:
+            made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
+            recipes = np.unique(made_by).tolist()
         if len(recipes) == 1:
-            return [
-                _Part(recipes[0], None, ids, positions, self._checked(recipes[0], members, ids))
-            ]
+            all_members = self._checked(recipes[0], members, ids)
+            return [_Part(recipes[0], None, ids, positions, all_members)]
         parts: list[_Part] = []
         for recipe in recipes:
             rows = np.flatnonzero(made_by == recipe)
