@@ -80,10 +80,6 @@ def test_names_that_are_other_numbers_are_found(names, renumbered):
     assert numbered(names, "").renumbered == renumbered
 
 
-def test_a_name_of_thousands_of_digits_is_no_number():
-    assert numbered(["0", 5000 * "1"], "").renumbered == 5000 * "1"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -107,10 +103,6 @@ def test_a_file_of_something_else_is_refused(write, content, message):
     url = write(content)
     with pytest.raises(ConfigError, match=message):
         agreed_classes([url])
-
-
-def test_half_a_letter_is_a_letter(write):
-    assert agreed_classes([write('["\\ud800", "b"]')]).number_of(b"b") == 1
 
 
 def test_a_folder_in_its_place_is_refused(tmp_path):

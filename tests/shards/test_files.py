@@ -59,22 +59,6 @@ def test_what_another_user_left_is_not_removed(tmp_path):
     assert names(tmp_path) == [LEFT, "a.json"]
 
 
-def test_part_that_was_taken_for_a_left_one_is_begun_anew(tmp_path, monkeypatch):
-    """Between its making and its locking another program may have removed it."""
-    lock, removed = fcntl.flock, []
-
-    def late(file, operation):
-        if not removed:
-            removed.append(file.name)
-            Path(file.name).unlink()
-        lock(file, operation)
-
-    monkeypatch.setattr(files.fcntl, "flock", late)
-    replace_file(tmp_path / "a.json", "new")
-    assert len(removed) == 1
-    assert (tmp_path / "a.json").read_text() == "new"
-
-
 def test_part_that_another_program_has_locked_is_begun_anew(tmp_path, monkeypatch):
     lock, tried = fcntl.flock, []
 
@@ -146,15 +130,6 @@ def test_equal_contents_are_not_written_again(tmp_path):
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_who_reads_the_old_file_goes_on_reading_it(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text("old, and longer")
-    with path.open() as reader:
-        replace_file(path, "new")
-        assert reader.read() == "old, and longer"
-    assert path.read_text() == "new"
-
-
 # --- what others may have planted
 
 
@@ -173,14 +148,6 @@ def test_links_in_a_shared_folder_lead_nowhere(tmp_path, precious, plant, name):
     replace_file(tmp_path / "data" / "a.json", "new")
     assert precious.read_text() == "years of work"
     assert not (tmp_path / "data" / "a.json").is_symlink()
-
-
-def test_part_has_a_name_that_cannot_be_foreseen(tmp_path):
-    seen = set()
-    for _ in range(3):
-        with new_file(tmp_path / "a.json") as file:
-            seen.add(file.name)
-    assert len(seen) == 3
 
 
 def test_fifo_is_not_replaced(tmp_path):
@@ -215,24 +182,12 @@ def test_full_disk_names_the_file(tmp_path, number):
     assert names(tmp_path) == []
 
 
-def test_error_of_another_file_keeps_its_own_words(tmp_path):
-    with pytest.raises(OSError, match=r"^.Errno 5. the camera$"), new_file(tmp_path / "a.json"):
-        raise OSError(errno.EIO, "the camera")
-
-
 # --- folders
 
 
 def test_folder_below_a_named_one_is_made(tmp_path):
     assert make_folder(tmp_path / "x" / "y", "a/b") == tmp_path / "x" / "y" / "a" / "b"
     assert (tmp_path / "x" / "y" / "a" / "b").is_dir()
-
-
-def test_folder_that_the_user_named_may_be_a_link(tmp_path):
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "data").symlink_to("disk")
-    make_folder(tmp_path / "data", "train")
-    assert (tmp_path / "disk" / "train").is_dir()
 
 
 def test_folder_below_a_named_one_is_no_link(tmp_path):
@@ -246,13 +201,6 @@ def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
     for folder in (precious, precious / "x"):
         with pytest.raises(FileAccessError, match="a file stands where a folder should be"):
             make_folder(folder)
-
-
-def test_regular_file_is_opened_for_reading(tmp_path):
-    path = tmp_path / "0.tar"
-    path.write_bytes(b"abc")
-    with os.fdopen(open_regular(path), "rb") as file:
-        assert file.read() == b"abc"
 
 
 def test_fifo_is_refused_without_waiting_for_a_writer(tmp_path):

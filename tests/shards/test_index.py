@@ -4,9 +4,6 @@ import json
 import logging
 import os
 import pickle
-import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -87,14 +84,6 @@ def test_a_scan_counts_shards_in_the_order_of_the_urls(write_shards, load):
     assert load([urls[2], urls[0], urls[1], urls[2]]).counts.tolist() == [5, 3, 0, 5]
 
 
-def test_the_default_cache_is_in_the_home_folder(write_shards, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load_index(write_shards([1]), cache=CacheFolder())
-    (cached,) = (tmp_path / "home/.cache/lightning_shards").iterdir()
-    assert json.loads(cached.read_text())["counts"]["000.tar"][2] == 1
-    assert stat.S_IMODE(cached.parent.stat().st_mode) == 0o700
-
-
 def test_a_second_run_scans_nothing(write_shards, load, forbid_scans):
     urls = write_shards([3, 4])
     load(urls)
@@ -144,17 +133,6 @@ def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, c
     assert "could not be kept" in record.getMessage()
 
 
-def test_a_user_without_a_home_gets_counts(write_shards, tmp_path, monkeypatch, caplog):
-    def no_home(_):
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", no_home)
-    monkeypatch.chdir(tmp_path)
-    assert load_index(write_shards([3]), cache=CacheFolder()).samples == 3
-    assert "again: Could not determine home directory.; name another cache_dir" in caplog.text
-    assert not Path("~").exists()
-
-
 def test_a_failed_write_leaves_nothing_behind(write_shards, load, tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError("No space left on device")
@@ -172,26 +150,6 @@ def test_counts_found_before_a_damaged_shard_are_kept(write_shards, load, tmp_pa
         load(urls)
     (cached,) = (tmp_path / "cache").iterdir()
     assert list(json.loads(cached.read_text())["counts"]) == ["000.tar"]
-
-
-def test_processes_may_share_a_cache(write_shards, load, tmp_path, forbid_scans):
-    urls = write_shards([3] * 20)
-    program = (
-        "import sys, os; from lightning_shards.shards.index import load_index\n"
-        "from lightning_shards.shards.private_files import CacheFolder\n"
-        "own = sys.argv[2:]\n"
-        "for t in range(20):\n"
-        "    os.utime(own[t % len(own)])\n"
-        "    assert load_index(own, cache=CacheFolder(sys.argv[1])).samples == 3 * len(own)"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "cache")]
-    # each its own shards of one folder: a shard whose time changes while it is read is an error
-    running = [subprocess.Popen([*command, *urls[number::3]]) for number in range(3)]
-    assert [process.wait() for process in running] == [0, 0, 0]
-    load(urls)
-    forbid_scans()
-    assert load(urls).samples == 60
-    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def test_a_scan_shows_its_progress_when_asked(write_shards, load, capsys):

@@ -1,6 +1,5 @@
 """When a storage is told what to fetch, and that no batch waits for it."""
 
-import sys
 import threading
 from itertools import chain, islice
 
@@ -91,19 +90,6 @@ def test_batches_of_the_next_block_are_read_when_it_was_announced(make_ahead):
     assert batches_together(ahead, steps, following) == following
 
 
-def test_a_batch_that_begins_in_the_block_before_has_both_announced(make_ahead):
-    due = [(0, 0, 50), (0, 50, 100)]
-    ahead = make_ahead(chain((Announcement(*each, []) for each in due), forever()))
-    following = [2, 1, 3]
-    together = batches_together(ahead, [(0, 0), (0, 1), (0, 2)], following, batch_size=20)
-    assert together == following
-
-
-def test_any_number_is_read_together_where_nothing_more_is_announced(make_ahead):
-    ahead = make_ahead(iter([]))
-    assert batches_together(ahead, [(0, 0)], [sys.maxsize]) == [sys.maxsize]
-
-
 def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeypatch):
     monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
     gate = threading.Event()
@@ -148,15 +134,6 @@ def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
     assert wait_for(lambda: ahead._error is not None, WITHIN_S)
     with pytest.raises(IndexMismatchError, match="another object"):
         ahead.reach(0, 9)
-
-
-def test_a_first_batch_learns_at_once_that_its_shard_was_replaced(make_ahead):
-    def announcements():
-        raise IndexMismatchError("another object")
-        yield
-
-    with pytest.raises(IndexMismatchError, match="another object"):
-        make_ahead(announcements()).reach(0, 0)
 
 
 def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):

@@ -6,7 +6,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
@@ -94,12 +94,6 @@ def test_what_is_announced_holds_every_sample_of_the_block(sampling):
         assert {tuple(each) for each in ids} <= held(plan, announcement.reads)
 
 
-def test_epochs_follow_each_other_also_where_all_are_epoch_0():
-    plan = make_plan(pinned=True)
-    turns = [(each.turn, each.position) for each in announced(plan, 11)[1::2]]
-    assert turns == [(0, 0), (0, 50), (0, 100), (0, 150), (1, 0)]
-
-
 def test_each_process_begins_with_its_share_and_knows_those_of_the_others():
     places = [Place(rank, 4, worker, 2) for rank in (1, 3) for worker in (0, 1)]
     plans = [make_plan(place=place, ranks=(1, 3)) for place in places]
@@ -130,14 +124,6 @@ def test_neighbours_in_a_shard_leave_no_hole():
         follows = (stop - HEADER) % (1000 + HEADER) == 0  # where the next sample begins
         assert follows or stop == last
     assert any(stop in begins for _, _, stop in found)
-
-
-def test_bytes_of_no_sample_are_not_fetched():
-    plan = make_plan(junk=100_000)
-    (table,) = plan.tables_of([2])
-    ends = set((table.offsets + table.sizes).tolist())
-    for _, _, stop in (each for each in ranges(announced(plan, 1)[0].reads) if each[0] == URLS[2]):
-        assert stop in ends
 
 
 def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
@@ -178,12 +164,3 @@ def test_each_shard_is_asked_for_once_by_one_process_of_the_node():
         plan = make_plan(place=Place(worker=worker, num_workers=2))
         announced(replace(plan, require_same=asked.extend), 12)
     assert sorted(asked) == np.flatnonzero(COUNTS).tolist()
-
-
-def test_a_shard_that_was_replaced_is_the_error_of_who_asks():
-    def replaced(shards):
-        raise IndexMismatchError(f"{shards} are others")
-
-    plan = replace(make_plan(), require_same=replaced)
-    with pytest.raises(IndexMismatchError, match="are others"):
-        next(plan.announcements())

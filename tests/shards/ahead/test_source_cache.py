@@ -8,7 +8,7 @@ from small_orders import make
 from small_strands import strands
 
 from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.pieces import WINDOW
 from lightning_shards.plan.place import Place
 from lightning_shards.shards.ahead.piece_plan import window_of
@@ -53,16 +53,6 @@ def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(block_of, mas
     assert block_of(kept_order([mask], block=block)) == expected
 
 
-def test_the_blocks_of_a_mixture_are_those_of_its_components_filtered_or_not(block_of):
-    filtered = [
-        MixtureComponent(name, kept_order([MOST], block=block), 1)
-        for name, block in (("web", 40), ("labels", 8))
-    ]
-    components = [*filtered, component("synth", [100], block=16)]
-    order = mixture(components, {"web": 1, "labels": 1, "synth": 1})
-    assert block_of(order) == 50 + 10 + 16
-
-
 def window(order, batch_size=2, world_size=1, num_workers=1):
     place = Place(0, world_size, num_workers=num_workers)
     return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
@@ -71,12 +61,6 @@ def window(order, batch_size=2, world_size=1, num_workers=1):
 @pytest.mark.parametrize(("block", "read"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, 2**15)])
 def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, read):
     assert window(kept_order([ALL], block=block)) == read
-
-
-def test_a_window_has_all_batches_that_are_prepared_at_once():
-    order = kept_order([ALL], block=40)
-    assert window(order, batch_size=4, world_size=2, num_workers=3) == 40
-    assert window(order, batch_size=8, world_size=2, num_workers=3) == 80  # of whole blocks
 
 
 def test_the_window_of_a_mixture_is_a_block_of_each_component():

@@ -1,29 +1,18 @@
 """The cache of counts says what is true of the shards, or nothing."""
 
-import json
 import os
-import stat
-from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.shards import counts, index
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards import counts
 
 
 def cache_file(tmp_path):
     (path,) = (tmp_path / "cache").iterdir()
     return path
-
-
-def forge(path, text):
-    """Put JSON into the cache, under a right checksum."""
-    rest = text[1:].encode("utf-8", "surrogateescape")
-    path.write_bytes(b'{"crc32": %d, ' % crc32(rest) + rest)
 
 
 # --- what is believed
@@ -46,25 +35,6 @@ def test_shard_that_changes_while_it_is_scanned_is_counted_anew(
         patched.setattr(counts, "count_samples", counted_too_early)
         load([url])
     assert load([url]).samples == 2
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"version": 1, "folder": "FOLDER", "counts": {"000.tar": [SIZE, TIME, 7]}}',
-        '{"version": 2, "folder": "/elsewhere", "counts": {"000.tar": [SIZE, TIME, 7]}}',
-    ],
-)
-def test_cache_that_makes_no_sense_is_scanned_again(write_shards, load, tmp_path, content):
-    (url,) = write_shards([3])
-    load([url])
-    cached = cache_file(tmp_path)
-    size, time = Path(url).stat().st_size, Path(url).stat().st_mtime_ns
-    for name, value in (("SIZE", size), ("TIME", time), ("FOLDER", tmp_path)):
-        content = content.replace(name, str(value))
-    forge(cached, content)
-    assert load([url]).samples == 3
-    assert json.loads(cached.read_text())["counts"] == {"000.tar": [size, time, 3]}
 
 
 @pytest.mark.parametrize("content", ["", "\udcff", "[" * 100_000])
@@ -98,24 +68,6 @@ def test_damaged_byte_never_gives_a_wrong_count(
 
 
 # --- whose it is
-
-
-def test_cache_folders_are_private_all_the_way(write_shards, tmp_path):
-    cache = tmp_path / "home" / "x" / "cache"
-    index.load_index(write_shards([3]), cache=CacheFolder(cache))
-    folders = [cache, *cache.parents[:2]]
-    assert [stat.S_IMODE(folder.stat().st_mode) for folder in folders] == [0o700] * 3
-    (cached,) = cache.iterdir()
-    assert stat.S_IMODE(cached.stat().st_mode) == 0o600
-
-
-def test_folder_that_the_user_linked_elsewhere_is_taken(write_shards, load, tmp_path, forbid_scans):
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "cache").symlink_to("scratch")
-    urls = write_shards([3])
-    load(urls)
-    forbid_scans()
-    assert load(urls).samples == 3
 
 
 @pytest.mark.parametrize("mode", [0o720, 0o1777])

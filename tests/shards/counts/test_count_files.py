@@ -82,13 +82,6 @@ def test_sizes_json_saves_the_scan(write_shards, load, tmp_path, forbid_scans, m
     assert load(expand_urls("*.tar")).counts.tolist() == [30, 40]
 
 
-def test_what_an_index_leaves_out_is_scanned(write_shards, load, tmp_path):
-    urls = write_shards([3, 4, 5])
-    _write_wids(tmp_path / "wids.json", [("000.tar", 30, {})])
-    (tmp_path / "sizes.json").write_text('{"001.tar": 40}')
-    assert load(urls).counts.tolist() == [30, 40, 5]
-
-
 @pytest.mark.parametrize("url", ["/000.tar", "x/../000.tar", "http://h/000.tar", "{a}/000.tar", 7])
 def test_an_index_entry_that_points_elsewhere_is_not_used(write_shards, load, tmp_path, url):
     urls = write_shards([3])
@@ -284,14 +277,6 @@ def test_what_is_kept_of_a_shard_is_not_taken_for_one_of_another_query(tmp_path)
 
 
 @pytest.mark.network
-def test_remote_files_that_disagree_are_an_error(serve, load):
-    host, _ = serve({"/sizes.json": b'{"0.tar": 4}', "/wids.json": WIDS})
-    message = rf"4 samples by http://{host}/sizes.json, 3 by http://{host}/wids.json"
-    with pytest.raises(IndexMismatchError, match=message):
-        load([f"http://{host}/0.tar"])
-
-
-@pytest.mark.network
 def test_a_remote_file_that_is_too_large_is_not_read(serve, load, monkeypatch):
     host, _ = serve({"/sizes.json": b'{"0.tar": 4}'})
     monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
@@ -303,14 +288,6 @@ def test_a_server_that_fails_is_asked_for_no_other_file(serve, load):
     host, asked = serve({"/d/sizes.json": 500, "/d/wids.json": WIDS})
     assert load([f"http://{host}/d/0.tar"]).counts is None
     assert set(asked) == {"/d/sizes.json"}
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("answer", [405, b"["])
-def test_a_file_that_cannot_be_read_hides_no_other(serve, load, caplog, answer):
-    host, _ = serve({"/d/sizes.json": answer, "/d/wids.json": WIDS})
-    assert load([f"http://{host}/d/0.tar"]).counts.tolist() == [3]
-    assert not caplog.records
 
 
 @pytest.mark.network
@@ -349,13 +326,6 @@ def test_one_shard_without_a_count_leaves_the_index_without(write_shards, load, 
     assert shards.counts is None
 
 
-@pytest.mark.network
-def test_local_and_remote_shards_go_together(write_shards, serve, load):
-    host, _ = serve({"/d/sizes.json": b'{"000.tar": 7}'})
-    urls = [f"http://{host}/d/000.tar", *write_shards([3])]
-    assert load(urls).counts.tolist() == [7, 3]
-
-
 # --- the total of a remote folder
 
 
@@ -388,15 +358,6 @@ def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, co
     assert load([f"http://{host}/0.tar"], wants_total=True).total is None
     (record,) = caplog.records
     assert f"http://{host}/__len__ is passed over" in record.getMessage()
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("answer", [403, b"<html>log in</html>"])
-def test_a_remote_total_that_cannot_be_read_means_none(serve, load, caplog, answer):
-    host, _ = serve({"/__len__": answer})
-    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
-    assert load(["http://127.0.0.1:1/0.tar"], wants_total=True).total is None
-    assert "__len__" not in caplog.text
 
 
 def _json(path, content):
@@ -445,12 +406,6 @@ def test_sizes_json_goes_before_what_other_tools_say(write_shards, load, tmp_pat
     _timm(tmp_path)
     forbid_scans()
     assert load(urls).samples == 20
-
-
-def test_one_length_for_a_folder_says_nothing_of_its_shards(write_shards, load, tmp_path):
-    urls = write_shards([3, 4])
-    _length(tmp_path)
-    assert load(urls).counts.tolist() == [3, 4]
 
 
 @pytest.mark.parametrize(

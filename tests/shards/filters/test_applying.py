@@ -110,46 +110,10 @@ def test_a_later_run_reads_no_table(urls, cache, listed, no_tables):
     assert [each.kept.identity for each in after] == [each.kept.identity for each in before]
 
 
-def test_the_file_grows_with_the_shorter_list(tmp_path, cache):
-    urls = pack_texts(tmp_path / "big", [400])
-
-    def size(least):
-        applied(urls, cache, keep=LongKeys(f"{least:04d}"))
-        return max(cache.glob("kept/*.npy"), key=os.path.getmtime).stat().st_size
-
-    first_few_out, half, few_left = size(3), size(200), size(396)
-    assert half - first_few_out == pytest.approx(4 * 196, abs=16)
-    assert few_left < half - 4 * 180
-
-
-def test_another_content_of_a_list_is_another_filter(urls, cache, listed):
-    assert len(numbers_left(applied(urls, cache, exclude=listed("0003")))) == 29
-    assert len(numbers_left(applied(urls, cache, exclude=listed("0003", "0004")))) == 28
-
-
 def test_a_list_at_another_path_is_the_same_filter(urls, cache, listed, no_tables):
     applied(urls, cache, exclude=listed("0003"))
     no_tables()
     assert len(numbers_left(applied(urls, cache, exclude=listed("0003", name="moved")))) == 29
-
-
-def test_another_value_of_a_predicate_is_another_filter(urls, cache):
-    for least in (3, 4):
-        index = applied(urls, cache, keep=LongKeys(f"{least:04d}"))
-        assert numbers_left(index) == list(range(least + 1, 30))
-
-
-def closing_over(least, default=0):
-    def keeps(shard, more=default):
-        return shard.sizes("txt") >= least + more
-
-    return keeps
-
-
-def test_another_closure_or_default_of_a_predicate_is_another_filter(urls, cache):
-    for given in ((3,), (4,), (4, 1)):
-        left = numbers_left(applied(urls, cache, keep=closing_over(*given)))
-        assert left == list(range(sum(given), 30))
 
 
 def test_shards_that_were_written_again_are_asked_again(tmp_path, urls, cache):
@@ -229,14 +193,6 @@ def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
     path.unlink()
     with pytest.raises(FileAccessError, match="was removed during the run; start it anew"):
         pickle.loads(sent).kept.of_shard(0)
-
-
-def test_a_filter_that_drops_nothing_leaves_all(urls, cache, no_tables):
-    everything = {"hash_of": "key", "of": 1, "parts": [0]}
-    index = applied(urls, cache, keep=everything)
-    assert numbers_left(index) == list(range(30))
-    no_tables()
-    assert numbers_left(applied(urls, cache, keep=everything)) == list(range(30))
 
 
 def test_keys_that_match_no_sample_are_counted(urls, cache, listed, caplog):

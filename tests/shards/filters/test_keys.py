@@ -94,14 +94,6 @@ def test_digests_that_begin_alike_are_told_apart():
     assert listed.find(asked).tolist() == [1, 2, 3, -1, -1, 4, -1]
 
 
-def test_more_keys_than_are_hashed_at_once(read):
-    keys = [f"{number}".encode() for number in range(70_000)]
-    listed = read(b"\n".join(keys))
-    assert len(listed.first) == 70_000
-    assert all(has(listed, keys[0], keys[65_535], keys[65_536], keys[-1]))
-    assert has(listed, b"70000") == [False]
-
-
 def test_the_digest_is_that_of_the_content(tmp_path):
     for name, content in (("a", b"1\n"), ("b", b"1\n"), ("c", b"2\n")):
         (tmp_path / name).write_bytes(content)
@@ -211,15 +203,6 @@ def test_one_prefix_of_all_samples_is_said_once(tmp_path, cache, told, name):
     for line in lines:
         assert f"{name}: hash_of 'prefix' takes all samples of this split or none" in line
         assert "all 30 have the prefix 'set'" in line
-
-
-@pytest.mark.parametrize(
-    ("key", "counts"),
-    [("{:04d}", [5, 3]), ("{0:04d}.part/{0:04d}", [5, 3]), ("{0:04d}.part/x", [1, 1, 1])],
-)
-def test_of_several_prefixes_nothing_is_said(tmp_path, cache, told, key, counts):
-    applied(pack_texts(tmp_path / "data", counts, key=key), cache, keep=ALL_PARTS)
-    assert told() == []
 
 
 def test_one_prefix_matters_only_where_parts_of_several_samples_are_made_of_it(

@@ -159,13 +159,6 @@ def test_a_damaged_file_is_made_again(damage, make, tmp_path, caplog):
     assert [text for text in caplog.messages if "join 't' is made again" in text]
 
 
-def test_a_file_that_is_cut_short_is_made_again_without_a_trainer(make, tmp_path):
-    assert values(make()) == EXPECTED
-    (path,) = kept_files(tmp_path)
-    path.write_bytes(path.read_bytes()[:-8])
-    assert values(make()) == EXPECTED
-
-
 def test_shards_that_were_written_again_are_matched_again(make, pack_shards, tmp_path, write_tar):
     """Without a word: the counts are the same, and the keys stand in another order."""
     assert values(make()) == EXPECTED
@@ -200,16 +193,6 @@ def test_a_checkpoint_refuses_a_changed_table_and_takes_a_moved_one(make, table,
         make(moved, sampling="shuffled").loader("train", rank=0, world_size=1).load_state_dict(
             state
         )
-
-
-def test_a_run_may_go_on_with_a_join_more_or_less(make, make_module, pack_shards):
-    """As with any field."""
-    plain = make_module(
-        SplitConfig(pack_shards(COUNTS), sampling="shuffled", remainder="balanced")
-    ).loader("train", rank=0, world_size=1)
-    joined = make(sampling="shuffled").loader("train", rank=0, world_size=1)
-    joined.load_state_dict(plain.state_dict())
-    plain.load_state_dict(joined.state_dict())
 
 
 def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, monkeypatch):
@@ -290,24 +273,12 @@ print(before // 1024, peak_kib() // 1024)
 """
 
 
-def one_text():
-    """300 MB of values that are one text of the file."""
-    return pa.array(["x" * 200_000] * 1500), {}
-
-
-def wide_rows():
+def test_the_memory_of_a_build_does_not_grow_with_the_table(tmp_path, write_tar):
     """Rows of 10 MB, no two of them alike."""
-    random_bytes = np.random.default_rng(0).bytes
-    return pa.array([random_bytes(10_000_000) for _ in range(30)]), {
-        "use_dictionary": False,
-        "write_batch_size": 1,  # pyarrow would write one page of 300 MB
-    }
-
-
-@pytest.mark.parametrize("make_column", [one_text, wide_rows])
-def test_the_memory_of_a_build_does_not_grow_with_the_table(make_column, tmp_path, write_tar):
-    column, options = make_column()
-    rows = len(column)
+    rows, random_bytes = 30, np.random.default_rng(0).bytes
+    column = pa.array([random_bytes(10_000_000) for _ in range(rows)])
+    # pyarrow would write one page of 300 MB
+    options = {"use_dictionary": False, "write_batch_size": 1}
     write_tar(tmp_path / "0.tar", [(f"{n:06d}.cls", b"1") for n in range(rows)])
     table = pa.table({"__key__": [f"{n:06d}" for n in range(rows)], "t": column})
     parquet.write_table(table, tmp_path / "t.parquet", **options)
@@ -316,8 +287,6 @@ def test_the_memory_of_a_build_does_not_grow_with_the_table(make_column, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     before, peak = map(int, done.stdout.split())
     (path,) = kept_files(tmp_path)
-    is_one = make_column is one_text  # kept once for some MiB of it
-    assert (path.stat().st_size < 60_000_000) == is_one
-    assert (path.stat().st_size > 290_000_000) == (not is_one)
+    assert path.stat().st_size > 290_000_000
     path.unlink()
     assert peak - before < 170, done.stdout

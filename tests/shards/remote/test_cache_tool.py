@@ -20,6 +20,8 @@ from tests.shards.remote.published import batches, module
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 WITHIN_S = 60
+
+
 DIGITS = 64  # of the name of a folder of pieces
 
 
@@ -167,13 +169,6 @@ def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(
     assert piece.exists()
 
 
-def test_two_nodes_fill_what_the_ranks_of_the_first_read(config, run_document, tmp_path):
-    alone = run_document("fill", "--config", config())["size_bytes"]
-    run_document("clear", "--cache-dir", tmp_path / "cache")
-    shared = run_document("fill", "--config", config(trainer={"devices": 1, "num_nodes": 2}))
-    assert 0 < shared["size_bytes"] <= alone
-
-
 def test_large_samples_are_filled_one_by_one(config, run_document, monkeypatch, tmp_path):
     whole = run_document("fill", "--config", config())
     run_document("clear", "--cache-dir", tmp_path / "cache")
@@ -211,17 +206,6 @@ def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path
     stream.close()
     assert run("list", "--cache-dir", folder)[1].splitlines()[-2].endswith("  0")
     assert run("clear", "--cache-dir", folder)[1].startswith("pieces: ")
-
-
-def test_pieces_of_other_machines_are_listed_and_stay(config, run, run_document, tmp_path):
-    run_document("fill", "--config", config())
-    folder = tmp_path / "cache"
-    shutil.copytree(folder / "pieces", folder / "pieces-other")
-    here, other = run_document("list", "--cache-dir", folder)["folders"]
-    assert here["pieces"] == other["pieces"] > 0
-    run("clear", "--cache-dir", folder)
-    listed = run_document("list", "--cache-dir", folder)["folders"]
-    assert [each["pieces"] for each in listed] == [0, other["pieces"]]
 
 
 def test_an_empty_cache_is_no_error(run, tmp_path):

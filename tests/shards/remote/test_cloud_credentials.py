@@ -93,25 +93,6 @@ def test_a_service_that_is_busy_is_asked_again(status, is_first, service, make_s
     assert transport.counts.repeated == 4
 
 
-def test_a_service_that_refuses_for_a_moment_is_asked_again(service, make_signing):
-    pauses, later = [], []
-
-    def sleep(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 4:
-            later.append(MetadataService(service.port))
-
-    transport = make_signing(sleep=sleep)
-    transport.read("s3://data/a.tar", 0, 9)
-    service.close()
-    try:
-        assert transport.read("s3://data/a.tar", 5, 99).data == DATA[5:99]
-    finally:
-        for started in later:
-            started.close()
-    assert len(pauses) == 4
-
-
 def test_a_service_that_is_gone_is_an_error_that_says_where_credentials_were_looked_for(
     service, make_signing
 ):
@@ -132,11 +113,3 @@ def test_without_credentials_before_a_service_that_is_not_there_is_an_error_at_o
         make_signing(sleep=pauses.append).read("s3://data/a.tar", 0, 9)
     assert len(pauses) == 1
     assert server.asked == []
-
-
-@pytest.mark.parametrize("status", [403, 404])
-def test_a_service_that_has_no_role_is_asked_once_more(status, service, make_signing):
-    service.faults = [status] * 99
-    with pytest.raises(FileAccessError, match="no credentials were found"):
-        make_signing().read("s3://data/a.tar", 0, 9)
-    assert len(service.asked) in (2, 4)

@@ -78,13 +78,6 @@ def test_a_variable_that_holds_no_url_is_an_error(scheme, name, endpoint, read, 
         read(scheme)
 
 
-def test_a_password_in_such_a_variable_is_not_shown(read, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "me:s3cr3t@minio:9000")
-    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL must be") as caught:
-        read("s3")
-    assert "s3cr3t" not in str(caught.value)
-
-
 @pytest.mark.parametrize("scheme", OPTIONS)
 def test_an_option_that_is_no_url_is_an_error(scheme, read):
     with pytest.raises(ConfigError, match=f"of {scheme}: endpoint must be .* got 'minio:9000'"):

@@ -61,25 +61,6 @@ def test_without_an_etag_a_body_that_breaks_begins_anew(face, read, server):
     assert requests(server)[-1].headers["range"] == f"bytes={BEGIN}-{END - 1}"
 
 
-@pytest.mark.parametrize("checks", [True, False])
-def test_an_object_that_is_replaced_while_it_is_read_is_an_error(checks, read, server):
-    """Also where the server ignores If-Match, as some do: versions are compared."""
-    server.checks_if_match = checks
-
-    class Replaced(Fault):
-        @property
-        def value(self):
-            server.objects["data/a.tar"] = DATA[::-1]
-            return 44_000
-
-    old = server.etag("data/a.tar")
-    server.faults = [Replaced("cut")]
-    with pytest.raises(IndexMismatchError, match="another version") as caught:
-        read()
-    assert old in str(caught.value)
-    assert server.etag("data/a.tar") in str(caught.value)
-
-
 def test_one_of_the_same_version_and_another_size_is_an_error(read, server):
     longer = f"bytes {BEGIN + 44_000}-{END - 1}/{len(DATA) + 1}"
     server.faults = [Fault("cut", 44_000), Fault("headers", None, (("Content-Range", longer),))]

@@ -4,7 +4,7 @@ import socket
 from base64 import b64encode
 
 import pytest
-from fault_server import COMMIT, FIRST_PART, PAGE, Fault
+from fault_server import FIRST_PART, PAGE, Fault
 
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.remote import http
@@ -53,14 +53,6 @@ def test_a_whole_object_of_unknown_length_is_refused(length, transport, url, ser
         transport.read(url, 5, 9)
 
 
-@pytest.mark.parametrize(("begin", "end"), RANGES[1:4])
-def test_a_range_is_cut_out_of_a_small_object_in_parts(begin, end, transport, url, server):
-    server.always = IN_PARTS
-    body = transport.read(url, begin, end)
-    assert (body.data, body.size) == (DATA[begin:end], len(DATA))
-    assert body.version == server.etag("data/a.tar")
-
-
 @pytest.mark.parametrize("spare", [0, 1])
 def test_an_object_in_parts_is_read_up_to_a_limit(spare, transport, url, server, monkeypatch):
     monkeypatch.setattr(http, "LARGEST_IN_PARTS", len(DATA) + spare - FIRST_PART)
@@ -105,16 +97,6 @@ def test_a_page_for_people_is_no_shard(page, headers, transport, url, server):
     assert "s3cr3t" not in str(caught.value)
 
 
-@pytest.mark.parametrize("version", [None, '"1"'])
-@pytest.mark.parametrize("begin", [0, 40_000])
-def test_a_page_is_known_before_its_size_and_version_are_believed(
-    begin, version, transport, url, server
-):
-    server.always = Fault("page")
-    with pytest.raises(StorageError, match="page for people"):
-        transport.read(url, begin, begin + 9, version)
-
-
 def test_a_server_without_tls_is_told_at_once(transport, url, server):
     with pytest.raises(StorageError, match=r"does not speak TLS at this port \(try 1 of.*http://"):
         transport.read(url.replace("http://", "https://"), 0, 9)
@@ -150,13 +132,6 @@ def test_more_bytes_than_the_range_are_dropped_and_asked_for_again(transport, ur
 )
 def test_an_answer_that_does_not_say_what_it_is_is_refused(content_range, transport, url, server):
     server.faults = [Fault("headers", None, (("Content-Range", content_range),))]
-    assert transport.read(url, 0, 9).data == DATA[:9]
-    assert transport.counts.repeated == 1
-
-
-def test_an_answer_in_several_parts_is_refused(transport, url, server):
-    kind = ("Content-Type", "Multipart/ByteRanges; boundary=x")
-    server.faults = [Fault("headers", None, (kind,))]
     assert transport.read(url, 0, 9).data == DATA[:9]
     assert transport.counts.repeated == 1
 
@@ -307,11 +282,3 @@ def test_the_hub_is_not_written(transport, server):
 def test_a_gateway_is_needed_for_ais():
     with pytest.raises(ConfigError, match="AIS_ENDPOINT"):
         RemoteTransport(TransportSettings()).read("ais://data/a.tar", 0, 9)
-
-
-def test_the_gateway_redirects_to_who_has_the_object(transport, server):
-    server.objects["data/b/a.tar"] = DATA
-    assert transport.read("ais://data/b/a.tar", 0, 9).data == DATA[:9]
-    assert [each.port for each in server.asked] == [server.port, server.other_port]
-    assert server.asked[0].path == "/v1/objects/data/b/a.tar?provider=ais"
-    assert COMMIT not in server.asked[0].path

@@ -41,11 +41,6 @@ def test_the_hub_is_asked_once_for_all_ranges_of_a_shard(hub, transport):
     assert len(hub.asked) == 11
 
 
-def test_the_hub_is_asked_once_where_the_first_range_begins_behind_the_end(hub, transport):
-    assert transport.read(URL, 200_000, 200_001).data == b""
-    assert len(asked_of_hub(hub)) == 1
-
-
 def test_another_process_of_this_machine_does_not_ask_the_hub(hub, make_transport):
     first = make_transport()
     first.read(URL, 0, 9)
@@ -161,11 +156,6 @@ def test_a_file_that_holds_no_location_is_passed_over(text, hub, make_transport,
     (file,) = (tmp_path / "locations").iterdir()
     file.write_bytes(text.encode(errors="surrogateescape"))
     assert make_transport().read(URL, 0, 9).data == DATA[:9]
-
-
-def test_no_token_is_sent_if_so_set(hub, transport):
-    transport.read(URL, 0, 9)
-    assert all("authorization" not in each.headers for each in hub.asked)
 
 
 def test_who_is_refused_learns_where_the_token_was_looked_for(hub, tmp_path, monkeypatch):

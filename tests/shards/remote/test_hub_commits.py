@@ -14,11 +14,9 @@ from lightning_shards.shards.remote.hub import HubBackend
 from lightning_shards.shards.remote.retries import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.scheme_table import (
-    commit_of,
     forget_commits,
     pin_commit,
     pinned_commits,
-    take_over_commits,
 )
 from lightning_shards.shards.storage.range_streams import RangeStreams
 from lightning_shards.shards.storage.remote import MakeRemoteStorage
@@ -112,12 +110,3 @@ def test_two_threads_that_ask_while_the_branch_moves_read_one_commit(server, tmp
     assert asked == ["main/b.tar", f"{COMMIT}/b.tar"]
     assert location.url == reply.url == f"https://elsewhere.invalid/{COMMIT}/b.tar"
     assert location.commit == COMMIT
-
-
-def test_a_process_that_has_a_commit_keeps_it(server):
-    pin_commit("https://hub.invalid", "datasets/me/data@None", COMMIT)
-    elsewhere = dict.fromkeys(pinned_commits(), MOVED)
-    take_over_commits(elsewhere | {"other": MOVED})
-    assert commit_of("https://hub.invalid", "datasets/me/data@None") == COMMIT
-    assert pinned_commits()["other"] == MOVED
-    assert commit_of("https://mirror.invalid", "datasets/me/data@None") == ""

@@ -1,7 +1,5 @@
 """The hub's token: where it is looked for, that it goes to the hub alone, and is never shown."""
 
-import logging
-
 import pytest
 
 from lightning_shards.errors import ConfigError
@@ -44,15 +42,6 @@ def test_the_token_of_a_file_goes_to_the_hub_and_nowhere_else(home, server):
     assert sent(server, home) == ["Bearer hf_s3cr3t", None]
 
 
-def test_the_token_of_the_variable_goes_to_the_hub_and_nowhere_else(
-    home, server, monkeypatch, caplog
-):
-    monkeypatch.setenv("HF_TOKEN", "hf_s3cr3t")
-    with caplog.at_level(logging.DEBUG):
-        assert sent(server, home) == ["Bearer hf_s3cr3t", None]
-    assert "hf_s3cr3t" not in caplog.text
-
-
 def test_the_hubs_own_package_is_not_imported_for_it(home, monkeypatch):
     (home / "huggingface_hub.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(str(home))
@@ -87,14 +76,6 @@ def test_an_empty_variable_says_nothing(empty, home, monkeypatch):
     for name in VARIABLES[2:]:
         monkeypatch.setenv(name, "")
     assert hub_token() == "hf_of_home"
-
-
-def test_a_file_that_cannot_be_read_holds_no_token(home, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN_PATH", str(home))
-    assert hub_token() is None
-    (home / "binary").write_bytes(b"\xff\xfe")
-    monkeypatch.setenv("HF_TOKEN_PATH", str(home / "binary"))
-    assert hub_token() is None
 
 
 @pytest.mark.parametrize("token", ["hf_s3cr3t\r\nX-Other: 1", "hf_s3cr3t two", "hf_s3cr3té"])

@@ -10,7 +10,7 @@ import pytest
 from fault_server import Fault
 from pyarrow import parquet
 
-from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
@@ -125,15 +125,6 @@ def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_t
     assert len(again) <= 3
 
 
-def test_a_table_is_not_fetched_again_for_a_new_signature(make, server, put_table):
-    size = put_table(texts=[f"{n:099999d}" for n in range(NUM)])
-    url = f"{server.url}/data/t.parquet?X-Amz-Signature="
-    make(f"{url}s3cr3t-1").source("train").prepare()
-    server.asked.clear()
-    make(f"{url}s3cr3t-2").source("train").prepare()
-    assert sum(_length(each, size) for each in tables_asked_for(server)) <= (1 << 16) + 9
-
-
 class TokenTables:
     """Stands for a store that gives another table of the same size for each `token`."""
 
@@ -165,17 +156,6 @@ def _length(asked, size):
         .partition("-")
     )
     return min(int(end), size - 1) - int(begin) + 1
-
-
-def test_workers_that_make_the_join_fetch_what_is_gone(make, server, put_table, tmp_path):
-    """Without a trainer, nobody prepares; and somebody may clear the cache."""
-    put_table()
-    module = make(url_of(server, "http", "t.parquet"))
-    loader = module.loader("train", rank=0, world_size=1)
-    for path in (tmp_path / "cache" / "joins").glob("*.copy"):
-        path.unlink()
-    assert [text for batch in loader for text in batch["t"]] == TEXTS
-    assert not list((tmp_path / "cache" / "joins").glob("*.copy"))
 
 
 def test_a_damaged_copy_is_fetched_again(make, server, put_table, tmp_path):
@@ -232,16 +212,6 @@ def test_a_table_that_is_replaced_before_it_is_fetched(make, server, put_table):
         make(url_of(server, "http", "t.parquet")).source("train")
 
 
-def test_a_table_that_is_replaced_while_it_is_fetched(make, server, put_table, monkeypatch):
-    put_table(
-        texts=[str(n) * 200_000 for n in range(NUM)], more=np.random.default_rng(1).random(NUM)
-    )
-    server.faults = [None, None, Fault("replace")]
-    server.objects["data/t.parquet"] += bytes(3_000_000)  # so that it takes several requests
-    with pytest.raises(IndexMismatchError, match=r"t\.parquet"):
-        make(url_of(server, "http", "t.parquet")).source("train")
-
-
 BAD = {
     "absent": (None, ShardNotFoundError, "the table of join 't': .*t.parquet"),
     "no parquet": (b"x" * 99, FileAccessError, "t.parquet cannot be read as Parq"),
@@ -263,24 +233,6 @@ def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, capl
         make(url).source("train")
     told = repr(caught.value) + str(caught.value.__context__) + str(caught.value.__cause__)
     assert not any(secret in told + caplog.text for secret in SECRETS)
-
-
-def test_damage_within_a_remote_table_names_the_url(make, server, put_table):
-    put_table()
-    data = bytearray(server.objects["data/t.parquet"])
-    data[4:200] = bytes(196)
-    server.objects["data/t.parquet"] = bytes(data)
-    url = url_of(server, "http", "t.parquet")
-    with pytest.raises(FileAccessError, match=rf"{server.url}/data/t\.parquet cannot be read"):
-        make(url).source("train").prepare()
-
-
-def test_tars_without_the_members_name_the_url(make, server, write_tar, tmp_path):
-    server.objects["data/t.tar"] = tar_of(write_tar, tmp_path / "t.tar", range(3))
-    join = {"table": url_of(server, "http", "t.tar"), "column": "json"}
-    with pytest.raises(ConfigError, match=rf"no tar of {server.url}/data/t\.tar .*'txt'") as caught:
-        make(join).source("train").prepare()
-    assert "s3cr3t" not in str(caught.value)
 
 
 def test_what_can_only_be_streamed_is_refused(make):
@@ -307,31 +259,3 @@ def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):
     for secret in SECRETS:
         assert secret not in told
         assert secret.encode() not in contents
-
-
-def test_a_map_dataset_takes_remote_tables(local, server, put_table, tmp_path):
-    put_table()
-    samples = ShardDataset(
-        local,
-        fields={"label": "cls"},
-        join={"t": url_of(server, "s3", "t.parquet")},
-        storage_options=options_of(server),
-        cache_dir=str(tmp_path / "cache"),
-    )
-    assert [samples[number]["t"] for number in range(NUM)] == TEXTS
-
-
-def test_two_joins_of_one_table_fetch_it_once(local, server, put_table, tmp_path):
-    size = put_table(u=np.arange(NUM))
-    join = {name: {"table": url_of(server, "http", "t.parquet"), "column": name} for name in "tu"}
-    split = SplitConfig(local, sampling="sequential", join=join)
-    module = ShardDataModule(
-        split,
-        fields={"label": "cls"},
-        batch_size=4,
-        num_workers=0,
-        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-    )
-    module.source("train").prepare()
-    whole = [each for each in tables_asked_for(server) if _length(each, size) == size]
-    assert len(whole) <= 3  # the copy, and a footer for each join

@@ -11,7 +11,6 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from waiting import wait_for
 
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.shards.remote.backend import version_of
@@ -143,10 +142,6 @@ def test_a_file_that_was_replaced_by_one_of_its_size_is_another_version(ftp, tra
         transport.read(FTP_URL, 0, 9, old.version)
 
 
-def test_the_owner_of_a_file_is_no_version_of_it(dropping, transport):
-    assert transport.read(DROPPING_URL, 0, 9).version == "7, 5000 bytes"
-
-
 def test_an_etag_that_proves_no_equal_bytes_comes_with_time_and_size():
     assert version_of('"a"', "Sunday", 9) == '"a"'
     assert version_of('W/"a"', "Sunday", 9) == 'W/"a", Sunday, 9 bytes'
@@ -172,12 +167,6 @@ def test_options_that_a_file_system_would_drop_are_refused(name, ftp):
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_what_a_url_says_goes_before_the_options(ftp):
-    transport = RemoteTransport(TransportSettings({"ftp": {"host": "other"}}, policy=QUICK))
-    assert transport.read(FTP_URL, 0, 9).data == OLD[:9]
-    assert ftp.made[0]["host"] == "host"
-
-
 @pytest.mark.parametrize(
     ("error", "num_good"), [(SshException(), 0), (Unknown(), 1), (error_temp("421"), 0)]
 )
@@ -196,20 +185,3 @@ def test_an_error_that_nobody_knows_is_final_where_no_call_has_worked(dropping, 
     dropping.breaks = [Unknown()]
     with pytest.raises(StorageError, match=r"raised Unknown \(try 1 of 10\); check storage_opt"):
         transport.read(DROPPING_URL, 0, 9)
-
-
-def test_a_connection_is_kept_for_the_next_range(dropping, transport):
-    for begin in range(0, 5_000, 1_000):
-        transport.read(DROPPING_URL, begin, begin + 1_000)
-    assert len(dropping.made) == 1
-
-
-def test_connections_end_with_the_transport(dropping, transport):
-    transport.read(DROPPING_URL, 0, 9)
-    transport.close()
-
-    def has_gone():
-        gc.collect()
-        return dropping.made[0]() is None and dropping.closed == ["closed"]
-
-    assert wait_for(has_gone, 20)

@@ -57,11 +57,6 @@ def ranges_asked(server):
     return sorted(tuple(map(int, text.split("-"))) for text in texts)
 
 
-def test_a_stream_is_the_object_in_order(storage, url):
-    with storage.open_stream(url) as stream:
-        assert stream.read(10) + stream.read() == DATA
-
-
 def test_each_byte_is_fetched_once_in_ranges_that_grow(server, storage, url):
     with storage.open_stream(url) as stream:
         stream.read()
@@ -116,34 +111,6 @@ def test_an_object_that_is_replaced_meanwhile_is_refused(server, storage, url):
         with pytest.raises(IndexMismatchError, match="another version") as caught:
             stream.read()
     assert "s3cr3t" not in str(caught.value)
-
-
-def test_objects_that_are_told_apart_by_a_number_are_read_by_ranges(server, storage, url):
-    server.has_etags = server.has_dates = False
-    server.always = Fault("headers", headers=(("Ais-Version", "1"),))
-    with storage.open_stream(url) as stream:
-        assert stream.read() == DATA
-    assert len(server.asked) > len(DATA) // 4_000
-
-
-@pytest.mark.parametrize("kind", ["stall", "silent"])
-@pytest.mark.parametrize("fault_at", [0, 2])
-def test_a_stream_that_is_left_in_a_stall_waits_for_nothing(
-    server, make_storage, url, kind, fault_at
-):
-    storage = make_storage(policy=None)  # which would wait for 30 s
-    server.faults, server.always = [None] * (1 + fault_at), Fault(kind, 10)
-    stream = storage.open_stream(url)
-    stream.raw.read(500)
-    while len(server.asked) < 4:
-        time.sleep(0.005)
-    began = time.monotonic()
-    stream.close()
-    assert time.monotonic() - began < ENDS_WITHIN_S
-    server.reset()
-    server.objects["data/0.tar"] = DATA
-    with storage.open_stream(url) as stream:
-        assert stream.read() == DATA
 
 
 class EnoughError(Exception):
@@ -226,11 +193,6 @@ class TestWithoutRanges:
             assert stream.read(10) + stream.read() == DATA
         assert len(server.asked) == 2
 
-    def test_a_small_object_is_one_request(self, server, make_storage, url):
-        with make_storage(ahead=StreamAhead()).open_stream(url) as stream:
-            assert stream.read() == DATA
-        assert len(server.asked) == 1
-
     @pytest.mark.parametrize("has_etags", [True, False])
     def test_a_break_is_followed_by_what_is_missing(self, server, storage, url, has_etags):
         """The whole object comes again; without an ETag its beginning is compared."""
@@ -253,22 +215,6 @@ class TestWithoutRanges:
             assert stream.read(3_000) == DATA[:3_000]
             with pytest.raises(IndexMismatchError, match="another version"):
                 stream.read()
-
-    def test_another_size_is_another_version(self, server, storage, url):
-        server.has_etags = False
-        with storage.open_stream(url) as stream:
-            server.objects["data/0.tar"] = DATA + b"1"
-            with pytest.raises(IndexMismatchError, match=f"{len(DATA) + 1} bytes"):
-                stream.read()
-
-    def test_a_slow_reader_is_no_slow_server(self, server, make_storage, url):
-        storage = make_storage(policy=QUICK.scaled(4))  # 1.2 s without a byte are too many
-        with storage.open_stream(url) as stream:
-            for _ in range(2):
-                assert stream.raw.read(1)
-                time.sleep(1.5)
-            assert stream.raw.read(1)
-        assert len(server.asked) == 2
 
     def test_a_whole_object_above_the_limit_of_cut_ranges_is_streamed(
         self, storage, url, monkeypatch

@@ -12,10 +12,8 @@ import pytest
 from fault_server import Fault
 from waiting import wait_for
 
-from lightning_shards import LoaderConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.ahead import shard_tables
 from lightning_shards.shards.ahead.shard_tables import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
@@ -134,20 +132,6 @@ def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
         assert served(remote, *given) == served(own, *given)
 
 
-def test_no_thread_is_left_when_a_stream_is_closed(published_shards, tmp_path):
-    before = set(threading.enumerate())
-    source = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
-    stream = source.batches(Place(), Cursor())
-    next(stream)
-    stream.close()
-
-    def left():
-        names = ("lightning-shards-fetch", "fetch-ahead")
-        return [each for each in set(threading.enumerate()) - before if each.name in names]
-
-    assert wait_for(lambda: not left(), WITHIN_S), left()
-
-
 def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):
     data = module(published_shards, tmp_path, loader={"cache_gib": 1e-9})
     with pytest.raises(ConfigError, match=r"cache_gib=.* is too little.*set cache_gib to 0.01"):
@@ -166,12 +150,6 @@ def test_where_the_disk_is_full_batches_are_read_exactly(
         assert batches(data) == batches(module(local, tmp_path))
     assert caplog.text.count("nothing is kept of remote shards") == 1
     assert not kept()
-
-
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", True])
-def test_cache_gib_is_a_number_above_zero(value):
-    with pytest.raises(ConfigError, match="cache_gib must be a number above 0"):
-        LoaderConfig(cache_gib=value)
 
 
 @pytest.mark.parametrize("status", [500, 403])  # one that is down, and one that refuses for a while
@@ -217,23 +195,6 @@ def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_othe
         (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
         names.append(cache.__reduce__()[1][2])
     assert names[0] == names[2] != names[1]
-
-
-def test_tables_that_cannot_be_written_are_fetched_once_for_all_who_read_by_them(
-    published_shards, server, tmp_path
-):
-    source = module(published_shards, tmp_path, cache="asked").source("train")
-    (tmp_path / "tables").mkdir(mode=0o700)
-    (tmp_path / "tables" / "members").touch()
-    cache, index = CacheFolder(tmp_path / "tables"), source.index
-    tables = ShardTables(index, cache, source.storages)
-    tables.tables_of(SHARDS)
-    server.asked.clear()
-    shards = OpenShards(index, cache, storages=source.storages, unwritten=tables.unwritten)
-    with shards:
-        assert [shards.reader(shard).table.num_samples for shard in SHARDS] == COUNTS
-    tables.close()
-    assert tables_asked_for(server) == []
 
 
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):

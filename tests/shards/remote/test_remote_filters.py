@@ -57,12 +57,6 @@ def test_remote_samples_are_sorted_by_the_sizes_in_their_tables(published_shards
     assert batches(remote, epochs=2) == batches(own, epochs=2)
 
 
-def test_lists_name_remote_shards_too(published_shards, local, listed, tmp_path):
-    remote, own = (module(urls, tmp_path, exclude=listed) for urls in (published_shards, local))
-    assert batches(remote) == batches(own)
-    assert remote.source("train").epochs.samples == 13
-
-
 def test_a_node_reads_the_tables_once_and_later_runs_none(published_shards, server, tmp_path):
     module(published_shards, tmp_path, exclude=THIRD).source("train")
     asked = tables_asked_for(server)
@@ -71,13 +65,6 @@ def test_a_node_reads_the_tables_once_and_later_runs_none(published_shards, serv
     server.asked.clear()
     batches(module(published_shards, tmp_path, exclude=THIRD))
     assert len(tables_asked_for(server)) == 1  # of the first, by which the reader is chosen
-
-
-def test_a_resampled_stream_knows_by_the_tables_what_is_left(published_shards, local, tmp_path):
-    given = {"reader": "stream", "sampling": "resampled", "exclude": THIRD}
-    remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
-    assert batches(remote, epochs=3) == batches(own, epochs=3)
-    assert remote.source("train").epochs.samples < 16
 
 
 def keys_of(data, epochs=4):
@@ -110,27 +97,6 @@ def test_without_tables_the_filter_itself_is_in_the_checkpoint(tableless, tmp_pa
     assert one["kept"] != two["kept"]
 
 
-def test_the_order_of_keys_and_lists_is_no_other_filter(tableless, tmp_path):
-    lists = {"a": "000001\n000007\n#shard-000002.tar:0\n", "b": "000007\n000003\n"}
-    lists |= {"c": "#shard-000002.tar:0\n000003\n000001\n000007\n", "d": "000003\n"}
-    for name, text in lists.items():
-        (tmp_path / name).write_text(text)
-    ab, ba, c, d = (
-        module(
-            tableless,
-            tmp_path,
-            sampling="resampled",
-            dataset_size=16,
-            exclude=[str(tmp_path / name) for name in names],
-        )
-        .source("train")
-        .identity()["kept"]
-        for names in ("ab", "ba", "c", "d")
-    )
-    assert ab == ba == c
-    assert c != d
-
-
 REFUSED = {
     "exact": ({}, r"sampling='shuffled' of 'train' needs to know how many samples exclude leaves"),
     "no size": (
@@ -161,11 +127,3 @@ def test_a_pipe_is_filtered_by_its_keys(local, tmp_path):
         module(local, tmp_path, sampling="sequential", remainder="balanced", exclude=THIRD), 1
     )
     assert set(keys_of(data, 8)) == set(left)
-
-
-def test_a_pipe_without_a_size_or_with_a_predicate_is_refused(local, tmp_path):
-    for given in ({"exclude": THIRD}, {"keep": images, "dataset_size": 9}):
-        data = module([f"pipe:cat {local[0]}"], tmp_path, sampling="resampled", **given)
-        data.allow_unsafe = frozenset({"pipe"})
-        with pytest.raises(ConfigError, match="can only be streamed"):
-            data.source("train")

@@ -1,7 +1,6 @@
 """Mixtures of local and remote components: by their tables, or streamed where there are none."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -11,9 +10,6 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.source import batch_keys
 from lightning_shards.readers.stream import StreamSource
-from lightning_shards.shards.filters.key_tests import read_key_tests
-from lightning_shards.shards.filters.predicates import sample_filter
-from lightning_shards.shards.index import ShardIndex
 from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
 from tests.shards.remote.published import batches, publish, server_put, without_tables
 
@@ -69,8 +65,7 @@ def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **spli
     )
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "resampled"])
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("sampling", "num_workers"), [("shuffled", 0), ("resampled", 1)])
 def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
     with_remote, shards, tmp_path, sampling, num_workers
 ):
@@ -139,10 +134,3 @@ def test_samples_of_a_component_are_known_by_the_total_of_its_folder(tableless, 
         data = module(tableless, tmp_path, "other", components, sampling="resampled")
         parts = data.source("train").describe().index.components
         assert tuple(part.known_samples for part in parts) == known
-
-
-def test_a_total_of_a_folder_says_nothing_of_what_a_filter_leaves():
-    index = ShardIndex(("https://host/a.tar",), None, 9)
-    assert index.known_samples == 9
-    tests = read_key_tests(sample_filter(HALF, None), index)
-    assert replace(index, key_tests=tests).known_samples is None

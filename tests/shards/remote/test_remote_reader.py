@@ -143,14 +143,6 @@ def test_other_ranks_of_a_node_take_what_the_first_one_found(published_shards, s
     assert find(published_shards, tmp_path, is_prepared=True).counts is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"counts": [1, 2], "total": 0}', b"[" * 9999])
-def test_what_the_first_rank_kept_is_not_needed(published_shards, server, tmp_path, content):
-    find(published_shards, tmp_path)
-    (kept,) = (tmp_path / "cache" / "indexes").iterdir()
-    kept.write_bytes(content)
-    assert find(published_shards, tmp_path, is_prepared=True).counts.tolist() == COUNTS
-
-
 # --- which reader
 
 
@@ -248,15 +240,6 @@ def test_shards_that_were_made_anew_are_read_once_a_run_has_noticed_it(
     assert found == batches(module(list(map(str, renamed)), tmp_path))
 
 
-def test_shards_that_were_made_anew_with_other_counts_are_read_at_once(
-    published_shards, server, tmp_path, pack_shards
-):
-    batches(module(published_shards, tmp_path))
-    again = pack_shards([count + 1 for count in COUNTS])
-    publish(again, server_put(server), tmp_path / "again", counts=[6, 4, 9])
-    assert batches(module(published_shards, tmp_path)) == batches(module(again, tmp_path))
-
-
 def test_a_table_without_crc32s_that_was_not_made_anew_stays_refused(
     local, server, published_shards, tmp_path
 ):
@@ -297,9 +280,6 @@ def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
         next(source.batches(Place(), Cursor()))
 
 
-# --- settings
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -314,6 +294,9 @@ def test_options_that_cannot_work_are_refused(options, message):
     assert "s3cr3t" not in str(caught.value)
 
 
+# --- settings
+
+
 def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path):
     made = module(published_shards, tmp_path, num_workers=3, loader={"connections": 10})
     maker = made.source("train").storages["http"]
@@ -323,8 +306,3 @@ def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path)
     assert shared_out(None, 2) is None
     with pytest.raises(ConfigError, match="connections must be"):
         LoaderConfig(connections=0)
-
-
-def test_sources_of_equal_settings_are_equal(published_shards, tmp_path):
-    data = module(published_shards, tmp_path)
-    assert data.source("train") == data.source("train")

@@ -7,8 +7,7 @@ import time
 import pytest
 from fault_server import Fault
 
-from lightning_shards.errors import IndexMismatchError, StorageError
-from lightning_shards.shards.remote.request_threads import RequestThreads
+from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage import remote
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -93,19 +92,6 @@ def test_a_large_range_is_fetched_in_parts(server, storage, url, small_parts):
     assert len(server.asked) >= 6
 
 
-def test_an_object_that_is_replaced_meanwhile_is_refused_with_both_versions(server, storage, url):
-    stat = storage.stat(url)
-    old = server.etag("data/0.tar")
-    server.objects["data/0.tar"] = DATA[::-1]
-    with pytest.raises(IndexMismatchError) as caught:
-        storage.read(url, 0, 9)
-    assert old in str(caught.value)
-    assert server.etag("data/0.tar") in str(caught.value)
-    assert storage.read_ranges([reads_of(url, [(0, 9), (20, 29)], stat)[0]]) == [[-1, -1]]
-    storage.close(url)
-    assert storage.read(url, 0, 9) == DATA[::-1][:9]
-
-
 def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, storage, url):
     server.faults = [None, *[Fault("status", 500)] * 400]
     ranges, _ = of_every_ninth(20)
@@ -120,14 +106,6 @@ def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, sto
         time.sleep(0.02)
     assert into == left
     assert "s3cr3t" not in str(caught.value) + repr(storage)
-
-
-def test_a_fifth_of_all_requests_may_fail(server, storage, url):
-    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 2)] * 8
-    ranges, expected = of_every_ninth(30)
-    reads, into = reads_of(url, ranges)
-    assert storage.read_ranges([reads]) == [[5] * 30]
-    assert into == expected
 
 
 def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
@@ -162,46 +140,6 @@ def test_a_stalled_read_ends_when_the_storage_is_closed(server, url):
     storage.close_all()
     wait_until_gone([reader])
     assert len(errors) == 1
-
-
-def test_who_waits_for_a_client_that_does_not_return_is_woken_when_all_is_closed():
-    """obstore gives a thread back at the end of its read timeout, whatever is closed."""
-    threads, begun, gate = RequestThreads(1), threading.Event(), threading.Event()
-    before = fetchers()
-
-    def hang():
-        begun.set()
-        gate.wait()
-
-    hanging, waiting = threads.begin(hang), threads.begin(int)
-    assert begun.wait(10)
-    threads.close()
-    with pytest.raises(StorageError, match="closed while this was read"):
-        hanging.result(10)
-    gate.set()
-    wait_until_gone(fetchers() - before, 10)
-    with pytest.raises(StorageError, match="closed while this was read"):
-        waiting.result(10)
-    assert threads.begin(int).result(10) == 0
-    threads.close()
-
-
-def test_a_call_that_was_cancelled_keeps_no_other_from_its_end():
-    threads, begun, gate = RequestThreads(1), threading.Event(), threading.Event()
-
-    def wait():
-        begun.set()
-        assert gate.wait(10)
-
-    first = threads.begin(wait)
-    assert begun.wait(10)
-    assert threads.begin(wait).cancel()
-    last = threads.begin(wait)
-    threads.close()
-    gate.set()
-    for call in (first, last):
-        with pytest.raises(StorageError, match="was closed"):
-            call.result(10)
 
 
 def test_a_pickled_storage_is_what_it_was_made_from(storage, url):

@@ -4,14 +4,8 @@ import threading
 
 import pytest
 
-from lightning_shards.errors import (
-    FileAccessError,
-    IndexMismatchError,
-    ShardNotFoundError,
-    StorageError,
-)
 from lightning_shards.shards.remote.backend import RequestFailure
-from lightning_shards.shards.remote.retries import LOOK_UP, RetryPolicy, Tries, error_of
+from lightning_shards.shards.remote.retries import LOOK_UP, RetryPolicy, Tries
 from lightning_shards.shards.remote.transport import Connections
 
 MIB = 1 << 20
@@ -64,12 +58,6 @@ def test_pauses_grow_at_random_between_their_limits():
     assert all(min(2 * a, 15) <= b <= 3 * a for a, b in pairs)
 
 
-def test_the_first_pauses_of_many_ranges_are_spread_threefold():
-    firsts = [run([RequestFailure("no")], what=f"bytes {n}")[1].pauses[0] for n in range(500)]
-    assert min(firsts) < 0.11
-    assert max(firsts) > 0.29
-
-
 @pytest.mark.parametrize(
     ("policy", "outage_s", "kind", "takes_s"),
     [
@@ -86,12 +74,6 @@ def test_every_range_survives_an_outage(policy, outage_s, kind, takes_s):
         while clock.time < outage_s:
             clock.time += takes_s
             assert tries.go_on(RequestFailure("no", kind), 0), (number, clock.time)
-
-
-def test_who_waits_before_a_run_learns_of_a_store_that_is_not_there_within_half_a_minute():
-    for number in range(500):
-        _, clock = run([RequestFailure("no")] * 99, LOOK_UP, what=f"bytes {number}")
-        assert clock.time <= 30
 
 
 def test_two_ranges_do_not_wait_in_step_and_each_waits_the_same_again():
@@ -136,26 +118,6 @@ def test_who_is_denied_tries_once_more_in_all():
     assert run([denied, broken, broken, denied, broken])[0] == 4
 
 
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [
-        ("again", StorageError),
-        ("busy", StorageError),
-        ("final", StorageError),
-        ("beyond", StorageError),
-        ("denied", FileAccessError),
-        ("absent", ShardNotFoundError),
-        ("changed", IndexMismatchError),
-    ],
-)
-def test_each_failure_is_an_error_of_ours_with_a_remedy(kind, error):
-    tries = Tries(RetryPolicy(), lambda: "bytes", Clock().now, Clock().sleep)
-    raised = error_of(RequestFailure("it broke", kind), "bytes 0 to 9 of a cannot be read", tries)
-    assert type(raised) is error
-    assert str(raised).startswith("bytes 0 to 9 of a cannot be read: it broke")
-    assert "; " in str(raised)
-
-
 def test_connections_are_halved_for_ten_seconds():
     clock = Clock()
     connections = Connections(64, 10, clock.now)
@@ -178,17 +140,6 @@ def test_the_refusals_of_one_moment_halve_once_and_later_ones_again():
     for _ in range(9):
         connections.halve(began=2)
     assert connections.limit == 16
-
-
-def test_there_is_always_one_connection():
-    clock = Clock()
-    connections = Connections(2, 10, clock.now)
-    for time in range(1, 5):
-        clock.time = time
-        connections.halve(began=time)
-    assert connections.limit == 1
-    with connections.one():
-        pass
 
 
 def test_no_more_requests_are_under_way_than_the_limit():

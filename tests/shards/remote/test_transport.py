@@ -1,14 +1,12 @@
 """What a transport is made of, which schemes it reads, and what its stores may be told."""
 
-import os
 import sys
 
 import pytest
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.shards.remote import cloud
-from lightning_shards.shards.remote.cloud import CloudBackend, failure_of_error
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.cloud import failure_of_error
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 
 
@@ -27,12 +25,6 @@ def test_a_scheme_that_nobody_knows_is_a_storage_error():
 def test_what_is_no_range_is_refused(begin, end):
     with pytest.raises(ValueError, match="are no range"):
         RemoteTransport().read("https://h/a", begin, end)
-
-
-def test_the_repr_holds_no_options():
-    transport = RemoteTransport(TransportSettings({"s3": {"endpoint": "http://s3cr3t"}}, 8))
-    assert "connections=8" in repr(transport)
-    assert "s3cr3t" not in repr(transport)
 
 
 @pytest.mark.parametrize(
@@ -144,13 +136,3 @@ def test_errors_of_obstore_are_known_by_class_and_status(name, text, kind, what)
     assert failure.kind == kind
     assert what in failure.what
     assert "s3cr3t" not in failure.what + failure.remedy
-
-
-def test_obstore_gets_two_threads_unless_the_user_set_another_number(monkeypatch):
-    monkeypatch.delenv("TOKIO_WORKER_THREADS", raising=False)
-    backend = CloudBackend("s3", {"endpoint": "http://h", "anonymous": True}, RetryPolicy())
-    backend._store("b")
-    assert os.environ["TOKIO_WORKER_THREADS"] == "2"
-    monkeypatch.setenv("TOKIO_WORKER_THREADS", "7")
-    backend._store("c")
-    assert os.environ["TOKIO_WORKER_THREADS"] == "7"

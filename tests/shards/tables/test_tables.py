@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.errors import DamagedShardError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, build_tables
 from tests.shards.tables.conftest import ARCHIVE
 
@@ -115,34 +114,6 @@ def test_tables_in_memory_are_bounded_and_those_used_last_stay(
     store.table_of(third)
 
 
-def test_stores_share_the_tables_that_could_not_be_written(path, tmp_path, forbid_scans):
-    (tmp_path / "file").touch()
-    unwritten, cache = UnwrittenTables(), CacheFolder(tmp_path / "file" / "x")
-    table = TableStore(cache, unwritten=unwritten).table_of(path)
-    forbid_scans()
-    assert TableStore(cache, unwritten=unwritten).table_of(path) is table
-
-
-def test_what_stays_in_memory_is_held_against_the_shard_too(path, tmp_path, write_tar):
-    (tmp_path / "file").touch()
-    store = TableStore(CacheFolder(tmp_path / "file" / "x"))
-    store.table_of(path)
-    write_tar(path, ARCHIVE[:1])
-    assert store.table_of(path).num_samples == 1
-
-
-def test_a_cache_that_can_be_written_again_is_used_again(
-    path, store, cache, write_tar, forbid_scans
-):
-    cache.root.touch()
-    store.table_of(path)
-    cache.root.unlink()
-    write_tar(path, ARCHIVE[:1])
-    store.table_of(path)
-    forbid_scans()
-    assert store.table_of(path).num_samples == TableStore(cache).table_of(path).num_samples == 1
-
-
 def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
     def no_home(_):
         raise RuntimeError("Could not determine home directory.")
@@ -150,14 +121,6 @@ def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
     monkeypatch.setattr(Path, "expanduser", no_home)
     assert TableStore(CacheFolder()).table_of(path).num_samples == 3
     assert "stay in memory" in caplog.text
-
-
-def test_errors_of_the_scan_come_through(path, store, tmp_path):
-    with pytest.raises(ShardNotFoundError, match=r"1\.tar does not exist"):
-        store.table_of(tmp_path / "1.tar")
-    os.truncate(path, 700)
-    with pytest.raises(DamagedShardError, match=r"0\.tar is cut short"):
-        store.table_of(path)
 
 
 # --- many shards
@@ -188,14 +151,6 @@ def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, 
     assert len(caplog.messages) == 2
 
 
-def test_tables_made_before_a_damaged_shard_are_kept(write_shards, store):
-    urls = write_shards([3, 4, 5])
-    os.truncate(urls[1], 700)
-    with pytest.raises(DamagedShardError, match=r"001.tar is cut short"):
-        build_tables(urls, store)
-    assert [store.has_current(url) for url in urls] == [True, False, False]
-
-
 # --- checksums
 
 
@@ -223,14 +178,6 @@ def test_a_rotten_byte_with_a_new_time_is_an_error_until_it_is_indexed_anew(
             store.table_of(path)
     TableStore(cache, with_crc32=True).table_of(path)
     assert store.table_of(path).mtime_ns == 5
-
-
-def test_a_run_keeps_the_checksums_of_a_shard_that_was_repaired(path, store, checked):
-    _rot(path, checked + 9)
-    with pytest.raises(DamagedShardError):
-        store.table_of(path)
-    _rot(path, checked + 9)
-    assert store.table_of(path).crc32 is not None
 
 
 def test_a_shard_with_other_members_gets_checksums_of_its_own(path, store, checked, write_tar):

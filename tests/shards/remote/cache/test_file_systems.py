@@ -52,8 +52,3 @@ def test_the_mount_of_a_folder(folder, kind, is_shared, mounts):
 def test_without_a_table_nothing_is_known(tmp_path):
     assert mount_of("/", tmp_path / "absent") is None
     assert not is_shared_by_machines("/", tmp_path / "absent")
-
-
-def test_the_table_of_this_machine(tmp_path):
-    found = mount_of(tmp_path)
-    assert found is None or str(tmp_path).startswith(found.folder)

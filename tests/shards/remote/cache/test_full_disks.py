@@ -25,14 +25,6 @@ def full_disk(monkeypatch, folder, room, error=errno.ENOSPC):
     return refused
 
 
-def test_a_full_disk_evicts(cache, folder, monkeypatch):
-    full_disk(monkeypatch, folder, 5 * FILE)
-    for number in range(20):
-        assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
-    assert cache.counts.bypassed == 0
-    assert cache.counts.evicted >= 15
-
-
 @pytest.mark.parametrize("error", [errno.EDQUOT, errno.ENOSPC])
 def test_a_quota_that_no_file_system_tells_becomes_the_limit(error, folder, monkeypatch, caplog):
     """What fits stays, of which a fixed part is for the next epoch, and it is said once."""
@@ -86,17 +78,6 @@ def test_a_quota_of_files_evicts(folder, monkeypatch):
         assert load(cache, piece_number(number)) == bytes_of(piece_number(number))
     assert cache.counts.bypassed == 0
     assert disk_bytes(folder) >= 18 * FILE
-    cache.close()
-
-
-def test_a_disk_that_others_filled_for_a_while_keeps_the_working_set_again(folder, monkeypatch):
-    cache = make_cache(folder, make_need(1000, working_set_bytes=8 * FILE))
-    full_disk(monkeypatch, folder, -1)
-    load(cache, piece_number(0))
-    monkeypatch.undo()
-    for number in range(20):
-        load(cache, piece_number(number))
-    assert 7 * FILE <= disk_bytes(folder) <= 8 * FILE
     cache.close()
 
 

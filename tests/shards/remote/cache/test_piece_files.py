@@ -36,13 +36,6 @@ def test_the_bytes_are_those_that_were_written(path):
     assert path.stat().st_size == len(DATA) + TRAILER_BYTES
 
 
-def test_an_empty_piece_is_a_piece(tmp_path):
-    path = tmp_path / "piece"
-    with path.open("wb", buffering=0) as file:
-        piece_files.write_piece(file.fileno(), memoryview(b""))
-    assert opened(path, 0).read(100, 100) == b""
-
-
 def test_a_piece_outlives_its_file(path):
     piece = opened(path)
     path.unlink()
@@ -99,15 +92,6 @@ NAMES = ["cut", "add", "zero", "page", "clear", *(f"flip{number}" for number in 
 @pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
 def test_a_torn_piece_is_none_and_is_removed(path, spoil):
     torn(path, spoil)
-    assert opened(path) is None
-    assert not path.exists()
-
-
-def test_a_piece_of_an_earlier_version_of_these_files_is_not_opened(tmp_path, monkeypatch):
-    path = tmp_path / "earlier"
-    with monkeypatch.context() as earlier, path.open("wb", buffering=0) as file:
-        earlier.setattr(piece_files, "_VERSION", 1)
-        piece_files.write_piece(file.fileno(), memoryview(DATA))
     assert opened(path) is None
     assert not path.exists()
 

@@ -108,23 +108,3 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(folder):
     clear_pieces(entered, force=True)
     assert cache.counts.bypassed == 0
     assert all(stranger.read_bytes() == b"x" * 10 * FILE for stranger in strangers)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[" * 5000,
-        '{"data": "a", "limit_bytes": "9", "reads_bytes": 9, "working_set_bytes": 9}',
-        '{"data": "a", "limit_bytes": 9, "reads_bytes": [], "working_set_bytes": NaN}',
-        '{"data": "a", "limit_bytes": 9}',
-    ],
-)
-def test_the_file_of_a_run_that_holds_no_numbers_is_no_need(folder, text):
-    cache = make_cache(folder, make_need(10))
-    load(cache, PIECE)
-    (folder / "pieces" / "runs" / "strange").write_text(text)
-    for number in range(20):
-        load(cache, piece_number(number))
-    assert cache.counts.bypassed == 0
-    assert FILE < disk_bytes(folder) <= 10 * FILE
-    cache.close()

@@ -1,6 +1,5 @@
 """What is fetched ahead, what exactly, in which order, and what batches get."""
 
-import random
 import threading
 import time
 
@@ -23,24 +22,6 @@ def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
     assert fetcher.counts.read_bytes == 195
     assert fetcher.counts.exact_bytes == 63_995
     assert fetcher.counts.cached_bytes == 0
-
-
-def test_bytes_that_are_far_apart_are_asked_for_at_once(make_fetcher, transport):
-    spans = [(begin, begin + 100) for begin in range(0, 20 * MIB, 4 * MIB)]
-    together = threading.Barrier(5)
-    read = transport.read
-    transport.read = lambda *args: (together.wait(WITHIN_S), read(*args))[1]
-    assert bytes_read(make_fetcher(), reads_of("large", spans)) == [
-        LARGE[begin:end] for begin, end in spans
-    ]
-
-
-def test_a_large_member_is_fetched_in_parts(make_fetcher, transport):
-    fetcher = make_fetcher(threads=2)
-    assert bytes_read(fetcher, reads_of("large", [(7, 20 * MIB)])) == [LARGE[7:]]
-    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB
-    assert transport.bytes_asked == 20 * MIB - 7
-    assert transport.most_under_way <= 3
 
 
 def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
@@ -84,14 +65,6 @@ def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     fetcher.fetch_ahead(PIECES)
     assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
     assert len(transport.asked) == 8
-
-
-def test_pieces_are_fetched_in_the_order_given(make_fetcher, transport):
-    fetcher = make_fetcher(threads=1)
-    order = random.Random(3).sample(PIECES, len(PIECES))
-    fetcher.fetch_ahead(order)
-    assert is_fetched(fetcher, len(PIECES))
-    assert [begin for _, begin, _ in transport.asked] == [piece.begin for piece in order]
 
 
 def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fetcher, transport):
@@ -150,16 +123,6 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     found = bytes_read(fetcher, reads_of("u", spans))
     fetcher.close()
     assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
-
-
-def test_a_batch_waits_for_a_piece_that_is_on_its_way(make_fetcher, transport):
-    transport.gates[0] = threading.Event()
-    fetcher = make_fetcher(wait_s=WITHIN_S)
-    fetcher.fetch_ahead([Piece("large", '"v"', 0, 8 * MIB)])
-    assert transport.begun[0].wait(WITHIN_S)
-    threading.Timer(0.05, transport.gates[0].set).start()
-    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
-    assert fetcher.counts.exact_requests == 0
 
 
 def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport):

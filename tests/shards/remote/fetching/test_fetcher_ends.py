@@ -11,7 +11,7 @@ from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
 from lightning_shards.shards.remote import open_pieces
-from lightning_shards.shards.remote.cache import piece_cache, piece_files
+from lightning_shards.shards.remote.cache import piece_files
 from lightning_shards.shards.remote.cache.piece_files import Piece
 from lightning_shards.shards.remote.fetcher import Fetcher
 
@@ -80,28 +80,6 @@ def test_where_nothing_can_be_kept_fetching_ahead_stops(make_fetcher, transport,
     assert is_fetched(fetcher, 2)
 
 
-def test_a_full_disk_is_no_error(make_fetcher, transport, monkeypatch, caplog):
-    def full(*args):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(piece_cache, "write_piece", full)
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES)
-    assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
-    assert wait_for(lambda: "No space left" in caplog.text, WITHIN_S)
-
-
-def test_a_file_that_cannot_be_read_is_fetched_exactly(make_fetcher, transport, tmp_path, caplog):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:1])
-    assert is_fetched(fetcher, 1)
-    bytes_read(fetcher, reads_of("u", [(0, 10)]))  # now it is open
-    (file,) = (tmp_path / "cache" / "pieces").glob("*/0-8000")
-    os.truncate(file, 4000)
-    assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
-    assert f"does not give {file}: the file ends after 4,000 bytes" in caplog.text
-
-
 @pytest.mark.parametrize("call", ["preadv", "pread"])
 def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
     make_fetcher, transport, tmp_path, caplog, monkeypatch, call
@@ -158,29 +136,6 @@ def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     spans = [(20, 30), (8020, 8030)]
     assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
     assert transport.asked[2:] == [("u", 8020, 8030)]
-
-
-def test_closing_ends_what_hangs_and_a_later_read_begins_anew(make_fetcher, transport):
-    transport.gates = {0: threading.Event(), 100: threading.Event()}
-    fetcher = make_fetcher(threads=2)
-    fetcher.fetch_ahead(PIECES[:1])
-    errors = []
-
-    def read():
-        try:
-            fetcher.read([reads_of("u", [(100, 110)])])
-        except StorageError as error:
-            errors.append(str(error))
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    assert transport.begun[0].wait(WITHIN_S)
-    assert transport.begun[100].wait(WITHIN_S)
-    fetcher.close()
-    reader.join(WITHIN_S)
-    assert "was closed" in errors[0]
-    transport.gates.clear()
-    assert bytes_read(fetcher, reads_of("u", [(100, 110)])) == [DATA[100:110]]
 
 
 def test_threads_end_with_a_fetcher_that_is_dropped(transport, tmp_path):
