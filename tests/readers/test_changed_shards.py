@@ -115,19 +115,6 @@ def test_members_are_not_read_at_the_offsets_of_a_shard_that_was_opened_again(tm
         assert made.batch(1)
 
 
-@WAYS
-@BOTH
-def test_members_of_a_shard_that_is_written_in_place_are_given_up(tmp_path, size, transforms):
-    path = tmp_path / "0.tar"
-    pack(path, b"a", size)
-    with OpenShards(index_of(path), CacheFolder(tmp_path / "cache")) as shards:
-        made = columns(shards, [(0, n) for n in range(SAMPLES)], [(0, SAMPLES)], transforms)
-        pack(path, b"b", size)
-        shift_time(path)
-        with pytest.raises(SampleError):
-            made.batch(0)
-
-
 @BOTH
 def test_a_write_between_two_reads_of_one_shard_spoils_both(tmp_path, monkeypatch, size):
     """What was read before the write is asked for behind it: the first piece is no sample's."""

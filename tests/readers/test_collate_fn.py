@@ -14,7 +14,6 @@ from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.cli import one_line
 from lightning_shards.errors import ConfigError, TransformError
 from lightning_shards.plan.place import Place
-from lightning_shards.readers.source import batch_keys
 from lightning_shards.samples.crops import DecodeResize
 
 FIELDS = {"image": "png", "label": "cls"}
@@ -121,20 +120,6 @@ def test_pixels_are_tensors_unless_it_takes_arrays(
     assert np.asarray(batch[1]["image"]).tolist() == np.ones((3, 4, 4)).tolist()
 
 
-def test_a_stream_gives_tensors_to_stages_whatever_the_collate_fn_takes(pack_shards, make_module):
-    seen = []
-
-    def look(samples):
-        for sample in samples:
-            seen.append(type(sample["image"]))
-            yield sample | {"extra": 1}
-
-    split = split_of(pack_shards([2]), "auto", collate_fn=Kept(takes_arrays=True), stages=[look])
-    (batch,) = make_module(split, fields=FIELDS).loader("train")
-    assert set(seen) == {torch.Tensor}
-    assert batch[0]["extra"] == 1
-
-
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @READERS
 def test_a_dict_gets_the_reserved_entries_that_it_lacks(
@@ -149,17 +134,6 @@ def test_a_dict_gets_the_reserved_entries_that_it_lacks(
         assert batch["__id__"].tolist() == [[0, 2], [0, 0]]
         assert batch["__weight__"].tolist() == [1.0, 0.0]
         assert batch["__weight__"].dtype == torch.float32
-
-
-@READERS
-def test_reserved_entries_do_not_depend_on_what_it_makes_of_them(pack_shards, make_module, reader):
-    function = torch.utils.data.default_collate  # it makes two tensors of all ids
-    split = split_of(pack_shards([3]), reader, collate_fn=function, remainder="pad")
-    (batch, last) = make_module(split).loader("train")
-    assert batch["__key__"] == ["000000", "000001"]
-    assert batch["__id__"].tolist() == [[0, 0], [0, 1]]
-    assert last["__weight__"].tolist() == [1, 0]
-    assert batch["label"].tolist() == [0, 1]
 
 
 @dataclass(frozen=True)
@@ -276,14 +250,6 @@ def test_a_split_has_its_own_and_a_configuration_names_it(pack_shards, make_modu
     assert [sample["label"] for sample in val] == [0, 1]
 
 
-@READERS
-def test_a_replay_needs_no_batch(pack_shards, make_module, reader):
-    split = split_of(pack_shards([5]), reader, collate_fn=fail_on_three, batch_size=5)
-    source = make_module(split).source("train")
-    rows = batch_keys(source, Place(), 0, range(1), num_workers=1)
-    assert [row.key for row in rows[0]] == [f"{number:06d}" for number in range(5)]
-
-
 def mixed(samples):
     share = random.random() if len(samples) > 1 else 1.0
     return {"label": share * samples[0]["label"]}
@@ -339,12 +305,4 @@ def test_one_that_draws_nothing_is_not_warned_about(
     module = make_module(split, fields=FIELDS, decode={"image": "gray"})
     with caplog.at_level(logging.WARNING):
         module.source("train").first_sample(Place())
-    assert not caplog.text
-
-
-def test_one_may_say_that_its_draws_do_not_matter(pack_shards, make_module, caplog, monkeypatch):
-    monkeypatch.setattr(mixed_by_torch, "deterministic", True, raising=False)
-    split = split_of(pack_shards([3]), "indexed", collate_fn=mixed_by_torch)
-    with caplog.at_level(logging.WARNING):
-        make_module(split).source("train").first_sample(Place())
     assert not caplog.text

@@ -143,20 +143,9 @@ def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
         decode_column(field, ListedBytes([good.get(decoder, b""), member]))
 
 
-def test_big_endian_arrays_are_those_numbers():
-    column = decode_column(Field("x", ("npy",)), ListedBytes([npy(np.arange(3, dtype=">i4"))] * 2))
-    assert column.tolist() == [[0, 1, 2]] * 2
-
-
 def test_a_tensor_with_gradients_is_batched():
     samples = [{"x": torch.ones(2, requires_grad=True), "__key__": "k"}] * 2
     assert column_of(samples, "x").tolist() == [[1, 1]] * 2
-
-
-def test_numbers_that_torch_has_not_are_an_error_of_the_field():
-    samples = [{"x": np.ones(2, np.longdouble), "__key__": "k"}] * 2
-    with pytest.raises(SampleError, match=r"field 'x' does not fit into a tensor: \(2,\) float128"):
-        column_of(samples, "x")
 
 
 def kept(value):
@@ -187,14 +176,6 @@ def test_npy_of_numbers_that_torch_has_not_is_one_error_on_all_paths(
         f"field 'x' does not fit into a tensor: (3,) {np.dtype(dtype)} in sample '0': torch has no "
         f"{np.dtype(dtype)}; give the field a transform that makes it one of numbers torch has"
     )
-
-
-def test_raw_numbers_are_of_the_type_that_is_named():
-    column = decode_column(
-        Field("tokens", ("bin",), "uint16"), ListedBytes([b"\x01\x00\x00\x80"] * 2)
-    )
-    assert column.dtype == np.uint16
-    assert column.tolist() == [[1, 32768]] * 2
 
 
 def test_a_field_of_two_decoders_is_made_by_samples():

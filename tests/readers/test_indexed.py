@@ -11,12 +11,9 @@ from jitter import jitter, jitter_globally
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
-    IndexMismatchError,
-    MissingFieldError,
     StateError,
 )
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers import indexed
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.tensors import with_tensors
 
@@ -122,28 +119,6 @@ def test_global_steps_are_equal_as_sets_under_any_world_size(urls, tmp_path, sam
     assert all(steps == steps_of[1] for steps in steps_of.values())
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
-def test_shuffled_serves_each_sample_once_in_another_order_each_epoch(urls, tmp_path, world_size):
-    module = make(urls, tmp_path, remainder="balanced")
-    orders = []
-    for _ in range(2):
-        loaders = [module.loader("train", rank=r, world_size=world_size) for r in range(world_size)]
-        for loader in loaders:
-            loader.set_epoch(len(orders))
-        served = [
-            (tuple(sample), weight)
-            for loader in loaders
-            for batch in loader
-            for sample, weight in zip(
-                batch["__id__"].tolist(), batch["__weight__"].tolist(), strict=True
-            )
-        ]
-        once = sorted(sample for sample, weight in served if weight)
-        assert once == [(s, n) for s, count in enumerate(COUNTS) for n in range(count)]
-        orders.append(served)
-    assert orders[0] != orders[1]
-
-
 def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
     module = make(urls, tmp_path, sampling="sequential", transform=torch.clone, remainder="pad")
     starts = np.cumsum([0, *COUNTS])
@@ -152,12 +127,6 @@ def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
         assert batch["__key__"] == [f"{number:06d}" for number in numbers]
         assert batch["label"].tolist() == [number % 10 for number in numbers]
         assert batch["image"][:, 0, 0, 0].tolist() == numbers
-
-
-def test_auto_reads_local_shards_by_index_whatever_the_sampling(urls, tmp_path):
-    for sampling in SAMPLINGS:
-        loader = make(urls, tmp_path, sampling=sampling, reader="auto").loader("train")
-        assert loader.identity["reader"] == "indexed"
 
 
 @pytest.mark.parametrize(("before", "now"), [("stream", "auto"), ("indexed", "stream")])
@@ -188,21 +157,6 @@ def test_shards_without_ranges_are_refused_by_the_indexed_reader(tmp_path):
         module.loader("train")
 
 
-def test_a_shard_that_changed_after_it_was_counted_is_refused(urls, tmp_path, pack_shards):
-    module = make(urls, tmp_path)
-    module.loader("train")
-    pack_shards([5, 0, 8, 3, 12, 1])
-    with pytest.raises(IndexMismatchError, match="changed since it was indexed"):
-        batches(module)
-
-
-def test_a_missing_field_names_what_the_sample_has(urls, tmp_path):
-    module = make(urls, tmp_path)
-    module.fields = {"image": "jpg", "label": "cls"}
-    with pytest.raises(MissingFieldError, match=r"wanted one of \['jpg'\], found \['cls', 'png'\]"):
-        batches(module)
-
-
 def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     module = make(urls, tmp_path, sampling="sequential", shuffle_block=1)
     source = module.loader("train")._source
@@ -214,22 +168,6 @@ def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     )  # fmt: skip
     next(source.batches(Place(), Cursor(0, 28)))
     assert opened == [4, 5]
-
-
-def test_storages_are_closed_where_a_table_cannot_be_made(urls, tmp_path, monkeypatch):
-    source, closed = make(urls, tmp_path).source("train"), []
-
-    def fail(*_):
-        raise IndexMismatchError("it changed")
-
-    def close(storages):
-        closed.append(storages)
-
-    monkeypatch.setattr(indexed, "build_tables", fail)
-    monkeypatch.setattr(indexed.Storages, "close", close)
-    with pytest.raises(IndexMismatchError):
-        source.prepare()
-    assert len(closed) == 1
 
 
 def test_an_order_of_another_seed_is_refused(urls, tmp_path):

@@ -1,13 +1,10 @@
 """Promises about single samples that nothing else would notice if they broke."""
 
-import os
-
 import numpy as np
 import pytest
 
-from lightning_shards import SampleOrder, ShardDataset, SplitConfig
-from lightning_shards.errors import IndexMismatchError, TransformError
-from lightning_shards.shards.members import ShardReader, scan_members
+from lightning_shards import SampleOrder, SplitConfig
+from lightning_shards.errors import TransformError
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 
@@ -31,14 +28,6 @@ def test_the_first_suffix_that_a_sample_has_is_taken(tar_of, make_module, reader
     assert batch["x"] == ["a0", "a1", "b2", "c3"]
 
 
-def test_the_first_suffix_that_a_sample_of_a_dataset_has_is_taken(tar_of, tmp_path):
-    tar = tar_of(("0.b", b"b0"), ("0.a", b"a0"))
-    dataset = ShardDataset(
-        tar, fields={"x": "a;b"}, decode={"x": "text"}, cache_dir=str(tmp_path / "cache")
-    )
-    assert dataset[0]["x"] == "a0"
-
-
 class FailsOnce:
     """A transform that fails at its first call alone."""
 
@@ -59,15 +48,6 @@ def test_a_transform_that_fails_once_is_an_error_at_once(tar_of, make_module, re
     with pytest.raises(TransformError, match="a file server was away"):
         next(iter(make_module(split, transforms={"label": transform}).loader("train")))
     assert transform.calls == 1
-
-
-def test_an_empty_member_of_a_shard_that_changed_is_not_served(tar_of):
-    tar = tar_of(("0.txt", b""), ("0.cls", b"1"))
-    with ShardReader(tar, scan_members(tar)) as reader:
-        assert reader.read(0, "txt") == b""
-        os.utime(tar, ns=(1, 1))
-        with pytest.raises(IndexMismatchError, match="it was written to after"):
-            reader.read(0, "txt")
 
 
 def test_orders_of_other_counts_are_others():

@@ -66,10 +66,6 @@ def test_a_size_that_nobody_tells_since_no_server_answers_is_an_error(
         module.loader("train")
 
 
-def test_remote_shards_without_counts_have_the_size_that_was_given(make_module, remote_url):
-    assert len(make_module(SplitConfig(remote_url, dataset_size=9)).loader("train")) == 4
-
-
 @pytest.mark.network
 def test_remote_shards_of_a_counted_folder_have_its_size(make_module, urls, tmp_path):
     folder = Path(urls[0]).parent

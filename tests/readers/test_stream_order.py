@@ -43,12 +43,6 @@ def test_another_epoch_or_seed_is_another_order(sampling, pack_shards, make_sour
     assert len({tuple(order) for order in [*orders, ids(other, 6)]}) == 4
 
 
-def test_sequential_is_file_order_in_every_epoch(pack_shards, make_source):
-    source = make_source(pack_shards([2, 0, 4]), sampling="sequential", shuffle_buffer=1000)
-    in_files = [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (2, 3)]
-    assert ids(source, 6) == in_files * 2
-
-
 def test_a_batch_holds_the_sample_that_its_id_names(pack_shards, make_source):
     """Sample i of the data set has the key i and the class i % 10."""
     counts = [4, 3, 5]
@@ -86,10 +80,6 @@ def test_ranks_and_then_workers_take_the_draws_in_turn(num_workers, single_sampl
     for rank, worker in product(range(world_size), range(num_workers)):
         place = Place(rank, world_size, worker, num_workers)
         assert shards(source, 10, place) == draws[rank::world_size][worker::num_workers].tolist()
-
-
-def test_draws_go_on_far_into_an_epoch(single_samples):
-    assert shards(single_samples(), 90) == shard_draws(NUM_SHARDS, 0, 0, 0, 90).tolist()
 
 
 def test_each_stream_begins_at_a_sample_of_its_own(pack_shards, make_source):
@@ -144,11 +134,6 @@ def test_keys_may_repeat_over_shards(tmp_path, make_source):
     source = make_source(urls, sampling="sequential")
     batch = next(source.batches(ALONE, Cursor())).batch
     assert (batch["__key__"], batch["label"].tolist()) == (["000000"] * 2, [0, 1])
-
-
-def test_one_shard_may_be_listed_twice(pack_shards, make_source):
-    urls = pack_shards([2]) * 2
-    assert ids(make_source(urls, sampling="sequential"), 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0, 0, 0, 0, 0, 3], [0] * 60 + [1]])

@@ -55,33 +55,6 @@ def members(sample):
     return {suffix: data for suffix, data in sample.items() if suffix != "__url__"}
 
 
-def test_names_split_at_the_first_dot_after_the_last_slash(write_shard):
-    path = write_shard([("a.b/0001.seg.PNG", b"s"), ("a.b/0001.txt", b"t"), ("c/0001.txt", b"u")])
-    assert [members(sample) for sample in read(path)] == [
-        {"__key__": "a.b/0001", "seg.png": b"s", "txt": b"t"},
-        {"__key__": "c/0001", "txt": b"u"},
-    ]
-
-
-def test_a_key_that_comes_again_is_another_sample(write_shard):
-    path = write_shard([("0.txt", b"a"), ("1.txt", b"b"), ("0.txt", b"c")])
-    assert [sample["__key__"] for sample in read(path)] == ["0", "1", "0"]
-
-
-def test_members_between_double_underscores_are_skipped(write_shard):
-    path = write_shard([("__index__", b"x"), ("0.txt", b"a"), ("__meta__/1.txt", b"y")])
-    assert [sample["__key__"] for sample in read(path)] == ["0"]
-
-
-@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-@pytest.mark.parametrize("key", ["n" * 180, "données/größe", "d" * 150 + "/" + "n" * 90])
-def test_long_and_foreign_names_are_read(write_shard, tar_format, key):
-    path = write_shard([(f"{key}.txt", b"a"), (f"{key}.cls", b"1")], tar_format)
-    assert [members(sample) for sample in read(path)] == [
-        {"__key__": key, "txt": b"a", "cls": b"1"}
-    ]
-
-
 def test_a_shard_knows_its_url(three_samples):
     assert {sample["__url__"] for sample in read(three_samples)} == {str(three_samples)}
 
@@ -108,22 +81,6 @@ def test_an_optional_field_is_looked_for_up_to_a_damage(three_samples):
     assert lacking.looked_at.startswith("the first 1 sample of ")
 
 
-def test_a_damaged_header_behind_the_first_is_never_silent(three_samples, read_in_ways):
-    data = bytearray(three_samples.read_bytes())
-    data[3 * BLOCK] ^= 1  # the name of the second sample: `tarfile` takes this for the end
-    three_samples.write_bytes(data)
-    with pytest.raises(DamagedShardError, match=r"damaged header.* at byte 1536"):
-        read_in_ways(three_samples)
-
-
-def test_samples_before_a_cut_are_given_first(three_samples):
-    three_samples.write_bytes(three_samples.read_bytes()[: 7 * BLOCK + 100])
-    samples = read_shard(str(three_samples), None)
-    assert next(samples)["__key__"] == "0"
-    with pytest.raises(DamagedShardError):
-        list(samples)
-
-
 @pytest.mark.parametrize(("expected", "found"), [(2, "more than 2"), (4, "3")])
 def test_a_shard_that_holds_another_number_is_an_error(three_samples, expected, found):
     with pytest.raises(DamagedShardError, match=f"{found} samples where its index says {expected}"):
@@ -142,18 +99,8 @@ def test_a_shard_that_changed_after_counting_is_an_error(
         list(islice(source.batches(Place(), Cursor()), 30))
 
 
-def test_a_suffix_twice_in_a_sample_is_an_error(write_shard):
-    path = write_shard([("0.txt", b"a"), ("0.TXT", b"b")])
-    with pytest.raises(DamagedShardError, match="two members for the suffix 'txt'"):
-        read(path)
-
-
 def test_a_file_that_looks_like_a_url_is_a_file(tmp_path, monkeypatch, three_samples):
     monkeypatch.chdir(tmp_path)
     three_samples.rename(tmp_path / "pipe:touch canary")
     assert len(read("./pipe:touch canary")) == 3
     assert not (tmp_path / "canary").exists()
-
-
-def test_samples_that_are_skipped_are_not_given(three_samples):
-    assert [sample["__key__"] for sample in read_shard(str(three_samples), 3, skip=2)] == ["2"]

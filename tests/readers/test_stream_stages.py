@@ -71,14 +71,6 @@ def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_so
     assert len(set(drawn)) == len(drawn) == 5 * 2 * 4
 
 
-def test_two_fields_of_a_sample_draw_one_after_the_other(urls, make_source):
-    fields = {"label": "cls", "other": "cls"}
-    transforms = dict.fromkeys(fields, drawn_by_rng)
-    source = make_source(urls, fields=fields, transforms=transforms)
-    batch = next(source.batches(ALONE, Cursor())).batch
-    assert batch["label"].tolist() != batch["other"].tolist()
-
-
 def global_states():
     return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
@@ -93,13 +85,6 @@ def test_the_generators_of_the_trainer_are_left_untouched(any_source, transform)
 def test_stages_leave_the_generators_of_the_trainer_untouched(any_source):
     before = global_states()
     labels(any_source(stages=(draw_for_each,)), 8)
-    assert global_states() == before
-
-
-def test_the_generators_of_the_trainer_survive_a_failing_transform(any_source):
-    before = global_states()
-    with pytest.raises(SampleError):
-        labels(any_source(transforms={"label": fail}), 1)
     assert global_states() == before
 
 
@@ -133,12 +118,6 @@ def test_a_failing_transform_names_field_sample_and_shard(urls, make_source):
         labels(source, 1)
     for part in ("'label'", "'000000'", urls[0], "RuntimeError: out of luck"):
         assert part in str(caught.value)
-
-
-def test_a_failing_transform_shows_its_own_stack(urls, make_source):
-    with pytest.raises(SampleError) as caught:
-        labels(make_source(urls, transforms={"label": fail}), 1)
-    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def drop_label(samples):

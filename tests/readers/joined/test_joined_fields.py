@@ -105,14 +105,6 @@ def test_samples_made_one_by_one_have_the_same_values(kind, make_module, pack_sh
     assert list(map(type, by_columns[kind])) == list(map(type, by_samples[kind]))
 
 
-def test_a_fixed_shape_tensor_keeps_its_shape(make_module, pack_shards, write_table):
-    values = np.arange(9 * 6, dtype=np.float32).reshape(9, 2, 3)
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    join = {"grid": write_table(KEYS, {"grid": tensors})}
-    (batch,) = batches(make_module, pack_shards(COUNTS), join)
-    assert torch.equal(batch["grid"], torch.from_numpy(values))
-
-
 def test_a_default_of_fixed_shape_tensors_has_their_type(make_module, pack_shards, write_table):
     values = np.arange(5 * 6, dtype=np.float16).reshape(5, 2, 3)
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
@@ -128,21 +120,6 @@ def test_a_default_of_fixed_shape_tensors_has_their_type(make_module, pack_shard
         batches(make_module, urls, join, defaults={"grid": [0, 1, 2]})
 
 
-def test_lists_of_several_lengths_meet_what_other_fields_meet(
-    make_module, pack_shards, write_table
-):
-    lists = pa.array([list(range(key)) for key in KEYS], pa.list_(pa.int32()))
-    join = {"tokens": write_table(KEYS, {"tokens": lists})}
-
-    def lengths(samples):
-        return {"lengths": [len(sample["tokens"]) for sample in samples]}
-
-    (batch,) = batches(make_module, pack_shards(COUNTS), join, collate_fn=lengths)
-    assert batch["lengths"] == KEYS
-    with pytest.raises(ValueError, match="field 'tokens' does not fit into one tensor"):
-        batches(make_module, pack_shards(COUNTS), join)
-
-
 def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
     path = write_tar(tmp_path / "0.tar", [(f"{n}.cls", b"1") for n in range(4)])
     texts = pa.array(["b", "a", "b", None]).dictionary_encode()
@@ -151,14 +128,6 @@ def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_t
     join = {"text": {"table": str(tmp_path / "t.parquet"), "key": "image"}}
     (batch,) = batches(make_module, [str(path)], join, remainder="pad")
     assert batch["text"][:4] == [None, "b", "a", "b"]
-
-
-def test_several_files_are_one_table(make_module, pack_shards, write_table, tmp_path):
-    for part, keys in enumerate((SHUFFLED[:4], SHUFFLED[4:])):
-        write_table(keys, {"n": keys}, f"part-{part}.parquet")
-    for table in (f"{tmp_path}/part-{{0..1}}.parquet", [f"{tmp_path}/part-*.parquet"]):
-        (batch,) = batches(make_module, pack_shards(COUNTS), {"n": table})
-        assert batch["n"].tolist() == KEYS
 
 
 def test_other_tars_are_decoded_by_their_suffix(make_module, pack_shards, write_tar, tmp_path):
@@ -303,12 +272,6 @@ def test_the_order_of_samples_is_that_without_a_join(make_module, pack_shards, w
             assert with_join["n"].tolist() == list(map(int, batch["__key__"]))
 
 
-def test_a_tuple_has_joined_fields_last(make_module, pack_shards, write_table):
-    join = {"n": write_table(KEYS, {"n": KEYS})}
-    ((label, number),) = batches(make_module, pack_shards(COUNTS), join, batch_format="tuple")
-    assert torch.equal(label, number)
-
-
 def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, write_table, caplog):
     join = {"n": write_table([*KEYS[2:], "x", "y", "z"], {"n": [None, *KEYS[3:], 0, 0, 0]})}
     module = make_module(SplitConfig(pack_shards(COUNTS), sampling="sequential", join=join))
@@ -345,12 +308,6 @@ def test_only_samples_that_the_filter_keeps_must_have_values(
     keys.write_text("000007\n000008\n")
     (batch,) = batches(make_module, urls, join, exclude=keys, remainder="balanced")
     assert batch["n"].tolist() == KEYS[:-2]
-
-
-def test_a_column_of_nulls_gives_none(make_module, pack_shards, write_table):
-    nulls = pa.array([None] * len(KEYS), pa.string())
-    (batch,) = batches(make_module, pack_shards(COUNTS), {"n": write_table(KEYS, {"n": nulls})})
-    assert batch["n"] == [None] * len(KEYS)
 
 
 # Lightning 2.6's own use of jsonargparse 4.53

@@ -87,15 +87,6 @@ def test_components_of_the_same_shards_have_each_its_own_table(tmp_path, write, 
     assert kinds == {"WEB", "other"}
 
 
-def test_one_table_of_the_split_is_for_all_components(tmp_path, write):
-    """Its rows of other components match nothing there."""
-    tables = [write(name) for name in (WEB, MORE)]
-    mix = mix_of(tmp_path / "shards", (WEB, MORE))
-    module = made(tmp_path, mix, {"join": {"text": {"table": tables, "missing": "raise"}}})
-    for each in batches(module):
-        assert each["text"] == [expected_of(key) for key in each["__key__"]]
-
-
 def test_what_matches_nothing_is_counted_by_component(tmp_path, write, caplog):
     tables = [write(WEB), write(MORE, numbers=[0, 2, 3])]
     mix, split = mix_of(tmp_path / "shards", (WEB, MORE)), {"join": {"text": {"table": tables}}}
@@ -107,14 +98,6 @@ def test_what_matches_nothing_is_counted_by_component(tmp_path, write, caplog):
     assert of_more.startswith("join 'text' of component 'more' with ")
     assert f": of {more} samples {more - 3} have no row and 0 a row without a value" in of_more
     assert of_more.endswith(f"; of {web + 3} rows {web} match no sample of this component")
-
-
-def test_a_component_takes_its_own_joins_instead_of_those_of_the_split(tmp_path, write):
-    own = {"table": write(MORE, column="other"), "column": "other"}
-    mix = mix_of(tmp_path / "shards", (WEB, MORE), more={"join": {"text": own}})
-    module = made(tmp_path, mix, {"join": {"text": write(WEB)}})
-    for each in batches(module):
-        assert each["text"] == [expected_of(key) for key in each["__key__"]]
 
 
 def test_components_without_joins_stay_apart(tmp_path, write):

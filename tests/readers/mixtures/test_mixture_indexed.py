@@ -1,6 +1,5 @@
 """The indexed reader of a mixture: its batches hold what its order says, however they are made."""
 
-import tarfile
 from collections import Counter
 from itertools import islice
 
@@ -103,13 +102,6 @@ def test_a_collate_fn_is_given_the_component_of_each_sample(tmp_path, names):
         assert batch["__component__"].tolist() == [number for number, _ in batch["pairs"]]
 
 
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
-def test_a_first_sample_has_its_component_for_a_collate_fn(tmp_path, names):
-    module = mixture(tmp_path, names, collate_fn=with_components)
-    ((component, key),) = module.source("train").first_sample(Place()).batch["pairs"]
-    assert names[component] == key[:-3]
-
-
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
 @pytest.mark.parametrize("keys", [[], ["__id__"], ["__component__"], ["__key__", "__weight__"]])
@@ -165,19 +157,6 @@ def test_each_component_has_decoders_of_its_own(tmp_path, names):
     for batch in mixture(tmp_path, names, components=components).loader("train"):
         wanted = [100 * number if own == 1 else number for own, number in as_numbers(batch)]
         assert batch["label"].tolist() == wanted
-
-
-def test_a_member_that_one_component_may_lack_is_missed_in_the_others(tmp_path):
-    mix = mix_of(tmp_path / "shards", ("web", "more"))
-    with tarfile.open(mix["web"]["urls"][0]) as tar, tarfile.open(tmp_path / "a.tar", "w") as copy:
-        for member in tar.getmembers():
-            if member.name != "web003.cls":
-                copy.addfile(member, tar.extractfile(member))
-    mix["web"]["urls"] = [str(tmp_path / "a.tar")]
-    decode = {"image": "gray", "label": "text"}
-    source = module_of(tmp_path, mix, decode=decode).source("train")
-    with pytest.raises(MissingFieldError, match=r"sample 'web003' .* no member for field 'label'"):
-        list(islice(source.batches(Place(), Cursor()), 4))
 
 
 @pytest.mark.usefixtures("way")

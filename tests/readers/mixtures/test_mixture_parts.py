@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lightning_shards import DecodeCenterCrop
-from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.plan.place import Place
+from lightning_shards.errors import SampleError
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.fields import make_fields
@@ -23,7 +22,6 @@ from tests.readers.mixtures.conftest import (
     first_three,
     not_three,
     rows_of,
-    with_components,
 )
 
 IMAGE = {"fields": {"image": "png"}}
@@ -76,30 +74,6 @@ def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, crop
     assert is_of_pixels == (channels_last and len(cropped) == 2)
 
 
-@pytest.mark.parametrize("unit", [4, 8])
-def test_a_unit_of_whole_batches_keeps_shapes_and_fields_apart(make_mixture, unit):
-    own = {
-        "web": {"fields": {"image": "png", "label": "cls"}},
-        "labels": {"fields": {"image": "png", "more": "cls"}, "transforms": {"image": widened}},
-    }
-    source = make_mixture(PAIR, own, unit=unit, rounds=2, batch_size=4)
-    assert source.first_sample(ALONE).batch["image"].shape == (1, 3, 4, 8)
-    for loaded in batches(source, 2 * unit, Place(0, 1)):
-        (component,) = set(loaded.batch["__component__"].tolist())
-        assert loaded.batch["image"].shape == ((4, 3, 4, 4), (4, 3, 4, 8))[component]
-        assert ("label", "more")[component] in loaded.batch
-
-
-def test_names_of_fields_that_differ_inside_a_batch_name_both_components(make_mixture):
-    own = {"labels": {"fields": {"other": "cls"}}}
-    source = make_mixture(PAIR, own, batch_size=8)
-    for make in (partial(batches, source, 1), partial(source.first_sample, ALONE)):
-        with pytest.raises(
-            ConfigError, match=r"'web' has \['label'\] and 'labels' has \['other'\]"
-        ):
-            make()
-
-
 def test_sample_transforms_may_give_fields_the_same_names(make_mixture):
     own = {"labels": {"fields": {"other": "cls"}, "sample_transforms": (renamed,)}}
     (loaded,) = batches(make_mixture(PAIR, own, batch_size=8), 1)
@@ -108,29 +82,6 @@ def test_sample_transforms_may_give_fields_the_same_names(make_mixture):
 
 def renamed(sample):
     return {"label": sample.pop("other")}
-
-
-@pytest.mark.parametrize("batch_format", ["dict", "tuple"])
-def test_fields_have_the_order_of_the_first_component_in_all_batches(make_mixture, batch_format):
-    own = {
-        "web": {"fields": {"a": "cls", "b": "png"}},
-        "labels": {"fields": {"b": "png", "a": "cls"}},
-    }
-    shared = {"unit": 2, "rounds": 2, "batch_size": 2, "batch_format": batch_format}
-    for loaded in batches(make_mixture(PAIR, own, **shared), 8):
-        if batch_format == "tuple":
-            assert [column.ndim for column in loaded.batch] == [1, 4]
-        else:
-            assert [name for name in loaded.batch if name in "ab"] == ["a", "b"]
-
-
-def test_a_collate_fn_is_given_the_component_of_each_sample(make_mixture):
-    collation = Collation(with_components)
-    source = make_mixture(PAIR, batch_size=8, collation=collation)
-    assert source.first_sample(ALONE).batch["seen"] in ([0], [1])
-    (loaded,) = batches(source, 1)
-    assert loaded.batch["seen"] == loaded.batch["__component__"].tolist()
-    assert np.bincount(loaded.batch["seen"]).tolist() == [6, 2]
 
 
 def test_batch_keys_may_leave_the_component_out(make_mixture):
@@ -166,21 +117,6 @@ def test_a_substitute_is_of_the_component_of_the_bad_sample(make_mixture):
         assert all((shard < 3) == (number == 0) for number, shard, _ in rows_of(loaded.batch))
         standing = loaded.batch["__component__"][loaded.batch["__weight__"] == 0]
         assert not standing.any()
-
-
-def test_bad_samples_of_all_components_are_numbered_by_all_shards(make_mixture):
-    source = make_mixture(
-        PAIR, transforms={"label": not_three}, batch_size=8, rounds=40, max_bad=99
-    )
-    found = {each[:2] for loaded in batches(source, 20) for each in loaded.bad}
-    assert found == {(0, 3), (2, 6), (4, 1)}
-
-
-def test_a_component_of_bad_samples_only_ends_the_run(make_mixture):
-    own = {"labels": {"transforms": {"label": float.fromhex}}}
-    source = make_mixture(PAIR, own, batch_size=8, rounds=40, max_bad=5)
-    with pytest.raises(SampleError, match="more than max_bad=5"):
-        batches(source, 20)
 
 
 def test_a_stage_that_ends_a_stream_names_its_component(make_mixture):

@@ -11,35 +11,15 @@ from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
-from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.state import require_resumable
 from tests.readers.mixtures.conftest import (
-    ALONE,
-    COUNTS,
     PAIR,
-    first_three,
-    not_three,
     rows_in_turn,
-    with_components,
     with_indexes,
 )
 
 # --- what it says of itself -----------------------------------------------------------------------
-
-
-def test_it_names_callables_by_their_components(make_mixture):
-    own = {"web": {"transforms": {"label": not_three}}, "labels": {"stages": (first_three,)}}
-    description = make_mixture(PAIR, own, collation=Collation(with_components)).describe()
-    assert dict(description.callables) == {
-        "the transform of 'label' of component 'web'": not_three,
-        "stages[0] of component 'labels'": first_three,
-        "collate_fn": with_components,
-    }
-    assert description.index.num_shards == len(COUNTS["web"]) + len(COUNTS["labels"])
-    assert description.index.samples == sum(COUNTS["web"] + COUNTS["labels"])
-    assert (description.sampling, description.reader) == ("mixture", "stream")
-    assert description.is_streamed
 
 
 def test_a_pickle_holds_nothing_that_can_be_computed(make_mixture):
@@ -76,13 +56,6 @@ def test_a_component_of_other_shards_is_refused_by_its_name(make_mixture):
     require(with_indexes(source, lambda url: f"/elsewhere/{Path(url).name}"), source, 4)
 
 
-def test_a_mixture_that_was_read_by_offsets_is_refused(make_mixture):
-    source = make_mixture(PAIR)
-    state = source.identity() | {"epoch": 0, "samples": 4, "reader": "indexed"}
-    with pytest.raises(StateError, match="reader='indexed', this run has reader='stream'"):
-        require_resumable(source.identity(), state, source.describe())
-
-
 # --- refused --------------------------------------------------------------------------------------
 
 
@@ -100,12 +73,6 @@ def test_components_of_other_slots_or_fields_are_refused(make_mixture):
         source.with_epochs(EpochSchedule(17, 2, "drop"))
     with pytest.raises(ConfigError, match=r"'tuple' .*'web' has the fields \['label'\], 'labels'"):
         make_mixture(PAIR, {"labels": {"fields": {"x": "cls"}}}, batch_format="tuple")
-
-
-def test_a_replay_of_stages_is_refused(make_mixture):
-    source = make_mixture(PAIR, {"labels": {"stages": (first_three,)}})
-    with pytest.raises(ConfigError, match="the 1 `stages`"):
-        source.replay(ALONE, 0, range(1), 1)
 
 
 # --- which reader ---------------------------------------------------------------------------------

@@ -70,14 +70,6 @@ def test_weights_that_change_hold_from_their_round_on(make_mixture):
     assert rounds_of(rows_in_turn(source, 2, 2, Cursor(1)), 8) == [Counter({0: 4, 2: 4})] * 3
 
 
-def test_the_rows_of_a_batch_have_the_order_of_the_slots(make_mixture):
-    source = make_mixture(EIGHT, batch_size=16, rounds=2)
-    (batch,) = (loaded.batch for loaded in islice(source.batches(ALONE, Cursor(3)), 1))
-    assert batch["__component__"].tolist() == source.slots.components(3, 0, 16).tolist()
-    assert batch["__component__"].dtype == np.int64
-    assert list(batch) == ["__key__", "label", "__id__", "__component__"]
-
-
 @pytest.mark.parametrize("remainder", ["pad", "balanced"])
 def test_repeats_are_of_the_components_of_their_positions(make_mixture, remainder):
     source = make_mixture(EIGHT, batch_size=5, rounds=2, remainder=remainder)
@@ -200,17 +192,3 @@ def test_what_draws_from_the_global_generators_repeats_itself_and_leaves_them(ma
     assert (random.getstate(), torch.get_rng_state().tolist()) == before
     name = next(iter(own))
     assert f"of component {name!r}" in source.describe().draws_from_globals[0]
-
-
-def test_each_component_has_its_own_draws_in_stages(make_mixture):
-    """Those of one do not depend on which others are in the batch."""
-    own = {"web": {"stages": (draw_for_each,)}, "labels": {"stages": (draw_for_each,)}}
-
-    def of_web(weights):
-        source = make_mixture(weights, own, batch_size=sum(weights.values()), rounds=4)
-        number = list(weights).index("web")
-        batch = next(source.batches(ALONE, Cursor())).batch
-        return batch["label"][batch["__component__"] == number].tolist()
-
-    assert of_web({"web": 2}) != []
-    assert of_web({"labels": 3, "web": 2}) == of_web({"web": 2, "labels": 1})
