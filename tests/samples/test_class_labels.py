@@ -13,9 +13,7 @@ from lightning_shards import (
     ShardWriter,
     SplitConfig,
 )
-from lightning_shards.collectives import agree
 from lightning_shards.errors import ConfigError, SampleError, StateError
-from lightning_shards.samples.fields import make_fields, with_given_classes
 
 LABELS = ["cat", "dog\n", "1", "cat", "0", "bird"]
 NUMBERS = [0, 1, 1, 0, 0, 2]
@@ -89,12 +87,6 @@ def test_an_unknown_name_names_its_sample_and_the_file(shards, module, reader, t
     )
 
 
-def test_an_unknown_name_can_be_substituted(shards, module):
-    split = {"on_bad_sample": "substitute", "max_bad": 1, "sampling": "shuffled"}
-    batches = list(module(shards(["cat", "caat", "dog"]), split=split).loader("train"))
-    assert batches[0]["__weight__"].tolist().count(0) == 1
-
-
 def test_the_setting_wins_over_the_file_and_that_of_a_split_over_both(shards, module):
     urls = shards(["cat", "dog", "bird"])
     others = {"label": ["dog", "bird", "cat"]}
@@ -142,11 +134,6 @@ def test_members_of_another_suffix_are_no_names_of_classes(tmp_path, module, rea
     assert labels_of(made) == [[1, "dog"]]
 
 
-def test_the_map_style_dataset_takes_a_decoder_of_a_suffix(shards, tmp_path):
-    settings = {"fields": {"x": "cls"}, "decode": {".cls": "class"}, "cache_dir": str(tmp_path)}
-    assert [sample["x"] for sample in ShardDataset(shards(), **settings)] == NUMBERS
-
-
 def test_numbers_as_names_in_a_file_are_not_guessed(shards, module):
     urls = shards(["1", "0", "2"], ["0", "2", "1"])
     with pytest.raises(ConfigError, match=r"class '2' the number 1, so a label '2' could be"):
@@ -187,26 +174,6 @@ def test_wrong_classes_are_refused_before_any_shard_is_read(module, classes, mes
         module("nowhere.tar", split={"classes": classes})
 
 
-def test_classes_of_a_field_of_another_decoder_are_refused():
-    fields = make_fields({"label": "cls"}, {}, frozenset())
-    with pytest.raises(ConfigError, match=r"add decode: \{label: class\}"):
-        with_given_classes(fields, {"label": ["a"]})
-
-
-def test_yaml_gives_them(shards, module, tmp_path):
-    settings = {"fields": {"label": "cls"}, "decode": {"label": "class"}, "num_workers": 0}
-    train = {"urls": shards(["cat", "dog"]), "sampling": "sequential"}
-    train["classes"] = {"label": ["dog", "cat"]}
-    config = {"train": train, "batch_size": 2, **settings}
-    made = ShardDataModule.from_config(config | {"loader": {"cache_dir": str(tmp_path)}})
-    assert labels_of(made)[0].tolist() == [1, 0]
-    train["classes"] = {"label": {"dog": 0, "cat": 1}}
-    made = ShardDataModule.from_config(config | {"loader": {"cache_dir": str(tmp_path)}})
-    assert labels_of(made)[0].tolist() == [1, 0]
-    with pytest.raises(ConfigError, match=r"data\.classes: .*Got value: True"):
-        ShardDataModule.from_config(config | {"classes": {"label": [True, False]}})
-
-
 def test_a_checkpoint_of_other_classes_is_refused(shards, module):
     urls = shards(["0", "1", "2"])
     state = module(urls).loader("train").state_dict()
@@ -219,24 +186,3 @@ def test_a_checkpoint_of_other_classes_is_refused(shards, module):
         same.load_state_dict(module(urls, decode={}).loader("train").state_dict())
     with pytest.raises(StateError, match=r"made with classes='3 names .*, this run has no classes"):
         module(urls, decode={}).loader("train").load_state_dict(state)
-
-
-def test_without_classes_the_identity_is_as_ever(shards, module):
-    for reader in ("indexed", "stream"):
-        loader = module(shards(folder=reader), decode={}, split={"reader": reader}).loader("train")
-        assert "classes" not in loader.identity.keys() | loader.facts.keys()
-
-
-def test_ranks_of_other_classes_disagree(shards, module, monkeypatch):
-    urls = shards(["0", "1", "2"])
-    facts = [
-        module(urls, classes={"label": names}).loader("train").facts
-        for names in (NAMES, NAMES[::-1])
-    ]
-
-    def gathered(report):
-        return [report._replace(facts=each) for each in facts]
-
-    monkeypatch.setattr("lightning_shards.collectives.gather", gathered)
-    with pytest.raises(ValueError, match="the ranks disagree on classes: rank 0 has '3 names"):
-        agree(facts[0], None)

@@ -55,11 +55,6 @@ def test_everything_else_stays_a_list(values):
     assert column(*values) == list(values)
 
 
-def test_arrays_of_objects_and_texts_stay_a_list():
-    assert isinstance(column(np.array(["a"]), np.array(["b"])), list)
-    assert isinstance(column(np.array([None]), np.array([None])), list)
-
-
 @pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
 @pytest.mark.parametrize("size", [1, 10_000])
 def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size):
@@ -77,11 +72,6 @@ def test_nested_tensors_are_an_error_that_names_the_sample():
         column(nested, nested)
 
 
-def test_values_keep_their_order():
-    assert column(3, 1, 2).tolist() == [3, 1, 2]
-    assert column(torch.tensor([3]), torch.tensor([1])).tolist() == [[3], [1]]
-
-
 def test_lists_come_first_then_tensors_in_the_order_of_the_fields():
     rows = [{"a": 1, "b": "text", "c": torch.zeros(2), "__key__": "k", "__id__": (0, 1)}]
     batch = collate(rows, ["a", "b", "c"], [1])
@@ -93,11 +83,6 @@ def test_ids_and_keys_are_those_of_the_samples():
     assert batch["__key__"] == ["k0", "k1", "k2"]
     assert batch["__id__"].tolist() == [[0, 0], [1, 10], [2, 20]]
     assert batch["__id__"].dtype == torch.int64
-
-
-def test_weights_are_floats():
-    weights = with_tensors(collate(samples(1, 2), ["x"], [1, 0]))["__weight__"]
-    assert (weights.dtype, weights.tolist()) == (torch.float32, [1.0, 0.0])
 
 
 def test_without_weights_there_is_no_weight():

@@ -69,13 +69,6 @@ def bytes_field(suffixes):
     return make_fields({"x": suffixes}, {}, frozenset(), {"x": TakesBytes()})[0]
 
 
-def test_an_array_is_decoded():
-    array = np.arange(6, dtype=np.float32).reshape(2, 3)
-    decoded = decode("npy", npy(array))
-    assert decoded.dtype == np.float32
-    assert decoded.tolist() == array.tolist()
-
-
 def test_an_array_of_objects_is_refused():
     with pytest.raises(SampleError, match=r"member 'npy'.*as 'npy' for field 'x'.*allow_pickle"):
         decode("npy", npy(np.array([{}], dtype=object)))

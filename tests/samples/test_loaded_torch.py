@@ -17,7 +17,6 @@ from lightning_shards import (
     DecodeResize,
     LoaderConfig,
     ShardDataModule,
-    ShardDataset,
     SplitConfig,
 )
 from lightning_shards.errors import SampleError
@@ -159,20 +158,6 @@ def test_pixels_are_what_a_transform_asks_for(load, reader, takes_arrays):
     made = next(iter(load(transform, reader)))["image"]
     assert {is_tensor(each) for each in transform.given} == {not takes_arrays}
     assert torch.equal(made, plain)
-
-
-@pytest.mark.parametrize("takes_arrays", [True, False])
-def test_the_dataset_gives_a_transform_what_it_asks_for(url, tmp_path, takes_arrays):
-    transform = Kept(takes_arrays=takes_arrays)
-    fields, cache = {"image": "png", "small": "png"}, str(tmp_path)
-    transforms = {"image": transform, "small": DecodeResize(size=4)}
-    dataset = ShardDataset(
-        url, fields=fields, decode={"small": "raw"}, transforms=transforms, cache_dir=cache
-    )
-    sample = dataset[2]
-    assert is_tensor(transform.given[0]) is not takes_arrays
-    assert sample["image"] is transform.given[0]
-    assert sample["small"].dtype == torch.uint8
 
 
 class Darker(DecodeCenterCrop):

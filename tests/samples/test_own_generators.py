@@ -16,7 +16,6 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.generators import (
     RepeatedTransform,
     are_same,
-    seeded_objects,
 )
 from lightning_shards.workers.threads import require_own_randomness
 
@@ -147,12 +146,6 @@ def test_what_can_be_seeded_does_not_depend_on_the_workers(pack_shards, tmp_path
     assert get_worker_info() == "a worker"
 
 
-def test_only_the_outermost_object_is_seeded_by_us():
-    inner, other = Noise(), Noise()
-    outer = Noise(inner)
-    assert seeded_objects(Wrapped(outer, other)) == [outer, other]
-
-
 def test_threads_refuse_objects_that_they_would_share(pack_shards, tmp_path):
     source = source_of(pack_shards([9]), tmp_path, WithRng(Noise()))
     with pytest.raises(ConfigError, match="the transform of 'label'"):
@@ -245,12 +238,6 @@ OTHERS = [
 )
 def test_arrays_tensors_and_numbers_are_compared(pairs, expected):
     assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
-
-
-@pytest.mark.parametrize("made", [np.float16, complex, Foreign])
-def test_a_value_that_equals_no_other_is_no_draw(made, caplog):
-    RepeatedTransform("a transform of field 'x'", made)(float("nan"))
-    assert not caplog.text
 
 
 def test_a_transform_that_fails_in_its_second_run_is_warned_of(caplog):

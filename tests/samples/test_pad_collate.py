@@ -6,10 +6,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from webdataset.writer import TarWriter
 
-from lightning_shards import DecodeResize, LoaderConfig, PadCollate, SplitConfig
+from lightning_shards import LoaderConfig, PadCollate, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
 
 
@@ -179,12 +178,6 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         padded(*values)
 
 
-def test_masked_numbers_are_not_padded():
-    value = np.ma.masked_equal([1, 2], 2)
-    with pytest.raises(SampleError, match="field 'x' of sample 'k1' is an array with masked num"):
-        padded(np.ones(2, int), value)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -274,43 +267,6 @@ def test_boxes_and_tokens_are_padded_in_the_workers(boxes, make_module, reader, 
     assert last["boxes"].dtype == torch.float32
     assert first["tokens"].tolist() == [[0, 0, 0, 0], [0, 1, 0, 0], [0, 1, 2, 0]]
     assert {type(each) for each in [*first.values()][1:]} == {torch.Tensor}
-
-
-@pytest.fixture
-def pictures(tmp_path):
-    """A shard of samples with an image and lists of different lengths."""
-    url = str(tmp_path / "pictures.tar")
-    with TarWriter(url) as writer:
-        for number in range(4):
-            pixels = np.arange(192, dtype=np.uint8).reshape(8, 8, 3) + number
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, "PNG")
-            tokens = json.dumps([7] * number)
-            writer.write({"__key__": f"{number}", "png": file.getvalue(), "json": tokens})
-    return url
-
-
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("gray", [False, True])
-def test_crops_keep_the_memory_that_they_ask_for(pictures, make_module, reader, num_workers, gray):
-    def first_batch(**settings):
-        module = make_module(
-            SplitConfig(pictures, sampling="sequential", reader=reader),
-            fields={"image": "png", "tokens": "json"},
-            transforms={"image": DecodeResize(size=4, gray=gray, channels_last=True)},
-            batch_size=4,
-            num_workers=num_workers,
-            loader=LoaderConfig(multiprocessing_context="fork"),
-            **settings,
-        )
-        with module.loader("train") as loader:
-            return next(iter(loader))["image"]
-
-    plain, padded = first_batch(), first_batch(collate_fn=PadCollate(["tokens"]))
-    assert padded.is_contiguous(memory_format=torch.channels_last)
-    assert padded.stride() == plain.stride()
-    assert torch.equal(padded, plain)
 
 
 def test_ragged_tensors_without_it_are_an_error_that_names_it(boxes, make_module):

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from PIL import Image
 from webdataset.writer import TarWriter
 
-from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError, TransformError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import batch_reader, indexed
@@ -192,27 +192,11 @@ def test_the_list_and_the_fields_draw_on_without_repeats(make_module, reader):
     assert len(set(drawn)) == len(drawn) == 4 * 8
 
 
-def test_the_global_generators_are_seeded_and_given_back(make_module, reader):
-    before = torch.get_rng_state()
-    first, again = (batches(make_module(draw_globally, reader=reader)) for _ in range(2))
-    assert before.equal(torch.get_rng_state())
-    for batch, same in zip(first, again, strict=True):
-        assert batch["drawn"].equal(same["drawn"])
-    assert len({float(x) for batch in first for x in batch["drawn"].flatten()}) == 16
-
-
 def test_device_transforms_find_a_field_that_was_added(make_module):
     module = make_module(draw, device_transforms={"drawn": len, "another splits": len})
     module.trainer = Fitting()
     changed = module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
     assert changed == {"drawn": 2}
-
-
-def test_a_field_for_the_device_that_was_dropped_is_an_error(make_module):
-    module = make_module(draw, device_transforms={"drawn": len, "image": torch.Tensor.float})
-    module.trainer = Fitting()
-    with pytest.raises(ConfigError, match=r"names 'image', and the batch has no such entry"):
-        module.on_after_batch_transfer({"drawn": [[1], [2]]}, 0)
 
 
 class Untouched:
@@ -225,22 +209,6 @@ class Fitting:
     lightning_module, state = Untouched, SimpleNamespace(stage=RunningStage.TRAINING)
     loader = SimpleNamespace(flattened=[0], iterables=0, _mode="")
     fit_loop = SimpleNamespace(_combined_loader=loader, _data_fetcher=SimpleNamespace(fetched=1))
-
-
-def test_the_map_dataset_applies_them(urls, tmp_path):
-    dataset = ShardDataset(
-        urls,
-        fields=FIELDS,
-        decode={"mask": "gray", "image": "gray"},
-        sample_transforms=[crop_alike, draw],
-        cache_dir=str(tmp_path / "cache"),
-    )
-    sample = dataset[4]
-    assert list(sample) == ["image", "mask", "label", "drawn", "__key__", "__id__"]
-    assert sample["image"].equal(sample["mask"])
-    assert sample["image"].shape == (1, 4, 4)
-    with pytest.raises(ConfigError, match=r"sample_transforms\[0\] must be callable, got 3"):
-        ShardDataset(urls, fields=FIELDS, sample_transforms=[3])
 
 
 # --- configuration --------------------------------------------------------------------------------

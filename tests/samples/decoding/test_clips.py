@@ -107,7 +107,7 @@ def rising(seconds):
     return wav_of(numbers)
 
 
-@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize("kind", ["webm", "mp3", "flac"])
 def test_a_clip_is_drawn_from_the_whole_sound_whatever_its_container(encode, kind):
     data = encode(rising(10), kind, CODECS[kind])
     decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
