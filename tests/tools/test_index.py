@@ -49,21 +49,6 @@ def test_the_wids_json_counts_names_and_sums(run, folder):
     ]
 
 
-def test_a_sign_of_a_query_in_the_name_of_a_local_shard_belongs_to_it(run, tmp_path):
-    names = ["a#1.tar", "b?.tar", "c:d#2.tar"]
-    for name in names:
-        write_members(tmp_path / "data" / name, [(f"{name[0]}.cls", b"1")])
-    for _ in range(2):  # the second run names the shards by *.tar, too
-        status, document = run(tmp_path / "data" / "*.tar", "--format", "wids,members")
-        assert (status, document["shards"]) == (0, 3)
-    written = sorted(path.name for path in (tmp_path / "data").iterdir())
-    assert written == sorted([*names, *(f"{name}.members" for name in names), "wids.json"])
-    listed = json.loads((tmp_path / "data" / "wids.json").read_text())["shardlist"]
-    assert [(each["url"], each["members"]) for each in listed] == [
-        (name, f"{name}.members") for name in names
-    ]
-
-
 def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
     store = TableStore(CacheFolder(tmp_path / "cache"))
     run(folder / "*.tar")
@@ -146,26 +131,6 @@ def test_an_index_of_another_tool_whose_entries_have_folders_loses_none(run, fol
     assert json.loads(path.read_text()) == whole
 
 
-def test_shards_of_one_folder_spelled_in_two_ways_are_indexed_together(run, folder, tmp_path):
-    (tmp_path / "link").symlink_to(folder)
-    spelt = [folder, folder / ".." / "data", tmp_path / "link"]
-    shards = [path / f"train-{shard:06d}.tar" for shard, path in enumerate(spelt)]
-    for arguments in (shards, [*shards, "--format", ALL], [*reversed(shards), *shards]):
-        assert run(*arguments)[0] == 0
-        listed = json.loads((folder / "wids.json").read_text())["shardlist"]
-        assert sorted(entry["url"] for entry in listed) == [path.name for path in shards]
-
-
-def test_the_index_of_a_folder_that_is_named_like_a_command_is_beside_its_shards(
-    run, tmp_path, monkeypatch
-):
-    write_samples(tmp_path / "pipe:ls", [2])
-    monkeypatch.chdir(tmp_path)
-    status, document = run("./pipe:ls/train-000000.tar")
-    assert (status, document["written"]) == (0, ["./pipe:ls/wids.json"])
-    assert not (tmp_path / "wids.json").exists()
-
-
 @pytest.mark.parametrize("formats", ["members", "members,wids"])
 def test_member_tables_beside_the_shards_are_told(run, folder, formats):
     written = [f"{path}.members" for path in sorted(folder.glob("*.tar"))]
@@ -181,17 +146,6 @@ def test_the_text_of_a_run_names_what_was_written(folder, tmp_path, capsys):
     index.main([*given, "--cache-dir", str(tmp_path / "cache")])
     written = [f"{path}.members" for path in sorted(folder.glob("*.tar"))]
     assert f"\nwritten: {', '.join(written)}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("formats", ["wids", "members"])
-def test_text_of_a_run_with_findings_says_what_was_not_written(tmp_path, capsys, formats):
-    path = write_members(tmp_path / "a.tar", [("a.x", b"1"), ("b.x", b"2"), ("a.x", b"3")])
-    given = [str(path), "--format", formats, "--processes", "1"]
-    with pytest.raises(SystemExit) as ended:
-        index.main([*given, "--cache-dir", str(tmp_path / "cache")])
-    assert ended.value.code == 1
-    assert "\nnote: no index was written: repair the shards, or give --f" in capsys.readouterr().out
-    assert (tmp_path / "a.tar.members").exists() == (formats == "members")
 
 
 # --- what is odd or wrong
@@ -253,18 +207,6 @@ def test_dots_in_keys_are_told_once(run, tmp_path):
     [found] = run(tmp_path / "a.tar")[1]["findings"]
     assert (found["rule"], found["count"]) == ("dotted key", 40)
     assert "names are split at the first dot" in found["message"]
-
-
-def test_links_that_hold_no_bytes_are_noted(run, tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        archive.addfile(tarfile.TarInfo("a.cls"))
-        link = tarfile.TarInfo("b.cls")
-        link.type, link.linkname = tarfile.LNKTYPE, "a.cls"
-        archive.addfile(link)
-    [found] = run(tmp_path / "a.tar")[1]["findings"]
-    assert (found["rule"], found["count"]) == ("passed over", 1)
-    assert "first 'b.cls'" in found["message"]
-    assert "GNU tar makes links of files that it meets twice" in found["message"]
 
 
 def test_a_format_that_is_not_known_is_refused(run, folder):

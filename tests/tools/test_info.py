@@ -1,13 +1,11 @@
 """`lightning-shards info`: numbers that add up."""
 
-import io
 import tarfile
 
 import pytest
-from PIL import Image
 
 from lightning_shards.tools import info
-from tests.tools.conftest import samples_of, write_members, write_samples
+from tests.tools.conftest import samples_of, write_samples
 
 COUNTS = [4, 6, 2]
 
@@ -87,24 +85,3 @@ def test_the_text_for_people_has_the_numbers(folder, tmp_path, capsys):
     assert {"shards: 3", "samples: 12", "name samples", "2 4"} <= set(lines)
     assert "cls 12 12 bytes" in lines
     assert not error  # no progress but on a terminal
-
-
-def test_a_damaged_shard_is_counted_out_and_named(run, folder):
-    path = folder / "train-000000.tar"
-    path.write_bytes(path.read_bytes()[:700])
-    status, document = run(folder / "*.tar")
-    assert (status, document["samples"]) == (1, 8)
-    assert [each["rule"] for each in document["findings"]] == ["damaged shard"]
-
-
-def test_photographs_that_exif_would_turn_are_counted(run, tmp_path):
-    def photo(orientation):
-        exif, file = Image.Exif(), io.BytesIO()
-        exif[0x0112] = orientation
-        Image.new("RGB", (8, 4)).save(file, "JPEG", exif=exif)
-        return file.getvalue()
-
-    members = [(f"{number}.jpg", photo(number % 3 + 1)) for number in range(8)]
-    write_members(tmp_path / "0.tar", [*members, ("8.jpg", b"no image"), ("9.txt", b"none")])
-    document = run(tmp_path / "0.tar")[1]
-    assert document["photos"] == {"looked_at": 8, "turned_by_exif": 5}

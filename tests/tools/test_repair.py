@@ -114,42 +114,12 @@ def test_a_changed_sample_is_left_out(repaired, run_here, folder, shard):
     assert saved == original
 
 
-def test_an_old_table_of_another_shard_saves_nothing_away(repaired, run_here, folder, shard):
-    assert run_here(index.main)(folder / "*.tar", "--checksums")[0] == 0
-    members = [(f"new{number}.{suffix}", b"%d" % number) for number in range(9) for suffix in "xy"]
-    write_members(shard, members)
-    shard.write_bytes(shard.read_bytes()[: members_of(shard)[-1].offset_data])
-    saved, repair = repaired(shard)
-    assert list(saved) == [f"new{number}" for number in range(8)]
-    assert repair["lost"].keys() >= {"new8", "00004"}
-
-
-def test_keys_that_come_again_are_left_out(repaired, tmp_path):
-    members = [("a.txt", b"1"), ("b.txt", b"2"), ("a.cls", b"1"), ("b.cls", b"2")]
-    members += [("c.txt", b"3"), ("c.cls", b"3"), ("d.cls", b"4"), ("c.cls", b"again")]
-    members += [("e.cls", b"5"), ("f.cls", b"6")]
-    path = write_members(tmp_path / "data" / "a.tar", members)
-    flip(path, members_of(path)[-1].offset)
-    saved, repair = repaired(path)
-    assert saved == {"d": {"cls": b"4"}}
-    assert repair["lost"].keys() == {"a", "b", "c", "e"}
-
-
 def test_what_would_not_read_back_makes_no_sample(repaired, tmp_path):
     names = ["a.cls", "b.cls", "b.cls", "c.cls", "d.__key__", "e.cls"]
     path = write_members(tmp_path / "data" / "a.tar", [(name, b"1") for name in [*names, "f.cls"]])
     flip(path, members_of(path)[-1].offset)
     saved, repair = repaired(path)
     assert (saved.keys(), repair["lost"].keys()) == ({"a", "c"}, {"b", "d", "e"})
-
-
-def test_what_holds_nothing_to_save_leaves_no_file(run, tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.tar").write_bytes(b"x" * 4096)
-    (tmp_path / "data" / "b.tar").write_bytes(b"")
-    _, document = run(tmp_path / "data" / "*.tar", "--repair", tmp_path / "out")
-    assert [repair["path"] for repair in document["repairs"].values()] == [None, None]
-    assert list(contents(tmp_path / "out")) == ["repair.json"]
 
 
 def test_nothing_is_written_where_nothing_is_damaged(run, folder, tmp_path):

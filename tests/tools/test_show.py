@@ -1,7 +1,6 @@
 """`lightning-shards show`: sheets of samples."""
 
 import io
-import tarfile
 
 import numpy as np
 import pytest
@@ -32,11 +31,6 @@ def sheet_of(images):
 def test_images_fill_their_place(original, shown):
     rows, columns = np.nonzero((sheet_of([png(*original)]) == COLOUR).all(-1))
     assert (np.ptp(columns) + 1, np.ptp(rows) + 1) == shown
-
-
-@pytest.mark.parametrize(("samples", "columns"), [(1, 1), (3, 3), (9, 8)])
-def test_a_sheet_is_no_wider_than_its_samples(samples, columns):
-    assert (sheet_of([png(80, 80)] * samples).shape[1] - 12) // 172 == columns
 
 
 def test_what_is_drawn_takes_the_place_of_no_shard(tmp_path, capsys):
@@ -102,10 +96,3 @@ def test_an_image_that_cannot_be_decoded_is_red_and_no_error(draw_sheet, tmp_pat
 def test_what_cannot_be_drawn_is_refused(draw_sheet, folder, tmp_path, arguments):
     assert draw_sheet(folder / "*.tar", *arguments)[0] == 2
     assert not (tmp_path / "sheet.png").exists()
-
-
-def test_names_of_any_letters_are_drawn(draw_sheet, folder, tmp_path):
-    with tarfile.open(folder / "train-000000.tar") as archive:
-        data = archive.extractfile("00000.jpg").read()
-    write_members(tmp_path / "u.tar", [("犬é.jpg", data), ("犬é.txt", "犬\n".encode())])
-    assert draw_sheet(tmp_path / "u.tar", "--label", "txt")[1]["labels"] == ["犬é 犬"]

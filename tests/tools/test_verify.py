@@ -110,11 +110,6 @@ def test_an_image_that_cannot_be_decoded_is_named(run, folder, shard):
     assert "1 images cannot be decoded (SampleError: " in found["message"]
 
 
-def test_without_pillow_a_note_says_that_no_image_was_decoded(run, shard, monkeypatch):
-    monkeypatch.setattr(verify, "find_spec", lambda _: None)
-    assert "no image was decoded" in run(shard)[1]["note"]
-
-
 def test_packed_images_are_decoded_and_other_members_are_not():
     file = io.BytesIO()
     Image.new("RGB", (4, 3)).save(file, "PNG")
@@ -141,13 +136,6 @@ def test_a_damaged_header_is_named_with_its_byte(run, folder, shard):
     [found] = of("damaged shard", document)
     assert status == 1
     assert f", at byte {third.offset};" in found["message"]
-
-
-def test_shards_that_were_written_anew_are_named(run, indexed, shard):
-    write_members(shard, [("x.cls", b"1")])
-    status, document = run(indexed / "*.tar")
-    assert status == 1
-    assert {each["shard"] for each in of("changed shard", document)} == {str(shard)}
 
 
 def test_the_order_of_members_and_keys_that_come_twice_are_named(run, tmp_path):
@@ -237,29 +225,6 @@ def test_entries_with_folders_are_held_against_the_shards(run, folder, shard, ab
     status, document = run(folder / "*.tar")
     assert status == 1
     assert faults(document) == [("changed shard", NAMES[1])]
-
-
-@pytest.mark.parametrize("name", ["a.json", "z.json"])
-def test_an_index_without_md5s_does_not_hide_those_of_another(run, folder, shard, name):
-    write_wids(folder / "wids.json", [(each, facts_of(folder / each)) for each in NAMES])
-    write_wids(folder / name, [(each, {"nsamples": 3 + 2 * (each == NAMES[1])}) for each in NAMES])
-    flip(shard, members_of(shard)[4].offset_data)
-    status, document = run(folder / "*.tar")
-    assert (status, faults(document)) == (1, [("changed shard", name) for name in NAMES])
-
-
-@pytest.mark.parametrize("value", ["3", -1, [3]])
-def test_a_value_of_a_wrong_type_is_no_right_one(run, folder, shard, value):
-    write_wids(folder / "wids.json", [(NAMES[1], facts_of(shard, nsamples=value))])
-    assert faults(run(folder / "*.tar")[1]) == [("changed shard", NAMES[1])]
-
-
-def test_a_table_that_cannot_be_used_is_told(run, folder):
-    (folder / f"{NAMES[0]}.members").write_bytes(b"none")
-    status, document = run(folder / "*.tar")
-    assert (status, faults(document)) == (2, [("unread shard", NAMES[0])])
-    assert f"{NAMES[0]}.members cannot be used" in document["findings"][0]["message"]
-    assert document["samples"] == 5
 
 
 # --- what is said at the end

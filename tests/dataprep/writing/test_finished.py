@@ -1,7 +1,5 @@
 """A run goes on with its finished shards, and believes none that other settings gave."""
 
-import errno
-import fcntl
 import json
 import os
 from contextlib import closing
@@ -77,17 +75,6 @@ def test_a_run_beside_another_one_is_refused(out):
     with closing(begin(out)), pytest.raises(ConfigError, match="another run is writing to"):
         begin(out)
     begin(out).close()
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK])
-def test_a_file_system_without_locks_is_written_to(out, monkeypatch, code):
-    def refuse(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with ShardWriter(out, cache_dir=out / "cache") as writer:
-        writer.write({"__key__": "0", "cls": "1"})
-    assert (out / "shard-000000.tar").is_file()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -25,19 +25,6 @@ def refused(tmp_path):
     return call
 
 
-def test_two_columns_of_one_name_are_refused(refused):
-    said = refused("id,x,id\n1,2,3\n", "csv")
-    assert said == "row 1: the table has two columns 'id', but id, x, id"
-
-
-def test_two_columns_of_one_name_of_a_parquet_file_are_refused(tmp_path):
-    pyarrow, parquet = arrow()
-    path = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.Table.from_arrays([[1], [2]], names=["id", "id"]), path)
-    with pytest.raises(ConfigError, match="the table has two columns 'id'"):
-        list(read_rows(str(path), ["id"]))
-
-
 def arrow():
     return tuple(
         pytest.importorskip(name, reason="Parquet needs the extra `table`")
@@ -80,12 +67,6 @@ def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path):
         list(read_rows(str(path), ["id", "y"]))
 
 
-def test_columns_without_a_name_may_repeat(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("id,,\n1,,\n")
-    assert [row["id"] for row in read_rows(str(path), ["id"])] == ["1"]
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -110,16 +91,3 @@ def test_nan_is_no_key_class_or_split(tmp_path, column):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "x": "b", "empty": NAN}))
     with pytest.raises(ConfigError, match="row 1: the column 'empty' is empty"):
         list_table(str(tmp_path / "rows.jsonl"), columns)
-
-
-def test_nan_names_no_file(tmp_path):
-    (tmp_path / "1.jpg").touch()
-    path = tmp_path / "rows.jsonl"
-    rows = [{"id": "a", "x": "1.jpg", "y": "1.jpg"}, {"id": "b", "x": "1.jpg", "y": NAN}]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    columns = Columns(files=[("x", "jpg"), ("y", "png")], key="id")
-    samples = list_table(str(path), columns).samples
-    assert [[member.field for member in each.members] for each in samples] == [
-        ["jpg", "png"],
-        ["jpg"],
-    ]

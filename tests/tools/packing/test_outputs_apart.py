@@ -58,12 +58,6 @@ def test_output_in_the_folder_of_the_files_is_refused(refused, files, folder, ou
     assert line.endswith("name another output folder\n")
 
 
-def test_output_is_recognised_under_another_name(refused, files, tmp_path):
-    (tmp_path / "other").symlink_to(files)
-    assert f"is in {files}, w" in refused(pack, files, "--out", tmp_path / "other" / "shards")
-    assert "is in " in refused(pack, tmp_path / "other", "--out", files / "shards")
-
-
 def test_output_beside_and_above_the_folder_is_written(files, given, tmp_path, capsys):
     for out in (tmp_path / "photos2", tmp_path):
         for _ in range(2):

@@ -80,13 +80,3 @@ def test_the_command_prints_what_a_configuration_needs(photos, tmp_path):
     assert done.stdout.startswith("read: 61\n")
     assert pattern in done.stdout
     assert [Path(url).exists() for url in expand_urls(pattern)] == [True] * 3
-
-
-def test_the_tool_starts_without_torch():
-    code = "import sys\nfrom lightning_shards.tools import pack, reshard\n"
-    code += (
-        "print(sorted({'torch', 'lightning', 'webdataset', 'PIL', 'pyarrow'} & sys.modules.keys()))"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "[]\n"

@@ -75,13 +75,6 @@ def test_folders_are_listed_by_name(run, tmp_path, samples_of):
     assert keys == [f"{label:02d}/{name}" for label in range(40) for name in "ab"]
 
 
-def test_folders_need_not_be_classes(run, photos, samples_of):
-    (fields,) = {
-        tuple(fields) for fields in samples_of(run(photos / "cat", "--no-classes")).values()
-    }
-    assert fields == ("jpeg",)
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [

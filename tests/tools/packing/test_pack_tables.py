@@ -97,14 +97,6 @@ def test_a_column_of_classes_is_numbered(run, tmp_path, samples_of):
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"a": 0, "b": 1}
 
 
-def test_two_columns_may_make_one_field_where_one_is_empty(run, tmp_path, samples_of):
-    path = write_csv(
-        tmp_path / "rows.csv", [{"id": 0, "a": "x", "b": ""}, {"id": 1, "a": "", "b": "y"}]
-    )
-    found = samples_of(run(path, "--key", "id", "--values", "a=txt", "--values", "b=txt"))
-    assert found == {"0": {"txt": b"x"}, "1": {"txt": b"y"}}
-
-
 def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path, samples_of):
     lines = [
         {"id": "a", "x": {"é": [1]}, "y": 0.5, "z": None},
@@ -140,20 +132,6 @@ def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, argume
     (tmp_path / "rows.csv").write_text(text)
     assert message in refused(tmp_path / "rows.csv", "--key", "id", *arguments)
     assert not list(tmp_path.rglob("*.tar"))
-
-
-def test_any_names_become_keys(run, tmp_path, samples_of):
-    path = tmp_path / "meta" / "rows.csv"
-    path.parent.mkdir()
-    path.write_text("path,id\n../images/1.jpg,../1\n../images//2.jpg,/2\n")
-    (tmp_path / "images").mkdir()
-    for name in ("1.jpg", "2.jpg"):
-        (tmp_path / "images" / name).write_bytes(name.encode())
-    fields = [{"jpg": b"1.jpg"}, {"jpg": b"2.jpg"}]
-    found = samples_of(run(path, "--files", "path", "--order", "source"))
-    assert found == dict(zip(["images/1", "images/2"], fields, strict=True))
-    found = samples_of(run(path, "--files", "path", "--key", "id", out="by id"))
-    assert found == dict(zip(["%2E%2E/1", "%2F2"], fields, strict=True))
 
 
 def test_parquet_without_pyarrow_names_the_extra(monkeypatch, tmp_path):

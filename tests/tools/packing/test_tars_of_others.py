@@ -97,23 +97,6 @@ def test_the_remedies_work(write, tmp_path):
     assert write(tmp_path / "in.tar")[1] == {key: {"cls": b"7"} for key in "012"}
 
 
-@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_link_of_a_long_name_is_told_by_its_name(refused, tmp_path, form):
-    name = "/".join(["folder" * 8] * 3) + "/1.cls"
-    path = tar(
-        tmp_path / "in.tar", entry("0.cls"), entry(name, tarfile.LNKTYPE, "0.cls"), form=form
-    )
-    assert f"{name!r} is a link" in refused(path)
-
-
-def test_file_that_was_given_twice_loses_nothing(write, tmp_path):
-    (tmp_path / "0.cls").write_bytes(b"7")
-    command = ["tar", "-cf", tmp_path / "in.tar", "-C", tmp_path, "0.cls", "0.cls"]
-    subprocess.run(command, check=True, timeout=60)
-    report, found = write(tmp_path / "in.tar")
-    assert (found, report["in_no_sample"]) == ({"0": {"cls": b"7"}}, 1)
-
-
 def test_links_and_special_files_that_belong_to_no_sample_are_counted(write, tmp_path, run_json):
     path = tar(
         tmp_path / "in.tar",
@@ -132,14 +115,6 @@ def test_links_and_special_files_that_belong_to_no_sample_are_counted(write, tmp
     assert status == 0
     [found] = [each for each in told["findings"] if each["rule"] == "passed over"]
     assert found["count"] == 5
-
-
-def test_members_of_samples_that_are_marked_as_bad_are_counted(write, tmp_path):
-    names = ("0.cls", "1.cls", "1.__bad__", "2.cls")
-    path = tar(tmp_path / "in.tar", *(entry(name, data=b"7") for name in names))
-    report, found = write(path)
-    assert found == {"0": {"cls": b"7"}, "2": {"cls": b"7"}}
-    assert report["in_no_sample"] == 2
 
 
 @pytest.mark.parametrize("kind", [gzip, bz2, lzma], ids=["gzip", "bzip2", "xz"])
@@ -177,8 +152,3 @@ def test_what_macos_adds_is_left_out_and_counted(write, tmp_path, folder):
     report, found = write(tar(tmp_path / "in.tar", *entries))
     assert found == {f"{folder}0001": {"jpg": b"0001.jpg", "cls": b"0001.cls"}}
     assert report["in_no_sample"] == 4
-
-
-def test_hidden_folder_hides_nothing_as_in_training(write, tmp_path):
-    found = write(tar(tmp_path / "in.tar", entry(".d/0.cls", data=b"7")))[1]
-    assert found == {".d/0": {"cls": b"7"}}

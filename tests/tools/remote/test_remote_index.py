@@ -11,7 +11,7 @@ from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
 from tests.shards.remote.published import batches, module
-from tests.tools.conftest import kill_when, start, write_members
+from tests.tools.conftest import kill_when, start
 from tests.tools.remote.conftest import COUNTS
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -85,33 +85,6 @@ def escaped(folder, server):
     return f"{server.url}/data/%C3%A9%20{{0,1}}/a+b%20%2541.tar"
 
 
-ESCAPED = ["a+b %41.tar.members", "sizes.json", "wids.json"]
-
-
-def test_files_of_the_output_are_named_as_those_of_the_server(run, escaped, server, tmp_path):
-    formats = ["--format", "wids,members,sizes"]
-    for number in range(2):
-        out = tmp_path / f"out{number}"
-        assert run(escaped.replace("{0,1}", str(number)), *formats, "--output", out)[0] == 0
-        assert sorted(path.name for path in out.iterdir()) == ESCAPED
-        server.objects |= {
-            f"data/é {number}/{path.name}": path.read_bytes() for path in out.iterdir()
-        }
-    data = module(escaped, tmp_path, cache="fresh", reader="indexed", sampling="shuffled")
-    data.fields = {"image": "jpg", "label": "cls"}
-    assert batches(data)
-
-
-def test_what_is_uploaded_is_named_as_urls_escape_it(run, escaped, server, refused):
-    given = ["--format", "wids,members,sizes", "--upload"]
-    said = refused(escaped, *given)
-    assert "the shards are in 2 folders; index those of each by themselves" in said
-    for _ in range(2):
-        _, document = run(escaped.replace("{0,1}", "0"), *given)
-    assert {f"data/é 0/{name}" for name in ESCAPED} <= server.objects.keys()
-    assert f"{server.url}/data/%C3%A9%200/wids.json" in document["written"]
-
-
 def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path):
     run(urls, *TABLES, "--upload")
     shards = [f"train-{shard:06d}.tar" for shard in range(3)]
@@ -122,18 +95,6 @@ def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path)
         assert of_shards(asked_for_bytes(server)) == []
     uploaded = server.objects["data/train-000000.tar.members"]
     assert (tmp_path / "out" / "train-000000.tar.members").read_bytes() == uploaded
-
-
-def test_a_shard_that_was_replaced_is_read_again(run, urls, folder, server, tmp_path):
-    run(urls, *TABLES, "--upload")
-    asked_for_bytes(server)
-    shard = write_members(folder / "train-000001.tar", [("new.jpg", b"1"), ("new.cls", b"2")])
-    server.objects["data/train-000001.tar"] = shard.read_bytes()
-    status, document = run(urls, *TABLES, "--upload")
-    assert (status, document["samples"]) == (0, 7)
-    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar"]
-    table = unpublished(server.objects["data/train-000001.tar.members"], shard.stat().st_size)
-    assert table.key(0) == "new"
 
 
 def test_what_lacks_checksums_is_read_again_where_they_are_wanted(run, urls, server, tmp_path):
@@ -204,15 +165,6 @@ def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_re
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
-def test_a_broken_transfer_is_taken_up_again(run, urls, folder, server, tmp_path):
-    server.faults = [Fault("status", 503), None, Fault("cut", 700), None, Fault("reset", 600)]
-    assert run(urls, "--upload")[0] == 0
-    for shard, path in enumerate(sorted(folder.glob("*.tar"))):
-        entry = json.loads(server.objects["data/wids.json"])["shardlist"][shard]
-        assert entry["filesize"] == path.stat().st_size
-        assert entry["nsamples"] == COUNTS[shard]
-
-
 # --- what is beside the shards already
 
 
@@ -253,23 +205,3 @@ def test_what_is_beside_the_shards_is_asked_for_and_put_there_with_their_query(r
 @pytest.mark.parametrize("options", [["hf://datasets/me/data/0.tar", "--upload"], ["s3://b/0.tar"]])
 def test_what_cannot_be_uploaded_is_refused(refused, options):
     assert re.search("name a folder .* or let them be put there by --upload", refused(*options))
-
-
-def test_a_file_of_the_output_that_lists_other_shards_is_not_overwritten(
-    run, urls, server, tmp_path
-):
-    out = ["--output", tmp_path / "out", *TABLES]
-    assert run(urls, *out)[0] == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert run(f"{server.url}/data/train-000001.tar", *out)[0] == 2
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-@pytest.mark.usefixtures("folder")
-def test_the_shard_that_was_uploaded_cut_is_damaged(run, server, tmp_path):
-    """The transfer is whole here, and the tar is not."""
-    data = server.objects["data/train-000001.tar"]
-    server.objects["data/cut.tar"] = data[: data.index(b"00005.jpg")]
-    status, document = run(f"{server.url}/data/cut.tar", "--output", tmp_path / "out")
-    assert (status, [each["rule"] for each in document["findings"]]) == (1, ["damaged shard"])
-    assert document["written"] == []
