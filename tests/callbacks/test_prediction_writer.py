@@ -220,13 +220,6 @@ def test_several_loaders_have_a_file_each(tmp_path, predict):
     assert (tmp_path / "b" / first).read_bytes() == (tmp_path / "b" / second).read_bytes()
 
 
-def test_processes_that_share_a_rank_write_one_file(tmp_path, predict):
-    given = writers(tmp_path / "out", 4, merge=True)
-    assert predict(given, places=[0, 0, 1, 1]) == [None] * 4
-    assert names(tmp_path / "out") == ["predictions.csv"]
-    assert len(cells(tmp_path / "out/predictions.csv")) == SAMPLES
-
-
 @pytest.mark.parametrize("file_format", PREDICTION_FORMATS)
 def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict, file_format):
     seen: list[str] = []
@@ -319,32 +312,10 @@ def test_batches_return_the_same_columns(tmp_path, predict):
     assert "'x' (int64), and for the batches before 'x' (float32)" in str(error)
 
 
-def test_columns_have_the_order_of_the_first_batch(tmp_path, predict):
-    numbers = iter(range(100))
-
-    def alternating(batch: Any) -> Any:
-        columns = {"low": batch["label"], "high": batch["label"] + 100}
-        return columns if next(numbers) % 2 else dict(reversed(columns.items()))
-
-    assert predict(writers(tmp_path / "out", 1), step=alternating) == [None]
-    rows = cells(tmp_path / "out/predictions-00000-of-00001.csv")
-    assert len(rows) == SAMPLES
-    assert all(int(high) == int(low) + 100 for _, _, high, low in rows)
-
-
 def test_a_tuple_batch_is_refused_before_it_is_predicted(tmp_path, predict, make_data):
     data = make_data(batch_format="tuple")
     [error] = predict(writers(tmp_path / "out", 1), data, step=no_batch)
     assert "set batch_format='dict' in the data module" in str(error)
-
-
-def test_a_step_may_change_its_batch(tmp_path, predict):
-    def changing(batch: Any) -> Any:
-        batch.pop("__key__")
-        return batch.pop("label")
-
-    assert predict(writers(tmp_path / "out", 1), step=changing) == [None]
-    assert len(cells(tmp_path / "out/predictions-00000-of-00001.csv")) == SAMPLES
 
 
 @pytest.mark.parametrize(

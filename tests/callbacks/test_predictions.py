@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from lightning_shards.callbacks import predictions
 from lightning_shards.callbacks.predictions import (
     PREDICTION_FORMATS,
     BatchSamples,
@@ -35,19 +34,6 @@ def test_a_tensor_has_a_row_for_each_sample_that_counts():
     assert predicted.ids.tolist() == [[0, 1], [5, 0]]
     assert np.array(predicted.columns["prediction"]).tolist() == [[0, 1], [4, 5]]
     assert predicted.types == {"prediction": "float64[]"}
-
-
-def test_without_weights_all_samples_count():
-    batch = {name: BATCH[name] for name in ("__key__", "__id__")}
-    assert len(rows_of(torch.zeros(3), samples_of(batch)).keys) == 3
-
-
-def test_the_default_device_changes_nothing():
-    batch = {"__key__": ["a", "b"], "__id__": [[0, 1], [0, 2]]}
-    with torch.device("meta"):
-        samples = samples_of(batch)
-    assert samples.ids.tolist() == batch["__id__"]
-    assert samples.rows == [0, 1]
 
 
 def test_a_dict_has_a_column_for_each_entry():
@@ -180,20 +166,6 @@ def test_parquet_has_lists_for_dimensions(tmp_path):
     assert table["none"].to_pylist() == [[], []]
     assert table["text"].to_pylist() == ["a", ""]
     assert table["half"].to_pylist() == table["swapped"].to_pylist() == [1.0, 1.0]
-
-
-def test_bytes_that_are_no_text_do_not_make_a_parquet_unreadable(tmp_path):
-    path = write(tmp_path / "x.parquet", ({"text": TEXTS}, samples(6)))
-    assert pq.read_table(path)["text"].to_pylist()[4] == "bytes\\udcff"
-
-
-def test_a_parquet_has_row_groups_of_many_batches(tmp_path, monkeypatch):
-    values = torch.arange(100, dtype=torch.float64).reshape(50, 2)
-    parts = [(values[i : i + 5], samples(5, i)) for i in range(0, 50, 5)]
-    monkeypatch.setattr(predictions, "_GROUP_BYTES", 1000)  # a row has about 60 bytes
-    file = pq.ParquetFile(write(tmp_path / "x.parquet", *parts))
-    assert 1 < file.num_row_groups < 5
-    assert file.read()["prediction"].to_pylist() == values.tolist()
 
 
 def test_without_pyarrow_the_default_is_csv_and_a_line_says_so(monkeypatch, tmp_path, caplog):

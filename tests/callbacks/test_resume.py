@@ -6,8 +6,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
@@ -203,23 +201,6 @@ def test_another_order_is_refused_with_both_values_and_the_ways_out(
         make_trainer(tmp_path).fit(Ledger(), data, ckpt_path=saved["step=8"])
 
 
-def test_another_version_of_the_state_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
-    checkpoint = torch.load(saved["step=8"], weights_only=True)
-    checkpoint["callbacks"]["ExactResume"]["version"] = 99
-    torch.save(checkpoint, tmp_path / "later.ckpt")
-    with pytest.raises(StateError, match="version=99, this run has 1"):
-        make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=tmp_path / "later.ckpt")
-
-
-def test_validating_a_checkpoint_of_another_run_is_allowed(
-    saved: dict[str, Path], tmp_path: Path
-) -> None:
-    data = ToyData(2, seed=5)
-    trainer = make_trainer(tmp_path)
-    trainer.fit(Ledger(), data)  # the module has a train loader
-    trainer.validate(Ledger(), data, ckpt_path=saved["step=8"], verbose=False)
-
-
 @pytest.mark.filterwarnings(r"ignore:ExactResume\(\) has nothing to watch")
 def test_a_fit_of_a_foreign_loader_is_left_alone(tmp_path: Path) -> None:
     class Plain(pl.LightningModule):
@@ -316,25 +297,6 @@ def test_an_epoch_that_the_batch_size_ends_is_not_validated_where_lightning_woul
 
 
 # --- the arithmetic ------------------------------------------------------------------------------
-
-
-@given(st.data())
-def test_the_batches_that_are_left_are_those_of_the_rest_of_the_plan(data: st.DataObject) -> None:
-    batch_size, world_size = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 5))
-    remainder: Any = data.draw(st.sampled_from(["drop", "pad", "balanced"]))
-    samples = data.draw(st.integers(batch_size * world_size, 200))
-    done = data.draw(st.integers(0, samples))
-    plan = plan_epoch(samples, batch_size, world_size, remainder)
-    end = data.draw(st.integers(1, plan.steps))
-    state: dict[str, int | str] = {
-        "epoch": 3, "samples": done, "ended": 3, "batches": 7, "validation": "none",
-    }  # fmt: skip
-    position = position_after(state, EpochSchedule(samples, batch_size, remainder), world_size, end)
-    left = plan_epoch(samples, batch_size, world_size, remainder, done).steps
-    assert position.batches == min(end, plan.steps - left)
-    assert position.is_over == (position.batches == end)
-    assert position.validation_due == position.is_over
-    assert (position.epoch, position.total) == (3, 7)
 
 
 def test_an_epoch_that_was_trained_to_its_last_batch_is_over_for_every_batch_size() -> None:

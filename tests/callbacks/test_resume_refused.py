@@ -110,7 +110,7 @@ def test_a_renamed_data_module_with_the_same_batch_size_goes_on(
 
 
 @MAKERS
-@pytest.mark.parametrize("step", [1, 5, 11])
+@pytest.mark.parametrize("step", [1, 11])
 @pytest.mark.parametrize("batch_size", [2, 4, 8])
 @pytest.mark.parametrize("estimates", [False, True])
 def test_a_checkpoint_without_our_state_is_refused_within_an_epoch(
@@ -128,7 +128,7 @@ def test_a_checkpoint_without_our_state_is_refused_within_an_epoch(
 
 
 @MAKERS
-@pytest.mark.parametrize("name", ["step=6", "step=12", "epoch=0", "epoch=1"])
+@pytest.mark.parametrize("name", ["step=12", "epoch=0"])
 @pytest.mark.parametrize("batch_size", [2, 4, 8])
 def test_a_checkpoint_without_our_state_resumes_at_an_epochs_end(
     batch_size: int, name: str, make: Any, saved_bare: dict[str, Path], tmp_path: Path
@@ -203,7 +203,7 @@ def damaged(path: Path, folder: Path, name: str, value: object) -> Path:
     return folder / "damaged.ckpt"
 
 
-@pytest.mark.parametrize("value", [MISSING, None, "3", -1, 1.5, True, 2**70, [0], HUGE])
+@pytest.mark.parametrize("value", [MISSING, "3", -1, True, HUGE])
 @pytest.mark.parametrize("name", ["epoch", "samples", "ended", "batches", "validation"])
 def test_a_damaged_value_is_named_with_what_it_should_be(
     name: str, value: object, saved: dict[str, Path], tmp_path: Path
@@ -224,7 +224,7 @@ def test_a_number_that_cannot_be_beside_the_others_is_refused(
         make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=path)
 
 
-@pytest.mark.parametrize("value", [MISSING, None, [], HUGE, pytest.param("x" * 10**6, id="long")])
+@pytest.mark.parametrize("value", [MISSING, [], pytest.param("x" * 10**6, id="long")])
 @pytest.mark.parametrize("name", ["version", "seed", "shards", "epoch_samples"])
 def test_a_damaged_identity_is_refused_in_a_message_of_some_lines(
     name: str, value: object, saved: dict[str, Path], tmp_path: Path

@@ -1,7 +1,6 @@
 """What the monitor says and logs at the end of a fit, and what ranks tell each other for it."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -112,27 +111,6 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     assert fit.reported[0].endswith(f"to change: set {said}")
 
 
-@pytest.fixture(params=["float16", "float64"])
-def _default_dtype(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The type of torch's new tensors."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, request.param))
-    yield
-    torch.set_default_dtype(before)
-
-
-@pytest.mark.usefixtures("_default_dtype")
-def test_the_figures_do_not_depend_on_the_defaults_of_torch(fake_fit: Any) -> None:
-    """Of 200,000 samples, more than float16 can count."""
-    with torch.device("meta"):
-        fake_fit.begin()
-        for wait_s in (0, 1, 3):
-            fake_fit.step(wait_s=wait_s, busy_s=1, samples=100_000)
-        fake_fit.end()
-    assert fake_fit.gathered[0].dtype == torch.float32  # MPS has no float64
-    assert fake_fit.run("samples_per_s") == pytest.approx(200_000 / 6)
-
-
 def other_rank(own: torch.Tensor, number: int, wait_s: float) -> torch.Tensor:
     """As far as rank 0, but with another wait."""
     other = torch.zeros_like(own)
@@ -166,12 +144,6 @@ def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) ->
     assert fit.run("trainer_samples_per_s") == pytest.approx(3 * 20 * 8 / 5)
 
 
-def test_ranks_that_are_alike_have_no_slowest_one(make_fit: Any) -> None:
-    fit = fit_of_three(make_fit(3), wait_s=1)
-    assert "slowest rank:" not in fit.reported[0]
-    assert "data/run/slowest_rank" not in fit.logged[-1][1]
-
-
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:
     fit = make_fit(3)
     fit.trainer.is_global_zero = False
@@ -181,13 +153,6 @@ def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: An
     fit.end()
     assert (fit.logged, fit.reported) == ([], [])
     assert len(fit.gathered) == 1
-
-
-def test_a_fit_of_one_step_has_nothing_to_report(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    fake_fit.end()
-    assert (fake_fit.logged, fake_fit.reported) == ([], [])
 
 
 def test_a_second_fit_begins_to_measure_anew(fake_fit: Any) -> None:

@@ -1,7 +1,6 @@
 """Who waits for whom, in real fits: what is logged where, and what is said at the end."""
 
 import logging
-import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,6 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
 from tests.callbacks.kept_metrics import KeptMetrics
@@ -26,7 +24,6 @@ pytestmark = [
 
 FIGURES = ("samples_per_s", "loader_samples_per_s", "trainer_samples_per_s", "wait_fraction")
 METRICS = {f"data/{figure}" for figure in FIGURES}
-RUN_METRICS = {f"data/run/{figure}" for figure in FIGURES}
 
 
 @pytest.fixture
@@ -75,18 +72,6 @@ class Net(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-class Restless(Net):
-    """Its loggers are due every 4th step, then every 3rd, then never, and when it stops."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        trainer = self.trainer
-        trainer.log_every_n_steps = {4: 3, 12: 0, 16: 5}.get(
-            trainer.global_step, trainer.log_every_n_steps
-        )
-        trainer.should_stop = trainer.global_step >= 17
-        return super().training_step(batch, batch_idx)
-
-
 class Interrupted(Net):
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.trainer.global_step == 7:
@@ -97,11 +82,6 @@ class Interrupted(Net):
 def slowly(label: int) -> int:
     time.sleep(0.02)
     return label
-
-
-class HalvesBatches(pl.Callback):
-    def on_train_epoch_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        trainer.datamodule.batch_size = 2
 
 
 def fit(
@@ -156,37 +136,6 @@ def test_the_four_figures_are_logged_when_and_where_the_module_logs_its_own(
     assert model.logged == {"loss"}  # a self.log a step would cost more than the step
 
 
-def test_loggers_are_asked_for_at_other_steps_while_a_fit_runs(make_data: MakeData) -> None:
-    logger = fit(Restless(), make_data())
-    for name in METRICS:
-        assert logger.steps(name) == logger.steps("loss") == [3, 5, 8, 11, 17]
-
-
-def test_every_figure_is_in_its_range(make_data: MakeData) -> None:
-    logger = fit(Net(), make_data(), log_every_n_steps=1)
-    for names, times in ((METRICS, 19), (RUN_METRICS, 1)):  # all steps but the first
-        for name in names:
-            assert len(logger.values(name)) == times
-            assert all(math.isfinite(value) and value >= 0 for value in logger.values(name))
-            assert "fraction" not in name or max(logger.values(name)) <= 1
-
-
-def test_a_loader_of_other_batches_in_the_same_fit_is_measured_too(make_data: MakeData) -> None:
-    options: dict[str, Any] = {"log_every_n_steps": 1, "reload_dataloaders_every_n_epochs": 1}
-    model, data = Net(step_s=0.02), make_data(batch_size=4)
-    logger = fit(model, data, callbacks=[HalvesBatches()], **options)
-    rates = logger.values("data/samples_per_s")
-    assert len(rates) == 4 + 9  # the clock starts after the first batch of each loader
-    assert min(rates) > 0
-    assert max(logger.values("data/transfer_fraction")) <= 1
-    assert max(logger.values("data/wait_fraction")) <= 1
-
-
-def test_without_a_logger_there_is_still_a_report(make_data: MakeData, reports: Reports) -> None:
-    fit(Net(), make_data(), logger=False)
-    assert len(reports()) == 1
-
-
 # --- the report -----------------------------------------------------------------------------------
 
 
@@ -224,15 +173,6 @@ def test_workers_make_the_waiting_short_and_the_verdict_stays_the_workers_own(
     assert logger.values("data/run/wait_fraction")[-1] < 0.3
 
 
-def test_time_in_validation_is_not_time_in_training(make_data: MakeData) -> None:
-    model, began_s = Net(val_s=0.05), time.perf_counter()
-    logger = fit(model, make_data(), max_epochs=1, val_check_interval=1, num_sanity_val_steps=0)
-    took_s = time.perf_counter() - began_s
-    [samples_per_s] = logger.values("data/run/samples_per_s")
-    trained_s = 10 * 2 / samples_per_s  # 10 steps of 2 samples
-    assert trained_s < took_s - 10 * 4 * 0.05  # 10 validations of 4 steps
-
-
 def test_a_plot_is_there_after_the_fit_whether_or_not_it_logs(
     make_data: MakeData, tmp_path: Path
 ) -> None:
@@ -253,12 +193,3 @@ def test_ctrl_c_ends_with_a_report_and_a_plot(
         signal.signal(signal.SIGINT, on_sigint)  # Lightning has it ignored
     assert len(reports()) == 1
     assert (tmp_path / "wait.png").exists()
-
-
-@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_a_foreign_loader_is_not_measured(reports: Reports) -> None:
-    items: Any = [(torch.zeros(16), 1)] * 8
-    logger = fit(Net(), DataLoader(items, batch_size=2))
-    assert reports() == []
-    assert {name for _, metrics in logger.given for name in metrics} == {"loss", "epoch"}

@@ -29,16 +29,6 @@ def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> N
     assert fake_fit.windows("cached_fraction") == [0.25]
 
 
-def test_local_shards_have_no_figure_of_the_network(fake_fit: Any) -> None:
-    fake_fit.begin()
-    for _ in range(2):
-        fake_fit.step(wait_s=1, busy_s=1, decode=1)
-    fake_fit.end()
-    names = {name for _, metrics in fake_fit.logged for name in metrics}
-    assert not any("fetch" in name or "request" in name or "cache" in name for name in names)
-    assert len(fake_fit.reported) == 1
-
-
 def test_what_comes_from_actors_is_logged(fake_fit: Any) -> None:
     fake_fit.begin()
     fake_fit.step(wait_s=0, busy_s=1)
@@ -67,16 +57,4 @@ def test_a_line_of_the_report_is_of_all_ranks(make_fit: Any) -> None:
     fit.end()
     assert (
         "fetched 12.3 GB in 1,930 requests (4 repeated), 48 % of 23.6 GB came from the cache"
-    ) in fit.reported[-1].splitlines()
-
-
-def test_a_fit_that_is_interrupted_says_what_its_own_rank_fetched(make_fit: Any) -> None:
-    fit = make_fit(2)
-    fit.begin()
-    fit.step(wait_s=0, busy_s=1)
-    fetch(fit, 1, 0, 5e6, 4e6)
-    fit.step(wait_s=1, busy_s=1)
-    fit.monitor.on_exception(fit.trainer, None, KeyboardInterrupt())
-    assert (
-        "fetched 0.005 GB in 1 request (0 repeated), 0 % of 0.004 GB came from the cache"
     ) in fit.reported[-1].splitlines()

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from fit_recorder import STEPS, VAL_STEPS, Recorder
@@ -68,22 +67,3 @@ def test_device_transforms_run_and_then_the_modules_own_hook(
         numbers = (255 - 255 * batch["image"][:, 0, 0, 0]).round().long()
         assert numbers.max() < 20
         assert numbers.remainder(10).tolist() == batch["label"].tolist()
-
-
-class Peeker(pl.Callback):
-    """Looks at the data module in each step of a fit."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        data: Any = trainer.datamodule
-        assert "10 steps of 1 x 2 samples" in repr(data)
-        data.peek("train")
-        data.peek("val")
-
-
-def test_a_fit_does_not_notice_that_its_data_is_peeked_at(run_of, make_data, make_trainer):
-    model, data = Recorder(), make_data()
-    make_trainer(callbacks=[Peeker()], max_epochs=2).fit(model, datamodule=data)
-    undisturbed = run_of("none")
-    assert model.steps == undisturbed.model.steps[: 2 * STEPS]
-    assert model.validations == undisturbed.model.validations[:2]
-    assert data.starts["train"] == undisturbed.data.starts["train"]

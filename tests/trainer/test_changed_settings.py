@@ -1,14 +1,8 @@
 """Settings of a data module that are changed between two fits, or two calls for a loader."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
-import lightning.pytorch as pl
-import numpy as np
 import pytest
-import torch
 from fit_recorder import Recorder
 
 from lightning_shards import ConfigError, LoaderConfig, ShardDataModule, SplitConfig
@@ -35,36 +29,6 @@ def test_a_second_fit_trains_on_the_shards_that_are_named_then(make_data, make_t
     model = Recorder()
     make_trainer(max_epochs=1).fit(model, data)
     assert shards_of(model) == {0, 1}
-
-
-@dataclass
-class Scaled:
-    """A transform that is equal to another one if their factors are, which are arrays."""
-
-    factors: Any = field(default_factory=lambda: np.ones(4))
-
-    def __call__(self, image: torch.Tensor) -> torch.Tensor:
-        return image * float(self.factors[0])
-
-
-OPTIONAL = {"image": "png?", "label": "cls"}
-WITHOUT_ONE_ANSWER: dict[str, Callable[[], dict[str, Any]]] = {
-    "array": lambda: {"fields": OPTIONAL, "defaults": {"image": np.zeros((1, 4, 4))}},
-    "tensor": lambda: {"fields": OPTIONAL, "defaults": {"image": torch.zeros(1, 4, 4)}},
-    "transform": lambda: {"transforms": {"image": Scaled()}},
-}
-
-
-@pytest.mark.parametrize("settings", WITHOUT_ONE_ANSWER.values(), ids=WITHOUT_ONE_ANSWER)
-def test_a_split_may_be_set_anew_whose_values_have_no_single_answer_to_equality(
-    make_data, make_trainer, settings
-):
-    data, trainer = make_data(), make_trainer(max_epochs=1)
-    for _ in range(2):
-        data.splits["val"] = replace(data.splits["val"], **settings())
-        model = Recorder()
-        trainer.validate(model, data, verbose=False)
-        assert sum(map(len, model.validations)) == 7
 
 
 def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data):
@@ -96,26 +60,6 @@ def test_a_list_is_read_again_when_it_has_changed(make_data, tmp_path, is_mixed)
     listed.unlink()
     with pytest.raises(ConfigError, match=r"train\.mix\.part" if is_mixed else "listed"):
         data.loader("train")
-
-
-def test_a_list_that_changes_during_a_fit_is_read_by_the_next_one(
-    make_data, make_trainer, tmp_path
-):
-    listed = tmp_path / "listed.txt"
-    config = replace(make_data(sampling="sequential").splits["train"], remainder="balanced")
-    data = make_data(train=replace(config, exclude=str(listed)))
-
-    class Editing(pl.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            listed.write_text("".join(f"#{Path(url).name}:0\n" for url in config.urls))
-
-    listed.write_text(f"#{Path(config.urls[0]).name}:0\n")
-    for left_out in (1, len(config.urls)):
-        options = {"reload_dataloaders_every_n_epochs": 1, "enable_checkpointing": False}
-        trainer = make_trainer(max_epochs=2, callbacks=[Editing()], **options)
-        model = Recorder()
-        trainer.fit(model, data)
-        assert sum(len(ids) for _, _, ids in model.steps) == 2 * (20 - left_out)
 
 
 def test_shards_are_found_once_while_nothing_of_theirs_is_changed(make_data, monkeypatch):

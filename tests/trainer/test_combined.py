@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fit_recorder import STEPS, VAL_STEPS, EstimatingRecorder, Recorder
+from fit_recorder import STEPS, VAL_STEPS, Recorder
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_shards import ShardDataModule, SplitConfig
@@ -149,10 +149,6 @@ def test_a_wrapped_set_goes_by_its_place_and_one_of_ours_by_its_name(wrap, step,
         assert (labels < 0).all()
 
 
-def test_one_wrapped_loader_is_changed(seen):
-    assert all(is_ours(batch) for _, batch in seen(Wrapper))
-
-
 def test_wrappers_of_which_none_is_known_are_refused(seen):
     for way in WAYS.values():
         with pytest.raises(ConfigError, match=r"none of .* a ShardLoader, but \['Wrapper'.*super"):
@@ -185,28 +181,3 @@ def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen):
 
     with pytest.raises(ConfigError, match="no dict or tuple, but a Tensor, which a hook"):
         seen(lambda ours: ours, kind=Labels)
-
-
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-def test_an_example_input_is_left_alone(kind, make_data, make_trainer):
-    """Also where the loaders are there already, because the number of steps was asked for."""
-
-    class WithExample(kind):  # type: ignore[misc,valid-type]
-        def __init__(self):
-            super().__init__()
-            self.example_input_array = torch.ones(2, 16)
-
-        def forward(self, batch):
-            assert batch.shape == (2, 16)
-            return self.layer(batch)
-
-    data = make_data(device_transforms={"image": torch.Tensor.float})
-    make_trainer(max_epochs=1, enable_model_summary=True).fit(WithExample(), data)
-
-
-def test_an_input_that_is_exported_after_a_fit_is_left_alone(make_data, make_trainer):
-    """As `to_onnx` gives it to the hooks."""
-    model, data = Recorder(), make_data(device_transforms={"image": torch.Tensor.float})
-    make_trainer(max_epochs=1).fit(model, data)
-    example = {"image": torch.ones(2, dtype=torch.uint8)}
-    assert model._apply_batch_transfer_handler(example)["image"].dtype is torch.uint8

@@ -15,7 +15,7 @@ from lightning_shards import (
     SplitConfig,
     datamodule,
 )
-from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError
+from lightning_shards.errors import ConfigError, ShardNotFoundError
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
 
@@ -221,41 +221,6 @@ def test_an_error_says_which_set_it_is_about(stage, make_sets, sets, make_traine
     data = make_sets(val_sets=sets() | {"lost": SplitConfig("nowhere/*.tar")})
     with pytest.raises(ShardNotFoundError, match=r"^val/lost: no file matches"):
         getattr(make_trainer(), stage)(SetsRecorder(), data)
-
-
-def below_four(label: int) -> int:
-    if label > 3:
-        raise ValueError("too many")
-    return label
-
-
-@pytest.mark.parametrize(
-    ("num_workers", "settings", "message"),
-    [
-        (1, {}, r"^val/hand: .*too many"),
-        (
-            0,
-            {"on_bad_sample": "substitute", "max_bad": 1},
-            r"^val/hand: 2 bad samples on this rank in epoch 0",
-        ),
-    ],
-)
-def test_an_error_while_sets_are_iterated_says_which_set_it_is_about(
-    num_workers, settings, message, make_sets, make_trainer, pack_into, tmp_path
-):
-    urls = pack_into(tmp_path, [6], "hand")
-    hand = SplitConfig(urls, transforms={"label": below_four}, **settings)
-    loader = LoaderConfig(cache_dir=str(tmp_path), multiprocessing_context="fork")
-    web = SplitConfig(pack_into(tmp_path, [3], "web"))
-    options = {"loader": loader, "num_workers": num_workers}
-    data = make_sets(val_sets={"web": web, "hand": hand}, **options)
-    with pytest.raises(SampleError, match=message):
-        make_trainer().validate(SetsRecorder(), data)
-    with pytest.raises(SampleError, match=message):
-        list(data.loader("val/hand"))
-    alone = make_sets(val=hand, val_sets=None, **options)
-    with pytest.raises(SampleError, match=r"^(the transform of|2 bad samples)"):
-        make_trainer().validate(SetsRecorder(), alone)
 
 
 def test_workers_of_later_sets_end_with_their_turn_and_the_first_set_is_made_ahead(

@@ -1,6 +1,5 @@
 """What a Trainer says of a split that is not there."""
 
-import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -48,20 +47,6 @@ def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is
     make_trainer().fit(TrainsOnly(), removed)  # a warning is an error here
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
         make_trainer().validate(Recorder(), removed)
-
-
-def test_a_trainer_heeds_a_val_split_that_is_added_and_removed_between_its_fits(
-    make_data, make_trainer
-):
-    data, model, trainer = make_data(), Recorder(), make_trainer(max_epochs=1)
-    val = data.splits["val"]
-    for epochs, split in enumerate((None, val, None), 1):
-        data.splits["val"] = split
-        trainer.fit_loop.max_epochs = epochs
-        with warnings.catch_warnings(action="ignore"):  # of the missing val_dataloader
-            trainer.fit(model, data)
-    assert [len(ids) for ids in model.validations] == [sum(VAL)]
-    assert len(model.steps) == 3 * STEPS
 
 
 class OwnLoaders(CountedModule):

@@ -166,13 +166,6 @@ class Stopping(Recorder):
         self.trainer.should_stop = self.trainer.global_step == STEPS + 4
 
 
-class StoppingEarly(Recorder):
-    """Ends its fit before its second epoch begins."""
-
-    def on_train_epoch_start(self) -> None:
-        self.trainer.should_stop = self.current_epoch == 1
-
-
 @pytest.mark.parametrize(
     ("stopped", "saved_by", "kind", "options"),
     [
@@ -193,19 +186,6 @@ def test_a_fit_that_leaves_out_the_rest_of_an_epoch_warns_of_it(
     with pytest.warns(UserWarning, match=r"ended after batch 4 of an epoch, before its end"):
         second.fit(model, make_data(), ckpt_path=tmp_path / f"{saved_by}-step=14.ckpt")
     assert len(model.steps) == (STEPS if "max_epochs" in options else 30 - STEPS - 4)
-
-
-@pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])
-def test_a_fit_that_leaves_out_an_epoch_that_had_no_batch_warns_of_it(
-    kind, make_data, make_trainer, tmp_path
-):
-    first = make_trainer()
-    first.fit(StoppingEarly(), make_data())
-    first.save_checkpoint(tmp_path / "early.ckpt")
-    model = kind()
-    with pytest.warns(UserWarning, match=r"ended after batch 0 of an epoch, before its end"):
-        make_trainer().fit(model, make_data(), ckpt_path=tmp_path / "early.ckpt")
-    assert {epoch for epoch, _, _ in model.steps} == {2}
 
 
 @pytest.mark.parametrize("kind", [Recorder, EstimatingRecorder])

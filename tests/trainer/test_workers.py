@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from fit_recorder import STEPS, Recorder
+from fit_recorder import Recorder
 
 from lightning_shards import LoaderConfig, ShardDataModule
 
@@ -102,15 +102,3 @@ def test_workers_go_on_while_the_model_validates(make_data, make_trainer):
     make_trainer().fit(model, make_data(ShardDataModule, num_workers=2, loader=loader))
     assert model.workers[0] == model.workers[1] == model.workers[2]
     assert len(model.workers[0]) == 2
-
-
-def test_the_number_of_workers_can_change_between_two_fits(make_data, make_trainer):
-    data = make_data(ShardDataModule, loader=LoaderConfig(multiprocessing_context="fork"))
-    producers: list[int] = []
-    for num_workers in (0, 2):
-        data.num_workers = num_workers
-        model = Recorder()
-        make_trainer(max_epochs=1).fit(model, data)
-        assert len(model.steps) == STEPS
-        producers.append(data._loaders["train"].pool.describe().num_producers)
-    assert producers == [1, 2]
