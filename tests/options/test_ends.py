@@ -21,14 +21,11 @@ def waiting(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.ddp
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("devices", "whole_group"),
-    [(2, True), (1, False)],
-    ids=["Ctrl-C on two ranks and all workers", "SIGINT to the trainer process alone"],
-)
 def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
-    devices, whole_group, option_shards, forked_programs, processes_of_session
+    option_shards, forked_programs, processes_of_session
 ):
+    """Ctrl-C on two ranks and all workers."""
+    devices = 2
     folder = option_shards("interrupted")
     with forked_programs.started([PROGRAM, folder, devices], folder) as running:
         [main] = running.pids  # Lightning starts the second rank
@@ -39,10 +36,7 @@ def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
         workers = [pid for rank in ranks for pid in rank["workers"]]
         assert {*workers} <= {*processes_of_session(main)}
         assert len(workers) == 2 * devices + (devices - 1)  # train's, val's; the second rank
-        if whole_group:
-            os.killpg(main, signal.SIGINT)
-        else:
-            os.kill(main, signal.SIGINT)
+        os.killpg(main, signal.SIGINT)
         output = read_to_end(running.output, 100)
         gone = wait_for(lambda: not processes_of_session(main), within_s=20)
         assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(main)]
@@ -50,9 +44,8 @@ def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
     assert "Detected KeyboardInterrupt" in output
     assert output.count("data throughput: ") == 1
     warned = [line for line in output.splitlines() if "Warning" in line]
-    if devices > 1:  # Lightning kills the second rank, which may not give back its semaphores
-        warned = [line for line in warned if "UserWarning: resource_tracker: " not in line]
-    assert warned == []
+    # Lightning kills the second rank, which may not give back its semaphores
+    assert [line for line in warned if "UserWarning: resource_tracker: " not in line] == []
     assert "Traceback" not in output
 
 

@@ -125,8 +125,6 @@ def read_until(owner, start):
     ("moment", "start_method"),
     [
         ("main", "spawn"),
-        ("main", "forkserver"),
-        ("source", "spawn"),
         ("source", "forkserver"),
         ("sample", "fork"),
     ],

@@ -110,21 +110,12 @@ def float64():
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 def test_the_default_type_of_torch_is_that_of_the_trainer(
-    start_method, start, server_pid, float64, pack_shards, make_source
+    start, server_pid, float64, pack_shards, make_source
 ):
     source = make_source(pack_shards([4]), transforms={"label": TellsType()})
-    stream = start(ProcessPool(1, start_method=start_method), source)
+    stream = start(ProcessPool(1), source)
     assert next(stream).batch["label"] == ["torch.float64"] * 2
-
-
-def test_a_value_of_multiprocessing_travels(start, server_pid):
-    shared = multiprocessing.get_context("spawn").Value("i", 0)
-    stream = start(ProcessPool(1, prefetch_factor=1), Tells(shared))
-    told_by(stream, 3)
-    stream.close()
-    assert shared.value in (3, 4)
 
 
 def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
@@ -151,14 +142,6 @@ def test_a_server_that_was_killed_is_started_again(start, server_pid):
     server.wait(10)
     told_by(start(ProcessPool(1), Tells()))
     assert server_pid() != server.pid
-
-
-def test_no_server_of_names_is_started(start, server_pid):
-    before = {child.pid for child in psutil.Process().children()}
-    stream = start(ProcessPool(1), Tells())
-    told_by(stream)
-    started = {child.pid for child in psutil.Process().children(recursive=True)} - before
-    assert started <= {server_pid(), stream._workers[0].pid}
 
 
 def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the_users(

@@ -67,13 +67,6 @@ def test_tensors_of_every_type_and_shape_come_back(column):
     assert received.batch["targets"][0]["tags"][0] == "a"
 
 
-def test_what_arrives_is_on_the_cpu_whatever_the_default_device_of_torch_is():
-    sent = message_of({"none": torch.empty(0, 3), "small": SMALL})
-    with torch.device("meta"):
-        (received,) = unpacked(travelled(sent))
-    assert [each.device.type for each in received.batch.values()] == ["cpu", "cpu"]
-
-
 @pytest.mark.parametrize("copy", [False, True])
 def test_a_column_keeps_its_memory_order(copy):
     planes = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -132,22 +125,6 @@ def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     del row
     assert not sent.buffer.is_in_use
     assert torch.equal(small, SMALL)
-
-
-@pytest.mark.parametrize("size", [2 * SHARED_BYTES, 100])
-def test_batches_of_another_size_than_expected_arrive_whole(size):
-    maker = MessageMaker(SharedBuffers(1))
-    list(unpacked(message_of(BATCH, maker=maker)))
-    maker.prepare(1)
-    made = [made_in(maker.arena, length, 7) for length in (1000, size)]
-    sent = message_of({"x": made}, maker=maker)
-    assert isinstance(sent.buffer, SharedBuffer) is (size > SHARED_BYTES)
-    (received,) = unpacked(sent)
-    for column, original in zip(received.batch["x"], made, strict=True):
-        assert torch.equal(column, original)
-    maker.prepare(1)  # the buffer is free again
-    made = made_in(maker.arena, SHARED_BYTES, 0)
-    assert message_of({"x": made}, maker=maker).buffer.is_in_use
 
 
 def test_a_message_that_ends_early_brings_what_there_is():
@@ -221,10 +198,3 @@ def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
         assert odd.pickled().fd == odd.buffer.fd
         (received,) = unpacked(travelled(odd))
         assert torch.equal(received.batch["large"], LARGE)
-
-
-def test_a_pickled_message_keeps_the_file_of_a_buffer_that_is_used_once():
-    maker = MessageMaker(SharedBuffers(1))
-    message_of(BATCH, maker=maker)
-    pickled = message_of(BATCH, maker=maker).pickled()  # the message itself is gone
-    os.fstat(pickled.fd)

@@ -66,11 +66,6 @@ def kill(owner):
     owner.kill()
 
 
-def raise_error(owner):
-    """What waits for a line gets an EOFError, which nobody catches."""
-    owner.stdin.close()
-
-
 def descendants_left(owner, end):
     """The processes below the owner, and those of them alive five seconds after its end."""
     descendants = psutil.Process(owner.pid).children(recursive=True)
@@ -82,19 +77,6 @@ def descendants_left(owner, end):
     for process in alive:
         process.kill()
     return names, alive
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("start_method", "num_workers", "end"),
-    [("spawn", 1, kill), ("forkserver", 2, raise_error)],
-)
-def test_no_worker_outlives_its_owner(start_method, num_workers, end, start_owner, pack_shards):
-    owner = start_owner(pack_shards([9])[0], start_method, num_workers)
-    assert owner.stdout.readline() == b"has a batch\n"
-    names, alive = descendants_left(owner, end)
-    assert len(names) >= num_workers
-    assert alive == []
 
 
 @pytest.mark.slow

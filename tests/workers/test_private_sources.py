@@ -1,7 +1,6 @@
 """Trying a sample leaves no trace in the user's transforms."""
 
 import pickle
-import threading
 from functools import partial
 from itertools import islice
 
@@ -111,12 +110,6 @@ def test_large_tables_are_shared_and_small_arrays_are_copied(
     assert is_shared == [False, False, True, True, True]
 
 
-def test_a_source_that_cannot_be_pickled_is_tried_itself(pack_shards, make_source):
-    transform = Holds(threading.Lock())
-    source = make_source(pack_shards([4]), transforms={"label": transform})
-    assert private_source(source) is source
-
-
 class CannotBeMade(Holds):
     """Is pickled, and cannot be unpickled."""
 
@@ -126,12 +119,6 @@ class CannotBeMade(Holds):
     @staticmethod
     def _refuse():
         raise ValueError("not here")
-
-
-def test_a_source_that_cannot_be_unpickled_is_tried_itself(pack_shards, make_source):
-    transform = CannotBeMade()
-    try_first_sample(make_source(pack_shards([4]), transforms={"label": transform}), Place())
-    assert transform.calls == 2  # twice, since it is compared
 
 
 def test_an_open_file_in_a_transform_has_a_remedy_of_its_own(table, pack_shards, make_source):

@@ -14,11 +14,9 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.worker_imports import (
     WorkerImports,
     pickled,
-    prepare_workers,
     require_guard_for,
 )
 
@@ -164,5 +162,3 @@ def test_whatever_a_transform_raises_when_it_is_pickled_names_it(pack_shards, ma
     source = make_source(pack_shards([4]), transforms={"label": Refuses()})
     with pytest.raises(ConfigError, match=r"label. is Refuses, which cannot be .*Error: not me"):
         WorkerImports(source)
-    prepare_workers([source])  # that is an error of the loader
-    fork_server.end_unused()
