@@ -165,13 +165,6 @@ def test_the_printed_config_of_a_command_runs_and_prints_as_itself(tmp_path, run
     assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/epoch=0-step=3.ckpt"))
 
 
-def test_a_run_saves_its_options_too(tmp_path, run):
-    run("fit", "--config", "config.yaml", "--data.train.batch_size=4")
-    saved = yaml.safe_load((tmp_path / "lightning_logs/version_0/config.yaml").read_text())
-    assert saved["data"]["train"]["batch_size"] == 4
-    assert saved["data"]["val"]["urls"] == "shards/val-*.tar"
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(tmp_path, run, caplog):
     written = (tmp_path / "config.yaml").read_text()

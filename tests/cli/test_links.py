@@ -161,12 +161,6 @@ def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatc
     assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
 
 
-def test_interpolations_see_what_options_changed(make_cli, config):
-    data = config["data"] | {"batch_size": "${trainer.max_epochs}"}
-    made = make_cli("--trainer.max_epochs=7", data=data).datamodule
-    assert made.batch_size == 7
-
-
 @pytest.mark.parametrize(
     ("size", "options", "wanted"),
     [
@@ -188,22 +182,10 @@ def test_a_command_takes_the_interpolations_of_a_file_as_they_are(size, options,
     assert made["val/by-hand"] == SplitConfig("train-{000..003}.tar", batch_size=3)
 
 
-def test_a_split_of_urls_with_an_interpolation_in_them_is_one_of_a_command(printed):
-    told = printed(val="${data.train.urls}-0.tar", decode={"image": r"\${trainer.max_epochs}"})
-    assert told["data"]["val"]["urls"] == "train-{000..003}.tar-0.tar"
-    assert told["data"]["decode"] == {"image": "${trainer.max_epochs}"}
-
-
 def test_interpolation_can_be_switched_off_for_a_command(printed):
     settings = {"parser_kwargs": {"parser_mode": "yaml"}}
     told = printed(settings=settings, val="${trainer.max_epochs}.tar")
     assert told["data"]["val"]["urls"] == "${trainer.max_epochs}.tar"
-
-
-def test_interpolation_can_be_switched_off(make_cli, config):
-    data = config["data"] | {"train": {"urls": "${SHARDS}/a.tar"}}
-    made = make_cli(data=data, settings={"parser_kwargs": {"parser_mode": "yaml"}})
-    assert made.datamodule.splits["train"].urls == "${SHARDS}/a.tar"
 
 
 @pytest.mark.usefixtures("transforms")

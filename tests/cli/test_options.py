@@ -102,14 +102,6 @@ def test_options_change_a_mix_of_a_file(make_cli, config):
     assert make_cli(*options, data=data).datamodule.splits["train"] == wanted
 
 
-def test_a_printed_mix_reads_as_itself(make_cli, config, tmp_path, capsys):
-    data = config["data"] | {"train": MIX}
-    again = tmp_path / "again.yaml"
-    again.write_text(printed(capsys, lambda: make_cli("--print_config", data=data)))
-    cli = ShardCLI(BoringModel, args=["--config", str(again)], run=False)
-    assert cli.datamodule.splits["train"] == SplitConfig(**MIX)
-
-
 def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli):
     settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
     data = {

@@ -192,11 +192,6 @@ def test_a_section_of_other_values_is_refused(sections, place, refused, config):
     assert "\n" not in told
 
 
-def test_an_error_of_anything_else_keeps_all_of_its_message(refused):
-    told = refused("--trainer.callbacks={class_path: ModelCheckpoint, init_args: {save_topk: 3}}")
-    assert "Option 'save_topk' is not accepted" in told
-
-
 def test_a_parser_made_to_raise_raises(make_cli):
     settings = {"parser_kwargs": {"exit_on_error": False}}
     with pytest.raises(ArgumentError, match="batch_size must be a whole number"):

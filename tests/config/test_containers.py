@@ -103,29 +103,6 @@ def test_a_seed_may_have_64_bits():
     assert module(seed=2**64 - 1).seed == 2**64 - 1
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"storage_options": ["s3"]}, "storage_options must be a mapping, as in .*, got a "),
-        ({"storage_options": None}, "storage_options must be a mapping, as in .*, got a NoneType"),
-        ({"storage_options": {3: {}}}, "storage_options must have texts as its keys, got 3"),
-        ({"storage_options": {"s3": {3: "x"}}}, "of s3 must have texts as its keys, got 3"),
-        ({"cache_dir": 3}, "cache_dir must be a text, got 3"),
-        ({"pin_memory": "yes"}, r"pin_memory must be one of \[None, True, False\], got 'yes'"),
-        ({"pin_memory": True, "pool": "threads"}, r"pin_memory=True goes .* not 'threads'; leave"),
-        ({"connections": 2**70}, "connections must be at most"),
-        ({"prefetch_bytes": 2**70}, "prefetch_bytes must be at most"),
-        ({"threads_per_worker": 2**70}, "threads_per_worker must be at most"),
-        ({"prefetch_factor": 2**70}, "prefetch_factor must be at most"),
-        ({"worker_timeout_s": 10**400}, "worker_timeout_s must be a number of seconds"),
-        ({"cache_gib": 10**400}, "cache_gib must be a number above 0"),
-    ],
-)
-def test_containers_and_numbers_of_a_loader(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        LoaderConfig(**settings)
-
-
 @pytest.mark.parametrize("options", [["hidden"], {"s3": "hidden"}, {"s3": ["hidden"]}])
 def test_no_value_that_may_be_a_secret_is_shown(options):
     with pytest.raises(ConfigError) as raised:

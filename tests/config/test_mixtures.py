@@ -279,42 +279,6 @@ def test_a_hand_made_component_of_other_types_is_refused_by_its_name(component, 
 
 
 @pytest.mark.parametrize(
-    ("split", "message"),
-    [
-        ({"mix": 3}, "^mix must be a mapping, as in .*weight: 3.*, got a int$"),
-        (
-            {"mix": {3: MIX["web"]}},
-            "^mix must have texts as its keys, got 3; write the key in quotes",
-        ),
-        (
-            {"temperature": "0.3", "mix": {"web": {"urls": "a"}}},
-            "^temperature must .* got '0.3'; 1",
-        ),
-        ({"epoch_of": 3, "dataset_size": None}, "^epoch_of must be a text, got 3$"),
-        (
-            {"schedule": ({"epoch": 1, "weights": {"web": "3:1"}},)},
-            "^the weight of 'web' must be a number .*, got '3:1'",
-        ),
-        *(
-            (
-                {"schedule": [WeightChangeConfig(**{"weights": {"web": 1}, "epoch": 1} | stage)]},
-                message,
-            )
-            for stage, message in (
-                ({"weights": [1]}, r"^schedule\[0\].weights must be a mapping, .*, got a list$"),
-                ({"weights": {"web": "1"}}, "^the weight of 'web' must be a number .*, got '1'; s"),
-                ({"epoch": "5"}, r"^schedule\[0\].epoch must be a whole number .* 0, got '5'$"),
-                ({"over": None}, r"^schedule\[0\].over must be a whole number .*, got None$"),
-            )
-        ),
-    ],
-)
-def test_hand_made_settings_of_a_mix_of_other_types_are_refused(split, message):
-    with pytest.raises(ConfigError, match=message):
-        hand_made(**split)
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         *(("round", 8), ("unit", 2), ("epoch_of", "web"), ("temperature", 0.5)),

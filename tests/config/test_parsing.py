@@ -41,10 +41,6 @@ def scaled(factor: int) -> functools.partial:
     return functools.partial(int.__mul__, factor)
 
 
-def given_back(anything: Any) -> Any:
-    return anything
-
-
 def spec(name: str, **init_args: Any) -> dict[str, Any]:
     return {"class_path": f"{__name__}.{name}", "init_args": init_args}
 
@@ -103,17 +99,6 @@ def test_what_names_none_is_refused(named, message):
         load_callable("this", named)
 
 
-def test_what_jsonargparse_5_will_leave_to_us_is_made_here(monkeypatch):
-    """It will not make objects of ``class_path`` in `Any`; 4.51 to 4.53 warn of that."""
-    import jsonargparse._common as common
-
-    monkeypatch.setitem(common.parsing_settings, "instantiate_subclass_spec_in_any", False)
-    both = load_callable("this", spec("Both", parts=[Times(3), Times(2)]))
-    assert both(21) == 126
-    kept = build(given_back, {"anything": spec("Times", factor=3)}, "settings")
-    assert load_callable("this", kept)(21) == 63
-
-
 def refusing(first: int, other: str | None = None) -> None:
     raise UnsafeError(f"nothing is safe with {first}, {other}")
 
@@ -126,23 +111,6 @@ def test_an_error_of_what_is_built_is_the_same_error():
     assert cause_of(wrapped, ConfigError) is refused.value
     assert plain_message(wrapped) == "nothing is safe with 1, b"
     assert cause_of(ValueError("alone"), ConfigError) is None
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({}, "the following arguments are required: section.first"),
-        ({"first": 1, "tail": 2}, "Group 'section' does not accept option 'tail'"),
-        ({"first": "x"}, "section.first: Expected a <class 'int'>. Got value: x"),
-        (
-            {"first": 1, "other": [2]},
-            r"section.other: - Expected a <class 'str'> Given value: \[2\]",
-        ),
-    ],
-)
-def test_arguments_that_do_not_fit_are_told_in_one_line(values, message):
-    with pytest.raises(ConfigError, match=f"^{message}$"):
-        build(refusing, values, "section")
 
 
 def test_a_message_that_is_not_known_is_left_as_it_is():

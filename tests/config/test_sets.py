@@ -144,27 +144,6 @@ def test_a_configuration_is_left_as_it_was():
     assert config["val_sets"] == {"web": {"urls": "a.tar"}, "hand": "b.tar"}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("val_sets:\n  web: a.tar\n  web: b.tar\n", "'web' is there twice, in lines 3 and 4"),
-        (
-            "sample_transforms:\n- class_path: a\n  class_path: b\n",
-            "'class_path' is there twice, in lines 3 and 4",
-        ),
-        (
-            "val: &val {urls: a.tar}\ntest: {<<: *val, seed: 1, seed: 2}\n",
-            "'seed' is there twice, in lines 3 and 3",
-        ),
-    ],
-)
-def test_a_key_that_is_twice_in_one_place_of_a_file_is_refused(text, told, tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("fields: {label: cls}\n" + text)
-    with pytest.raises(ConfigError, match=f"the key {told}"):
-        ShardDataModule.from_config(path)
-
-
 def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
