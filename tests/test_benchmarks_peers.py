@@ -93,14 +93,6 @@ def test_a_ratio_is_the_median_of_the_ratios_of_rounds(table):
     assert table.ratio([1.0], []) is None
 
 
-def test_numbers_have_as_many_digits_as_are_worth_reading(table):
-    assert [table.number(value) for value in (0.054, 12.34, 1234.5, None)] == [
-        "0.0540", "12.3", "1,234", "-",
-    ]  # fmt: skip
-    assert table.interval([2.0, 1.0, 3.0]) == "2.00 (1.00 to 3.00)"
-    assert table.interval([None]) == "failed"
-
-
 def test_the_share_of_the_floor_is_of_the_faster_floor_of_each_round(modules, results):
     _, peer, ours, limit, reached, holds = verdict(modules, results, "IMG, same transform")
     assert ours == "97.0 % (ours, threads)"
@@ -153,17 +145,6 @@ def test_webdataset_and_ours_always_take_part(modules):
     assert "ray" not in [peer.name for peer in catalogue.chosen(None)]
     with pytest.raises(ValueError, match=r"not nobody$"):
         catalogue.chosen(["nobody"])
-
-
-def test_options_choose_data_sets_and_sizes(modules):
-    main = modules["__main__"]
-    options = main.parse(["--quick", "--only", "TOK,IMG", "--img-samples", "640"])
-    assert {name: data.samples for name, data in main.sizes(options).items()} == {
-        "TOK": main.QUICK_SIZES["TOK"],
-        "IMG": 640,
-    }
-    with pytest.raises(SystemExit):
-        main.parse(["--only", "IMAGES"])
 
 
 def test_the_driver_starts_without_any_installed_package():

@@ -1,7 +1,6 @@
 """The parts of `benchmarks/remote` that only calculate, and its proxy before a small server."""
 
 import importlib
-import json
 import os
 import socket
 import threading
@@ -174,39 +173,6 @@ def test_a_long_epoch_needs_each_shard_several_times(modules, results):
     assert cells(modules, results, f"{start} GETs")[1] == "1.25 (1.25 to 1.25)"
 
 
-def test_a_long_epoch_reads_the_same_files_by_other_names(modules, tmp_path):
-    module, published = modules["job"], importlib.import_module("benchmarks.remote.published")
-    data = importlib.import_module("benchmarks.peers.job").Data("IMG", 640, 2)
-    job = module.RemoteJob("published", data, str(tmp_path))
-    Path(job.local_shards[0]).parent.mkdir(parents=True)
-    for path in job.local_shards:
-        Path(path).write_text(path)
-        Path(f"{path}.members").write_text("table")
-    sizes = Path(job.local_shards[0]).with_name("sizes.json")
-    sizes.write_text('{"0000.tar": 300, "0001.tar": 340}')
-    published._link(job, sizes)
-    long = job.long
-    assert long.data.samples == 640 * module.TIMES
-    assert [Path(path).read_text() for path in long.local_shards] == job.local_shards * module.TIMES
-    assert Path(f"{long.local_shards[-1]}.members").read_text() == "table"
-    counts = json.loads(Path(long.local_shards[0]).with_name("sizes.json").read_text())
-    assert counts["0007.tar"] == 340
-    assert sum(counts.values()) == long.data.samples
-
-
-def test_goals_of_starts_and_caches(modules, results):
-    assert cells(modules, results, "first batch of 256 IMG, tables in it, 200")[3] == "yes"
-    assert cells(modules, results, "the same against webdataset's")[1] == "3.00 (2.00 to 4.00)"
-    assert cells(modules, results, "first batch after a resume at 95 % against at 0 %, 200")[3] == (
-        "yes"
-    )
-    assert cells(modules, results, "TOK, cache of 50 %")[1] == "0.55 (0.50 to 0.60)"
-    assert cells(modules, results, "TOK, long epochs, cache of 50 %")[1] == "0.45 (0.45 to 0.45)"
-    assert cells(modules, results, "TOK, warm cache")[1:] == [
-        "not measured", "at least 0.97x", "not measured", "",
-    ]  # fmt: skip
-
-
 def test_the_report_has_all_rows_and_what_failed(modules, results):
     rows = results["epochs"]["IMG"]
     rows["webdataset, 200 MB/s"] |= {"error": "status 1: oh"}
@@ -215,21 +181,6 @@ def test_the_report_has_all_rows_and_what_failed(modules, results):
     assert "1,000 samples of 100,000 bytes of tar each, in 16 pieces" in page
     assert "| ours, local files" in page
     assert "nan" not in page
-
-
-@pytest.mark.parametrize(
-    ("sample_bytes", "samples", "expected"),
-    [
-        (70_000, 300, (64, 16_384, 7)),  # runs of 64, two of which lie in two shards
-        (1_024, 90_000, (1024, 262_144, 90)),
-        (1_024, 1_500, (256, 65_536, 8)),  # no run is longer than a shard
-    ],
-)
-def test_the_run_of_the_plan_is_read(modules, sample_bytes, samples, expected):
-    data = importlib.import_module("benchmarks.peers.job").Data("IMG", samples, 3)
-    job = modules["job"].RemoteJob("epochs", data, "/f/data", sample_bytes=sample_bytes)
-    read = modules["loaders"].recommended(job)
-    assert (read.run, read.block, read.num_pieces) == expected
 
 
 def test_options_choose_data_sets(modules):

@@ -64,16 +64,6 @@ def test_evaluation_weighs_its_samples(split, make_module, urls):
     assert sum(batch["__weight__"].sum() for loader in loaders for batch in loader) == 11
 
 
-def test_evaluation_is_the_same_every_time(make_module, urls):
-    loader = make_module(val=SplitConfig(urls, sampling="shuffled")).loader("val")
-    assert keys(loader) == keys(loader)
-
-
-def test_training_is_another_order_every_time(make_module, urls):
-    loader = make_module(SplitConfig(urls, sampling="shuffled")).loader("train")
-    assert keys(loader) != keys(loader)
-
-
 def test_a_nominal_epoch_may_be_longer_than_the_data(make_module, urls):
     loader = make_module(SplitConfig(urls, dataset_size=100)).loader("train")
     assert len(loader) == len(list(loader)) == 50
@@ -115,11 +105,6 @@ def test_a_batch_may_be_a_tuple_of_the_fields(make_module, urls):
     module = make_module(SplitConfig(urls), fields=fields, batch_format="tuple")
     label, image = next(iter(module.loader("train")))
     assert (tuple(label.shape), tuple(image.shape)) == ((2,), (2, 3, 4, 4))
-
-
-def test_another_seed_is_another_order(make_module, urls):
-    orders = [keys(make_module(SplitConfig(urls), seed=seed).loader("train")) for seed in (0, 1)]
-    assert orders[0] != orders[1]
 
 
 def test_every_loader_is_new_and_begins_at_the_first_epoch(make_module, urls):
@@ -192,11 +177,6 @@ def test_workers_are_started_as_configured(make_module, urls):
     assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch=pool.batch)
 
 
-def test_memory_is_not_pinned_without_an_accelerator(make_module, urls):
-    pool = make_module(SplitConfig(urls), num_workers=1).loader("train").pool
-    assert pool == ProcessPool(1, 2, "forkserver", pin_memory=False, batch=pool.batch)
-
-
 @pytest.mark.parametrize("settings", [{"num_workers": 0}, {"loader": LoaderConfig(pool="inline")}])
 def test_batches_are_made_inline_when_nobody_else_should(settings, make_module, urls):
     module = make_module(SplitConfig(urls), **{"num_workers": 2} | settings)
@@ -250,11 +230,6 @@ def test_a_size_that_the_shards_do_not_have_is_an_error(sampling, make_module, u
     module = make_module(SplitConfig(urls, sampling=sampling, dataset_size=12))
     with pytest.raises(ConfigError, match=r"dataset_size=12 of 'train' differs from the 11 sampl"):
         module.loader("train")
-
-
-def test_a_size_that_the_shards_do_have_is_fine(make_module, urls):
-    module = make_module(SplitConfig(urls, sampling="sequential", dataset_size=11))
-    assert len(keys(module.loader("train"))) == 10
 
 
 def test_a_url_that_does_not_exist_is_named(make_module, urls):

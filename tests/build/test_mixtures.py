@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_shards import DecodeResize, PlanError, ShardError
+from lightning_shards import DecodeResize, PlanError
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.stream import StreamSource
@@ -351,23 +351,6 @@ def test_missing_shards_are_named_with_their_component(tmp_path, urls, message):
     mix = mix_of(tmp_path / "shards", ("web", "more"), more={"urls": urls})
     with pytest.raises(ShardNotFoundError, match=rf"^train\.mix\.more: {message}"):
         module_of(tmp_path, mix).source("train")
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"keep": {"hash_of": "key", "of": 10**6, "parts": [0]}}, "keep leaves none of 7 samples"),
-        ({"exclude": "gone.txt"}, "exclude: the list 'gone.txt' cannot be read"),
-        ({"join": {"text": "gone.parquet"}}, "the table of join 'text': 1 of 1 shard missing"),
-    ],
-)
-def test_lists_and_tables_that_cannot_be_used_are_named_with_their_component(
-    tmp_path, own, message
-):
-    web = {"join": {"text": "gone.parquet"} if "join" in own else None, "weight": 0}
-    mix = mix_of(tmp_path / "shards", ("more", "web"), more=own, web=web)
-    with pytest.raises(ShardError, match=rf"^train\.mix\.more: {message}"):
-        module_of(tmp_path, mix, {"round": 1}).source("train")
 
 
 @pytest.mark.parametrize("line", ["web000", "#web-0.tar:0"])
