@@ -48,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell runs
 
 os.environ.pop("PYTHONUNBUFFERED", None)  # it cuts lines that several processes write to one pipe
 
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=100)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("few", deadline=None, derandomize=True, max_examples=10)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
