@@ -12,7 +12,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -208,22 +208,21 @@ class BatchReader:
         self._collation, self._arena, self._buffer = collation, arena, buffer or ReadBuffer()
         recipes = components.recipes
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
-        all_fields = [field for recipe in recipes for field in recipe.fields]
         self._names = [recipe.names for recipe in recipes]
         self._optional = [recipe.optional for recipe in recipes]
-        self._read = list(dict.fromkeys(field.name for field in all_fields if not field.is_joined))
+        members = [
+            {field.name: field for field in recipe.fields if not field.is_joined}
+            for recipe in recipes
+        ]
+        self._read = list(dict.fromkeys(name for fields in members for name in fields))
         self._suffixes = [
             [fields[name].suffixes if name in fields else () for name in self._read]
-            for fields in self._fields
+            for fields in members
         ]
-        self._may_lack = [
-            name for name in self._read if any(_may_lack(name, fields) for fields in self._fields)
-        ]
+        needed = [{n for n, field in fields.items() if not field.is_optional} for fields in members]
+        self._may_lack = {name for name in self._read if any(name not in each for each in needed)}
         # Fields that some samples may lack, but none that is made by this recipe.
-        self._required = [
-            [n for n in self._may_lack if n in fields and not fields[n].is_optional]
-            for fields in self._fields
-        ]
+        self._required = [self._may_lack & of_recipe for of_recipe in needed]
         self._recipes = sorted(set(components.made_by))
 
     def look_up(
@@ -497,8 +496,3 @@ class BatchReader:
             name: iter(part.members[name].with_gaps() if name in optional else part.members[name])
             for name in names
         }
-
-
-def _may_lack(name: str, fields: Mapping[str, Field]) -> bool:
-    """Whether samples with these fields may have no member for the one of this name."""
-    return name not in fields or fields[name].is_joined or fields[name].is_optional

@@ -9,6 +9,7 @@ from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.readers import batches as batch_makers
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
 WEB, LABELS, MORE = ("web", "labels", "more")
@@ -109,6 +110,21 @@ def test_components_without_joins_stay_apart(tmp_path, write):
             assert each["text"] == [expected_of(key) for key in each["__key__"]]
         else:
             assert "text" not in each
+
+
+def test_a_field_may_be_a_member_of_one_component_and_joined_to_another(
+    tmp_path, write, monkeypatch
+):
+    def refused(*arguments):
+        raise AssertionError("a batch is made sample by sample")
+
+    monkeypatch.setattr(batch_makers._Epoch, "batch_by_samples", refused)
+    table = write(MORE, column="label", values=list(range(100, 100 + sum(COUNTS[MORE]))))
+    join = {"label": {"table": table, "missing": "raise"}}
+    joined = {"fields": {"image": "png"}, "join": join}
+    for each in batches(made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), more=joined))):
+        expected = [int(key[-3:]) + 100 * key.startswith(MORE) for key in each["__key__"]]
+        assert each["label"].tolist() == expected
 
 
 def test_what_decodes_a_joined_field_is_inherited_with_fields_of_its_own(tmp_path, write):
