@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from lightning_shards.errors import StateError
 from lightning_shards.plan.draws import ORDER_VERSION
@@ -192,10 +192,6 @@ class MixtureOrder(Order):
     def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
         """The results of `at` for each of these spans, concatenated; spans are in rising order."""
         return np.concatenate([*map(self._ids_at, self.slots.run_positions(epoch, spans))])
-
-    def components_of(self, shards: ArrayLike) -> _Ints:
-        """The component of each of these shards, by its number in `mix`."""
-        return np.searchsorted(self._first_shards, shards, side="right").astype(np.int64) - 1
 
     def following(self, epoch: int, position: int, count: int) -> _Ints:
         """Ids that may stand for a bad sample here: the next ones of the same component.

@@ -6,7 +6,7 @@ one data set, or of the components of a mixture, each with a recipe of its own.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.batches import WorkerBatches
 from lightning_shards.readers.mixed import Components, of_component
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
-from lightning_shards.readers.reading import Reading, reading_shards
+from lightning_shards.readers.reading import reading_shards
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch
@@ -147,7 +147,7 @@ class IndexedSource:
             if self.joined is not None:
                 self.joined.prepare(self.cache, store)
         store = TableStore(self.cache)
-        for part, first in zip(self._parts, self.index.first_shards, strict=True):
+        for part, first in zip(self.index.parts, self.index.first_shards, strict=True):
             if part.num_shards <= _MOST_CHECKED and all(map(is_local, part.urls)):
                 for shard, url in enumerate(part.urls, first):
                     self._require_members(shard, store.table_of(url))
@@ -176,7 +176,8 @@ class IndexedSource:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
-        with self._reading(place, cursor) as reading:
+        known = self.index, self.cache, self.storages, self.order, self.epochs
+        with reading_shards(*known, joined=self.joined, place=place, cursor=cursor) as reading:
             reading.shards.on_open = self._require_members
             plain = self.collation.takes_arrays
             components = self._components([each.with_arrays(plain=plain) for each in self._recipes])
@@ -217,11 +218,6 @@ class IndexedSource:
     def _names(self) -> tuple[str, ...]:
         """Of the components; of a data set alone it is empty."""
         return self.order.slots.names if isinstance(self.order, MixtureOrder) else ("",)
-
-    @property
-    def _parts(self) -> tuple[ShardIndex, ...]:
-        """The shards of each component."""
-        return self.index.components or (self.index,)
 
     @property
     def _are_apart(self) -> bool:
@@ -289,11 +285,6 @@ class IndexedSource:
         with OpenShards(self.index, self.cache, storages=storages) as shards:
             return lacking_fields(shards, fields, self.index.counts)
 
-    def _reading(self, place: Place, cursor: Cursor) -> AbstractContextManager[Reading]:
-        """What one worker reads its shards by from the cursor on."""
-        known = (self.index, self.cache, self.storages, self.order, self.epochs)
-        return reading_shards(*known, joined=self.joined, place=place, cursor=cursor)
-
     def _require_members(self, shard: int, table: MemberTable) -> None:
         """Check that all samples of a shard that a filter keeps have all fields that they need.
 
@@ -302,8 +293,8 @@ class IndexedSource:
         """
         if self.max_bad is not None or self.allows_gaps:
             return
-        number = int(np.searchsorted(self.index.first_shards, shard, side="right")) - 1
-        kept, first = self._parts[number].kept, int(self.index.first_shards[number])
+        number = self.index.component_of(shard)
+        kept, first = self.index.parts[number].kept, int(self.index.first_shards[number])
         for field in self.recipes[number].fields:
             suffixes = field.suffixes_in(table.suffixes) if field.is_list else field.suffixes
             lacking = np.flatnonzero(table.members_with(suffixes) < 0)

@@ -4,10 +4,9 @@
 ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, cast
 
 from lightning_shards.errors import ConfigError, count_of
@@ -95,8 +94,7 @@ class SourceDescription:
         """The name of the component that a shard is of; empty where there is no mixture."""
         if self.mixture is None or self.index is None:
             return ""
-        ends = list(accumulate(each.num_shards for each in self.index.components))
-        return self.mixture.slots.names[bisect_right(ends, shard)]
+        return self.mixture.slots.names[self.index.component_of(shard)]
 
     def epoch_text(self, plan: EpochPlan, steps: int) -> str:
         """An epoch in words, for logs and `repr`; `steps` is less than the plan's under a limit."""

@@ -257,9 +257,8 @@ class StreamSource:
 
     @property
     def _components(self) -> list[_Component]:
-        parts = self.index.components or (self.index,)
         firsts: list[int] = self.index.first_shards.tolist()
-        named = zip(self._names, self.pipelines, parts, firsts, strict=True)
+        named = zip(self._names, self.pipelines, self.index.parts, firsts, strict=True)
         return [
             _Component(number, *each, component_seed(self.seed, each[0]) if each[0] else self.seed)
             for number, each in enumerate(named)

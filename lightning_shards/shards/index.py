@@ -134,6 +134,15 @@ class ShardIndex:
         return self.total
 
     @property
+    def parts(self) -> "tuple[ShardIndex, ...]":
+        """The shards of each component; of a data set alone these."""
+        return self.components or (self,)
+
+    def component_of(self, shard: int) -> int:
+        """The number of the component that a shard is of; 0 where there is no mixture."""
+        return int(np.searchsorted(self.first_shards, shard, side="right")) - 1
+
+    @property
     def first_shards(self) -> NDArray[np.int64]:
         """The shards before those of each component, int64 of shape (components,); [0] of none."""
         shards = [0, *(each.num_shards for each in self.components[:-1])]

@@ -112,7 +112,7 @@ def size_of_run(
     blocks = blocks_of_window(prepared * nodes, samples_of_blocks(order))
     parts = [
         _Part.of(part.samples or 0, each, found, blocks, prepared)
-        for part, each in zip(index.components or (index,), components_of(order), strict=True)
+        for part, each in zip(index.parts, components_of(order), strict=True)
         if (found := _bytes_of(part, folder, settings)) is not None
     ]
     if not parts:
