@@ -21,7 +21,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.batches import WorkerBatches
-from lightning_shards.readers.mixed import Components, of_component
+from lightning_shards.readers.mixed import Components, described
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.reading import reading_shards
 from lightning_shards.readers.recipe import Recipe
@@ -107,7 +107,7 @@ class IndexedSource:
 
     def describe(self) -> SourceDescription:
         """The properties of all components; the order's identity gives the sampling and the run."""
-        order, named = self.order, list(zip(self._names, self.recipes, strict=True))
+        order = self.order
         parts = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
         takes_arrays = self.collation.takes_arrays
         return SourceDescription(
@@ -116,23 +116,11 @@ class IndexedSource:
             index=self.index,
             run=min(int(part.identity().get("shuffle_run", 1)) for part in parts),
             max_bad=self.max_bad,
-            fields=tuple(field for recipe in self.recipes for field in recipe.fields),
-            draws_from_globals=tuple(
-                of_component(name, drawing)
-                for name, recipe in named
-                for drawing in recipe.draw_from_globals()
-            ),
-            callables=tuple(
-                (of_component(name, called), function)
-                for name, recipe in named
-                for called, function in recipe.callables()
-            )
-            + self.collation.callables,
             loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
-            reserved=self.collation.reserved,
             storages=self.storages,
             order=order,
             mixture=order.mixture_identity if isinstance(order, MixtureOrder) else None,
+            **described(self._names, self.recipes, [()] * len(self.recipes), self.collation),
         )
 
     def prepare(self) -> None:

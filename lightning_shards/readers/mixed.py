@@ -23,6 +23,7 @@ from lightning_shards.samples.collate import (
     PixelLayout,
     Sample,
 )
+from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import LackingField, lacking_in_all, require_found
 from lightning_shards.samples.tensors import (
@@ -72,6 +73,11 @@ class Components:
             firsts.append(next(alike, number))
         return firsts
 
+    @cached_property
+    def _layouts(self) -> list[dict[str, PixelLayout]]:
+        """By component, of the fields that crops make."""
+        return [recipe.layouts for recipe in self.recipes]
+
     def of_shards(self, shards: Ints) -> Ints:
         """The components of these shards; empty if it is no mixture."""
         if not self.is_mixture:
@@ -98,7 +104,7 @@ class Components:
         """
         if not numbers:
             recipe = self.recipes[0]
-            return rows, recipe.batch_names(rows, self.batch_format), recipe.layouts
+            return rows, recipe.batch_names(rows, self.batch_format), self._layouts[0]
         firsts: list[_ComponentRow] = []
         for number in sorted(set(numbers)):
             own = [row for row, of in zip(rows, numbers, strict=True) if of == number]
@@ -117,7 +123,7 @@ class Components:
 
     def layouts(self, numbers: Iterable[int] = (0,)) -> dict[str, PixelLayout]:
         """Of the fields that crops make alike in all of these components."""
-        first, *others = (self.recipes[number].layouts for number in sorted(set(numbers)))
+        first, *others = (self._layouts[number] for number in sorted(set(numbers)))
         alike = (name for name in first if all(o.get(name) == first[name] for o in others))
         return {name: first[name] for name in alike}
 
@@ -158,7 +164,7 @@ class Components:
                 raise
             if name and isinstance(made[-1].batch, dict) and "__component__" in reserved:
                 made[-1].batch.setdefault("__component__", np.array([number], np.int64))
-        if self.are_stacked and not are_apart:
+        if self.are_stacked and not are_apart and len(made) > 1:
             rows = map(self._first_row, self.names, self.recipes, made)
             _require_alike(list(rows))
         return max(made, key=_num_bytes)
@@ -174,6 +180,25 @@ class Components:
 def of_component(name: str, what: str) -> str:
     """What is said of a component; of a data set alone, which has no name, as it is."""
     return f"{what} of component {name!r}" if name else what
+
+
+def described(
+    names: Sequence[str],
+    recipes: Sequence[Recipe],
+    stages: Sequence[Sequence[object]],
+    collation: Collation,
+) -> dict[str, Any]:
+    """What a `SourceDescription` says of the fields and callables of these components."""
+    named = list(zip(names, recipes, stages, strict=True))
+    drawing = [(name, each) for name, of, own in named for each in of.draw_from_globals(own)]
+    called = [(name, *each) for name, of, own in named for each in of.callables(own)]
+    return {
+        "fields": tuple(field for recipe in recipes for field in recipe.fields),
+        "draws_from_globals": tuple(of_component(*each) for each in drawing),
+        "callables": tuple((of_component(name, each), function) for name, each, function in called)
+        + collation.callables,
+        "reserved": collation.reserved,
+    }
 
 
 def _num_bytes(loaded: LoadedBatch) -> int:

@@ -28,7 +28,7 @@ from lightning_shards.readers.bad_samples import (
     first_good_sample,
     weights_of,
 )
-from lightning_shards.readers.mixed import Components, of_component
+from lightning_shards.readers.mixed import Components, described, of_component
 from lightning_shards.readers.reading import FetchMeter
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import (
@@ -156,7 +156,7 @@ class StreamSource:
 
     def describe(self) -> SourceDescription:
         """All components together; whole shards are kept together."""
-        named = list(zip(self._names, self.pipelines, strict=True))
+        stages = [pipeline.stages for pipeline in self.pipelines]
         return SourceDescription(
             reader="stream",
             sampling=self.pipelines[0].sampling if self.slots is None else "mixture",
@@ -165,22 +165,10 @@ class StreamSource:
             run=0,
             shuffle_buffer=sum(pipeline.shuffle_buffer for pipeline in self.pipelines),
             max_bad=self.max_bad,
-            fields=tuple(field for each in self.pipelines for field in each.recipe.fields),
-            draws_from_globals=tuple(
-                of_component(name, drawing)
-                for name, each in named
-                for drawing in each.recipe.draw_from_globals(each.stages)
-            ),
-            callables=tuple(
-                (of_component(name, called), function)
-                for name, each in named
-                for called, function in each.recipe.callables(each.stages)
-            )
-            + self.collation.callables,
-            reserved=self.collation.reserved,
             storages=self.storages,
             order=self._order_of_epoch,
             mixture=None if self.slots is None else self._mixture_identity(self.slots),
+            **described(self._names, self._recipes, stages, self.collation),
         )
 
     def prepare(self) -> None:
@@ -265,11 +253,15 @@ class StreamSource:
         ]
 
     @property
+    def _recipes(self) -> tuple[Recipe, ...]:
+        return tuple(pipeline.recipe for pipeline in self.pipelines)
+
+    @property
     def _together(self) -> Components:
-        recipes = tuple(pipeline.recipe for pipeline in self.pipelines)
         are_stacked = self.collation.collate_fn is None
         first_shards = self.index.first_shards
-        return Components(recipes, self._names, first_shards, self.batch_format, are_stacked)
+        given = self._names, first_shards, self.batch_format, are_stacked
+        return Components(self._recipes, *given)
 
     def _mixture_identity(self, slots: MixtureSlots) -> MixtureIdentity:
         described = {
@@ -307,7 +299,7 @@ class StreamSource:
     def _batches_of(
         self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
     ) -> Iterator[LoadedBatch]:
-        clock = StageClock()
+        clock, together = StageClock(), self._together
         with ExitStack() as stack:
             running: list[_Running] = [
                 stack.enter_context(closing(_Running(each, self, worker_epoch, clock, storages)))
@@ -316,37 +308,32 @@ class StreamSource:
             draws_from_globals = any(each.draws_from_globals for each in running)
             for step in worker_epoch.own_steps():
                 with preserved_globals() if draws_from_globals else nullcontext():
-                    loaded = self._batch(running, worker_epoch, step, clock, arena)
+                    rows, numbers = self._rows(running, worker_epoch, step)
+                    weights = worker_epoch.weights(step)
+                    weights = weights if self.max_bad is None else weights_of(rows, weights)
+                    with clock.on("collate"):
+                        rows, names, layouts = together.collated(rows, numbers)
+                        made = (rows, names, weights, self.batch_format, (), arena, layouts)
+                        begun = self.collation.begun(*made, components=numbers)
+                        loaded = self.collation.finished(begun, layouts)
                 bad = tuple(bad for each in running for bad in each.ledger.take())
                 yield loaded._replace(bad=bad, stages=clock.take())
 
-    def _batch(
-        self,
-        running: Sequence["_Running"],
-        worker_epoch: WorkerEpoch,
-        step: int,
-        clock: StageClock,
-        arena: Arena | None,
-    ) -> LoadedBatch:
-        size = worker_epoch.plan.size(step, worker_epoch.place.rank)
-        numbers: list[int] = []
+    def _rows(
+        self, running: Sequence["_Running"], worker_epoch: WorkerEpoch, step: int
+    ) -> tuple[list[Sample], list[int]]:
+        """The rows of the batch of a step, and the component of each; none if it is no mixture."""
         if self.slots is None:
-            rows = running[0].rows(size, step)
-        else:
-            span = worker_epoch.span(step)
-            numbers = self.slots.components(worker_epoch.epoch, *span).tolist()
-            in_turn = {
-                number: iter(running[number].rows(numbers.count(number), step))
-                for number in sorted(set(numbers))
-            }
-            rows = [next(in_turn[number]) for number in numbers]
-        planned = worker_epoch.weights(step)
-        weights = planned if self.max_bad is None else weights_of(rows, planned)
-        with clock.on("collate"):
-            rows, names, layouts = self._together.collated(rows, numbers)
-            made = (rows, names, weights, self.batch_format, (), arena, layouts)
-            begun = self.collation.begun(*made, components=numbers)
-            return self.collation.finished(begun, layouts)
+            size = worker_epoch.plan.size(step, worker_epoch.place.rank)
+            return running[0].rows(size, step), []
+        numbers: list[int] = self.slots.components(
+            worker_epoch.epoch, *worker_epoch.span(step)
+        ).tolist()
+        in_turn = {
+            number: iter(running[number].rows(numbers.count(number), step))
+            for number in sorted(set(numbers))
+        }
+        return [next(in_turn[number]) for number in numbers], numbers
 
 
 def _identity_of(component: _Component) -> dict[str, int | str]:
