@@ -75,8 +75,8 @@ def _fill(options: Namespace) -> dict[str, Any]:
         raise ConfigError("`cache fill` needs --config, which names the folder, and no --cache-dir")
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.indexed import IndexedSource
-    from lightning_shards.shards.ahead.filling import Filling
     from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.filling import Filling
 
     configured, split = open_data(options.config), options.split or "train"
     trainer = trainer_size(options.config, "--ranks-per-node", options.ranks_per_node)

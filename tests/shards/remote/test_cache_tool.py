@@ -12,9 +12,8 @@ from fault_server import Fault
 from waiting import wait_for
 
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.shards.ahead import filling
 from lightning_shards.shards.remote.cache.piece_folder import is_locked
-from lightning_shards.tools import cache
+from lightning_shards.tools import cache, filling
 from tests.shards.remote.published import batches, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]

@@ -9,7 +9,7 @@ from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.shards.ahead.filling import Filling
+from lightning_shards.tools.filling import Filling
 from tests.shards.remote.published import publish, server_put
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]

@@ -2,23 +2,20 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from threading import Event
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, ShardError
-from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.shards.ahead.piece_plan import PiecePlan, window_of
 from lightning_shards.shards.ahead.shard_tables import ShardTables
-from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
 from lightning_shards.shards.remote.cache.piece_cache import PieceCache
 from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, Piece, share_of
@@ -31,7 +28,6 @@ from lightning_shards.shards.remote.transport import (
     version_of_stamp,
 )
 from lightning_shards.shards.storage.remote import MakeRemoteStorage, version_number
-from lightning_shards.shards.storage.schemes import MakeStorage
 from lightning_shards.shards.urls import is_local, redact
 
 _BLOCKS: Final = 2
@@ -63,35 +59,6 @@ class Filled(NamedTuple):
     is_full: bool
 
 
-class FilledSource(Protocol):
-    """What the indexed source of a split says of the pieces that it needs."""
-
-    @property
-    def index(self) -> ShardIndex:
-        """The shards."""
-        ...
-
-    @property
-    def order(self) -> Order:
-        """The order of their samples."""
-        ...
-
-    @property
-    def epochs(self) -> EpochSchedule:
-        """The schedule that cuts the sequence of samples into epochs."""
-        ...
-
-    @property
-    def cache(self) -> CacheFolder:
-        """Folder of the member tables."""
-        ...
-
-    @property
-    def storages(self) -> Mapping[str, MakeStorage] | None:
-        """By scheme, what makes the storages that read remote shards."""
-        ...
-
-
 class Filling:
     """Fetches the pieces of a source's first epoch; what is there is not fetched again.
 
@@ -104,7 +71,7 @@ class Filling:
         ConfigError: The source fetches nothing ahead that could be kept.
     """
 
-    def __init__(self, source: FilledSource, place: Place, connections: int) -> None:
+    def __init__(self, source: IndexedSource, place: Place, connections: int) -> None:
         self._source, self._place, self._connections = source, place, connections
         self._maker, self._cache = _cached_storage(self._source)
         self.most_bytes = min(self._cache.need.reads_bytes, self._cache.need.limit_bytes)
@@ -170,7 +137,7 @@ class Filling:
                     yield piece
 
 
-def _cached_storage(source: FilledSource) -> tuple[MakeRemoteStorage, PieceCache]:
+def _cached_storage(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
     makers = [*(source.storages or {}).values()]
     remote = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
     if remote is None:
