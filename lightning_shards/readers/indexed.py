@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
@@ -39,6 +38,7 @@ from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import is_local, redact
 
 if TYPE_CHECKING:
+    from lightning_shards.plan.mixture import MixtureOrder
     from lightning_shards.readers.joined import Joined
 
 _MOST_CHECKED = 1000
@@ -100,15 +100,15 @@ class IndexedSource:
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too: those of the shards and of the order."""
         order = self.order.identity() | (self.joined.identity() if self.joined else {})
-        if isinstance(self.order, MixtureOrder):
+        if self._mixture is not None:
             return order | {"reader": "indexed"}
         own = str(order["sampling"]), self.seed, self.index, self.recipes[0].transforms
         return shard_identity("indexed", *own, self.recipes[0].fields) | order
 
     def describe(self) -> SourceDescription:
         """The properties of all components; the order's identity gives the sampling and the run."""
-        order = self.order
-        parts = [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+        order, mixture = self.order, self._mixture
+        parts = [order] if mixture is None else [each.order for each in mixture.mix]
         takes_arrays = self.collation.takes_arrays
         return SourceDescription(
             reader="indexed",
@@ -119,7 +119,7 @@ class IndexedSource:
             loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
             storages=self.storages,
             order=order,
-            mixture=order.mixture_identity if isinstance(order, MixtureOrder) else None,
+            mixture=None if mixture is None else mixture.mixture_identity,
             **described(self._names, self.recipes, [()] * len(self.recipes), self.collation),
         )
 
@@ -203,15 +203,19 @@ class IndexedSource:
             ]
 
     @property
+    def _mixture(self) -> "MixtureOrder | None":
+        """The order, if it is that of a mixture."""
+        return cast("MixtureOrder", self.order) if self.index.components else None
+
+    @property
     def _names(self) -> tuple[str, ...]:
         """Of the components; of a data set alone it is empty."""
-        return self.order.slots.names if isinstance(self.order, MixtureOrder) else ("",)
+        return ("",) if self._mixture is None else self._mixture.slots.names
 
     @property
     def _are_apart(self) -> bool:
         """Whether each batch is of one component."""
-        order = self.order
-        unit = order.slots.schedule.unit if isinstance(order, MixtureOrder) else 1
+        unit = 1 if self._mixture is None else self._mixture.slots.schedule.unit
         return unit % self.epochs.batch_size == 0
 
     @property
@@ -232,8 +236,7 @@ class IndexedSource:
 
     def _alone(self) -> list["IndexedSource"]:
         """Each component as a data set alone, with the seed and the order of its own."""
-        order = self.order
-        if not isinstance(order, MixtureOrder):
+        if self._mixture is None:
             return [self]
         return [
             replace(
@@ -246,7 +249,7 @@ class IndexedSource:
                 joined=self.joined and self.joined.alone(number),
             )
             for number, (index, component, recipe) in enumerate(
-                zip(self.index.components, order.mix, self._recipes, strict=True)
+                zip(self.index.components, self._mixture.mix, self._recipes, strict=True)
             )
         ]
 

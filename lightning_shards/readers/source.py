@@ -7,14 +7,13 @@ ends of epochs. A source keeps no progress: a second call with the same cursor b
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.digest import digest_share
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
-from lightning_shards.plan.mixture import MixtureIdentity
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
@@ -23,6 +22,9 @@ from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage
+
+if TYPE_CHECKING:
+    from lightning_shards.plan.mixture import MixtureIdentity
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class SourceDescription:
     reserved: tuple[str, ...] = RESERVED_KEYS
     storages: Mapping[str, MakeStorage] | None = None
     order: Order | None = None
-    mixture: MixtureIdentity | None = None
+    mixture: "MixtureIdentity | None" = None
 
     def state_at(self, cursor: Cursor) -> dict[str, int | str]:
         """The cursor, and what a checkpoint holds of the samples that stand there."""

@@ -5,12 +5,11 @@ import json
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple, TypeAlias
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples import images
 from lightning_shards.samples.arrays import (
     JSON_DECODERS,
     NUMBER_DECODERS,
@@ -108,6 +107,15 @@ def _decode_pth(data: bytes) -> Any:
     return load_torch().load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
+def _of_images(name: str, **settings: Any) -> Decoder:
+    """A decoder of `samples.images`, which is imported with the first image."""
+
+    def decode(data: bytes) -> Any:
+        return getattr(import_module("lightning_shards.samples.images"), name)(data, **settings)
+
+    return decode
+
+
 RAW = "raw"
 """The decoder that leaves the bytes as they are."""
 
@@ -127,13 +135,13 @@ DECODERS: dict[str, Decoder] = {
     "npz": decode_npz,
     "safetensors": decode_safetensors,
     **NUMBER_DECODERS,
-    "rgb": images.decode_rgb,
-    "gray": images.decode_gray,
-    "pil": images.decode_pil,
-    "rgb_oriented": partial(images.decode_rgb, is_oriented=True),
-    "gray_oriented": partial(images.decode_gray, is_oriented=True),
-    "pil_oriented": images.decode_pil_oriented,
-    LABELS: images.decode_labels,
+    "rgb": _of_images("decode_rgb"),
+    "gray": _of_images("decode_gray"),
+    "pil": _of_images("decode_pil"),
+    "rgb_oriented": _of_images("decode_rgb", is_oriented=True),
+    "gray_oriented": _of_images("decode_gray", is_oriented=True),
+    "pil_oriented": _of_images("decode_pil_oriented"),
+    LABELS: _of_images("decode_labels"),
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
@@ -202,7 +210,7 @@ def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
     """
     for name in decoders:
         if name in IMAGE_DECODERS:
-            images.require_backend("pillow")
+            import_module("lightning_shards.samples.images").require_backend("pillow")
         if name == "safetensors" and find_spec("safetensors") is None:
             raise ConfigError(
                 "decoding 'safetensors' needs safetensors, which is not installed: "

@@ -10,18 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import BatchFormat, PixelLayout, Sample
-from lightning_shards.samples.crops import (
-    DecodeCenterCrop,
-    DecodeRandomResizedCrop,
-    DecodeResize,
-)
 from lightning_shards.samples.generators import (
     RepeatedTransform,
     SampleSeeds,
@@ -249,11 +244,35 @@ Transform: TypeAlias = Callable[..., Any]
 _DECODER_POSITIONS = 1 << 50
 """Where the positions begin that seed decoders of the user's own, far above those of samples."""
 
-Crop: TypeAlias = DecodeRandomResizedCrop | DecodeCenterCrop | DecodeResize
+_CROPS = "lightning_shards.samples.crops"
+"""The module of the crops, which only splits with images import."""
+
+
+class Crop(Protocol):
+    """A crop of this package: it can write the pixels of an image into given memory."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """The shape of every result."""
+        ...
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether a batch has its channels last in memory."""
+        ...
+
+    def pixels(
+        self,
+        data: bytes,
+        rng: np.random.Generator | None = None,
+        out: NDArray[np.uint8] | None = None,
+    ) -> NDArray[np.uint8]:
+        """The pixels, written into `out` if it is given."""
+        ...
 
 
 def crops_of(transforms: Mapping[str, Transform], without: Collection[str] = ()) -> dict[str, Crop]:
-    """The transforms that are crops of this package: they can write pixels into given memory.
+    """The transforms that are crops of this package.
 
     Those of the fields `without` are left out. A class of the user's that extends one is none of
     them, because it may change what comes out.
@@ -261,8 +280,7 @@ def crops_of(transforms: Mapping[str, Transform], without: Collection[str] = ())
     return {
         name: cast("Crop", transform)
         for name, transform in transforms.items()
-        if type(transform) in (DecodeRandomResizedCrop, DecodeCenterCrop, DecodeResize)
-        and name not in without
+        if type(transform).__module__ == _CROPS and name not in without
     }
 
 
@@ -503,6 +521,7 @@ def takes_arrays(transform: Transform) -> bool:
 def image_backend(transforms: Mapping[str, Transform]) -> str:
     """The image backends of the transforms, which change pixels; `pillow` if none names one.
 
+    >>> from lightning_shards import DecodeResize
     >>> image_backend({"image": DecodeResize(size=8, backend="turbo", fast=True)})
     'turbo (fast)'
     """
