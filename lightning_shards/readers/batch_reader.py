@@ -395,9 +395,10 @@ class BatchReader:
         begin = self._clock.begin("collate")
         if any(of_other.keys() != of_first.keys() for _, of_other in others):
             raise SampleError(f"components have the fields {list(of_first)} and others")
+        layouts = self._components.layouts(part.recipe for part in parts)
         for name in of_first:
             pieces = [(part.rows, of_part[name]) for part, of_part in [(first, of_first), *others]]
-            column = joined_column(cast("Any", pieces), len(keys), self._arena)
+            column = joined_column(cast("Any", pieces), len(keys), layouts.get(name), self._arena)
             if column is None:  # the rows tell which
                 raise SampleError(f"field {name!r} of several components fits into no column")
             columns[name] = column

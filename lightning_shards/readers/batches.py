@@ -142,9 +142,9 @@ class _Epoch:
         weights = planned if maker.max_bad is None else weights_of(rows, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         reported = [bad[row] for row in bad if not planned or planned[row]]
-        with maker.clock.on("collate"):
-            numbers = maker.numbers_of(rows)
-            rows, names, layouts = maker.components.collated(rows, numbers)
+        numbers = maker.numbers_of(rows)
+        with maker.clock.on("collate"), maker.components.named_in_errors(numbers):
+            names, layouts = maker.components.collated(rows, numbers)
             made = (rows, names, weights, maker.components.batch_format, reported, maker.arena)
             loaded = maker.collation.begun(*made, layouts, components=numbers)
         return loaded._replace(stages=maker.clock.take())

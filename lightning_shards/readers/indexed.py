@@ -8,7 +8,6 @@ one data set, or of the components of a mixture, each with a recipe of its own.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try, first_good_sample
+from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.batches import WorkerBatches
 from lightning_shards.readers.mixed import Components, described
@@ -150,10 +149,13 @@ class IndexedSource:
             ShardError: The sample cannot be made, or those of several components do not fit into
                 one batch where they have to.
         """
-        alone, components = self._alone(), self._components(self._recipes)
+        alone = [self._alone(number, place) for number in range(len(self.recipes))]
+        components = self._components(self._recipes)
         components.require_found([source.lacking_fields() for source in alone])
-        makers = [partial(source.first_of_alone, place) for source in alone]
-        return components.first_of(makers, self.collation.reserved, are_apart=self._are_apart)
+        tries = [[source] * (1 if self.max_bad is None else SAMPLES_TRIED) for source in alone]
+        unit = 1 if self._mixture is None else self._mixture.slots.schedule.unit
+        are_apart = unit % self.epochs.batch_size == 0
+        return components.first_of(tries, place, self.collation.reserved, are_apart=are_apart)
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
@@ -213,12 +215,6 @@ class IndexedSource:
         return ("",) if self._mixture is None else self._mixture.slots.names
 
     @property
-    def _are_apart(self) -> bool:
-        """Whether each batch is of one component."""
-        unit = 1 if self._mixture is None else self._mixture.slots.schedule.unit
-        return unit % self.epochs.batch_size == 0
-
-    @property
     def _recipes(self) -> tuple[Recipe, ...]:
         """The recipes, whose fields are in the order of the first one's."""
         places = {name: place for place, name in enumerate(self.recipes[0].names)}
@@ -234,46 +230,36 @@ class IndexedSource:
         first_shards, batch_format = self.index.first_shards, self.batch_format
         return Components(tuple(recipes), self._names, first_shards, batch_format, are_stacked)
 
-    def _alone(self) -> list["IndexedSource"]:
-        """Each component as a data set alone, with the seed and the order of its own."""
-        if self._mixture is None:
-            return [self]
-        return [
-            replace(
-                self,
-                index=index,
-                order=component.order,
-                seed=int(component.order.identity().get("seed", self.seed)),
-                recipes=(recipe,),
-                collation=replace(self.collation, component=number),
-                joined=self.joined and self.joined.alone(number),
-            )
-            for number, (index, component, recipe) in enumerate(
-                zip(self.index.components, self._mixture.mix, self._recipes, strict=True)
-            )
-        ]
-
-    def first_of_alone(self, place: Place) -> LoadedBatch:
-        """The first sample of a data set alone, or the first good one where some may be bad."""
+    def _alone(self, number: int, place: Place) -> "IndexedSource":
+        """A component as a data set alone, to try samples of it before a fit."""
+        index, order, seed, joined = self.index, self.order, self.seed, self.joined
+        collation = self.collation.watched()
+        if self._mixture is not None:
+            index, order = index.components[number], self._mixture.mix[number].order
+            seed = int(order.identity().get("seed", seed))
+            joined = joined and joined.alone(number)
+            collation = replace(collation, component=number)
         has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
-        alone = replace(
+        return replace(
             self,
+            index=index,
             epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
+            order=order,
+            seed=seed,
+            recipes=(self._recipes[number].watched(),),
+            storages=without_cache(self.storages),
+            collation=collation,
+            joined=joined,
             max_bad=None,
             allows_gaps=self.max_bad is not None,
-            recipes=tuple(recipe.watched() for recipe in self.recipes),
-            collation=self.collation.watched(),
-            storages=without_cache(self.storages),
         )
-        return first_good_sample([alone] * (1 if self.max_bad is None else SAMPLES_TRIED), place)
 
     def lacking_fields(self) -> list[LackingField]:
         """The optional fields that are in none of the samples of a few shards."""
         fields = self.recipes[0].fields
         if not self.recipes[0].optional or self.index.counts is None:
             return []
-        storages = without_cache(self.storages)
-        with OpenShards(self.index, self.cache, storages=storages) as shards:
+        with OpenShards(self.index, self.cache, storages=self.storages) as shards:
             return lacking_fields(shards, fields, self.index.counts)
 
     def _require_members(self, shard: int, table: MemberTable) -> None:

@@ -5,17 +5,20 @@ one sample of each component: whether the others of it are alike is checked wher
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Final, NamedTuple, cast
+from itertools import chain, pairwise
+from typing import Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, ShardError
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.bad_samples import first_good_sample
 from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import (
     BatchFormat,
     Column,
@@ -28,17 +31,20 @@ from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import LackingField, lacking_in_all, require_found
 from lightning_shards.samples.tensors import (
     Arena,
-    as_tensor,
     bytes_of,
     is_tensor,
-    load_torch,
     map_columns,
     new_array,
     new_tensor,
+    tensor_of,
 )
 from lightning_shards.samples.transforms import fields_of
 
 _APART = "set unit to a multiple of the batch size, so that each batch is of one component"
+
+_REMEDY = (
+    "give the field of one component a decoder or transform that makes them alike, or " + _APART
+)
 
 
 @dataclass(frozen=True)
@@ -89,32 +95,20 @@ class Components:
         return int(np.searchsorted(self.first_shards, shard, side="right")) - 1
 
     def collated(
-        self, rows: list[Sample], numbers: Sequence[int]
-    ) -> tuple[list[Sample], list[str], dict[str, PixelLayout]]:
-        """The rows of a batch as they are collated, its fields in their order, and its layouts.
+        self, rows: Sequence[Sample], numbers: Sequence[int]
+    ) -> tuple[list[str], dict[str, PixelLayout]]:
+        """The fields of a batch of these rows in their order, and the layouts of crops.
 
-        Args:
-            rows: They are not changed.
-            numbers: The component of each row; empty if it is no mixture.
+        `numbers` are the components of the rows; it is empty where there is no mixture.
 
         Raises:
-            ConfigError: Components in it have fields of other names.
-            SampleError: The values of a field do not fit into one tensor.
-            TransformError: The fields of the rows of one component differ.
+            TransformError: The fields of the rows differ.
         """
-        if not numbers:
-            recipe = self.recipes[0]
-            return rows, recipe.batch_names(rows, self.batch_format), self._layouts[0]
-        firsts: list[_ComponentRow] = []
-        for number in sorted(set(numbers)):
-            own = [row for row, of in zip(rows, numbers, strict=True) if of == number]
-            names = self.recipes[number].batch_names(own, self.batch_format)
-            firsts.append(_ComponentRow(self.names[number], names, own[0]))
-        names = self.in_order(firsts[0].fields)
-        if self.are_stacked and len(firsts) > 1:
-            _require_alike(firsts)
-            rows = _with_one_kind(rows, names)
-        return rows, names, self.layouts(numbers)
+        if numbers and not self.are_stacked:  # a `collate_fn` may take samples of other fields
+            return [], self.layouts(numbers)
+        recipe = self.recipes[numbers[0] if numbers else 0]
+        names = recipe.batch_names(rows, self.batch_format)
+        return self.in_order(names) if numbers else names, self.layouts(numbers or (0,))
 
     def in_order(self, names: Iterable[str]) -> list[str]:
         """The names as the first component of the mix has them, and then the others."""
@@ -137,7 +131,8 @@ class Components:
 
     def first_of(
         self,
-        makers: Sequence[Callable[[], LoadedBatch]],
+        tries: Sequence[Sequence[Source]],
+        place: Place,
         reserved: Collection[str],
         *,
         are_apart: bool,
@@ -145,7 +140,8 @@ class Components:
         """The largest of first samples, which are batches of one, and have to fit into one batch.
 
         Args:
-            makers: Make them, one of each component.
+            tries: Of each component what `first_good_sample` tries.
+            place: The rank and the world size.
             reserved: The reserved entries of batches.
             are_apart: Whether each batch is of one component, so that they need not fit.
 
@@ -155,26 +151,62 @@ class Components:
             SampleError: The values of a field do not fit into one tensor.
         """
         made: list[LoadedBatch] = []
-        for number, (name, make) in enumerate(zip(self.names, makers, strict=True)):
+        for number, (name, sources) in enumerate(zip(self.names, tries, strict=True)):
             try:
-                made.append(make())
+                made.append(first_good_sample(sources, place))
             except ShardError as error:
                 if name:
                     error.add_note(f"this is component {name!r} of the mixture")
                 raise
             if name and isinstance(made[-1].batch, dict) and "__component__" in reserved:
                 made[-1].batch.setdefault("__component__", np.array([number], np.int64))
-        if self.are_stacked and not are_apart and len(made) > 1:
-            rows = map(self._first_row, self.names, self.recipes, made)
-            _require_alike(list(rows))
+        if self.are_stacked and not are_apart:
+            self._require_alike(made)
         return max(made, key=_num_bytes)
 
-    def _first_row(self, name: str, recipe: Recipe, loaded: LoadedBatch) -> "_ComponentRow":
-        columns = cast("dict[str, Any]", loaded.batch)
-        if self.batch_format == "tuple":
-            columns = dict(zip(recipe.names, cast("tuple[Any, ...]", loaded.batch), strict=True))
-        sample = {key: column[0] for key, column in columns.items()}
-        return _ComponentRow(name, fields_of(sample), sample)
+    @contextmanager
+    def named_in_errors(self, numbers: Collection[int]) -> Generator[None]:
+        """Let errors of a batch say of which components it is; none are told of a data set."""
+        try:
+            yield
+        except ShardError as error:
+            if numbers:
+                names = ", ".join(repr(self.names[number]) for number in sorted(set(numbers)))
+                error.add_note(f"the batch has samples of {names}; {_REMEDY}")
+            raise
+
+    def _require_alike(self, made: Sequence[LoadedBatch]) -> None:
+        """Check that the first samples of components, each a batch of one, fit into one batch."""
+        columns = [
+            cast("dict[str, Any]", loaded.batch)
+            if self.batch_format == "dict"
+            else dict(zip(recipe.names, cast("tuple[Any, ...]", loaded.batch), strict=True))
+            for recipe, loaded in zip(self.recipes, made, strict=True)
+        ]
+        for (name, first), (other, others) in pairwise(zip(self.names, columns, strict=True)):
+            fields, other_fields = sorted(fields_of(first)), sorted(fields_of(others))
+            if fields != other_fields:
+                raise ConfigError(
+                    f"the components of one batch need the same fields, {name!r} has {fields} and "
+                    f"{other!r} has {other_fields}; name them alike, or {_APART}, with "
+                    "batch_format='dict'"
+                )
+            for field in fields:
+                both = [(np.array([row]), of[field]) for row, of in enumerate((first, others))]
+                is_missing = [None] in [column for _, column in both if isinstance(column, list)]
+                if not is_missing and joined_column(both, 2) is None:
+                    raise SampleError(
+                        f"field {field!r} does not fit into one tensor: {_form(first[field])} in "
+                        f"component {name!r}, but {_form(others[field])} in component {other!r}; "
+                        f"{_REMEDY}"
+                    )
+
+
+def _form(column: Column) -> str:
+    """What must be equal in columns of one field, in words."""
+    if isinstance(column, list):
+        return "no number"
+    return f"{tuple(column.shape[1:])} {str(column.dtype).removeprefix('torch.')}"
 
 
 def of_component(name: str, what: str) -> str:
@@ -208,157 +240,56 @@ def _num_bytes(loaded: LoadedBatch) -> int:
     return sum(sizes)
 
 
-class _ComponentRow(NamedTuple):
-    """One sample of a component, by the name of the component."""
-
-    name: str
-    fields: Collection[str]
-    sample: Mapping[str, Any]
-
-
-def _require_alike(rows: Sequence[_ComponentRow]) -> None:
-    for first, other in pairwise(rows):
-        if set(first.fields) != set(other.fields):
-            raise ConfigError(
-                f"the components of one batch need the same fields, {first.name!r} has "
-                f"{sorted(first.fields)} and {other.name!r} has {sorted(other.fields)}; name them "
-                f"alike, or {_APART}, with batch_format='dict'"
-            )
-        for field in first.fields:
-            value, other_value = first.sample.get(field), other.sample.get(field)
-            if not _are_alike(value, other_value):
-                raise SampleError(
-                    f"field {field!r} does not fit into one tensor: {_form(value)} in "
-                    f"{_described(first)}, but {_form(other_value)} in {_described(other)}; give "
-                    "the field of one component a decoder or transform that makes them alike, or "
-                    f"{_APART}"
-                )
-
-
-def _with_one_kind(rows: list[Sample], fields: Sequence[str]) -> list[Sample]:
-    """The rows with tensors for the arrays of fields that have both, so that they are stacked.
-
-    Crops of this package give arrays, and other transforms give tensors.
-    """
-    for field in fields:
-        by_type: dict[type, object] = {type(row.get(field)): row.get(field) for row in rows}
-        values = filter(_is_array_like, by_type.values())
-        if set(map(is_tensor, values)) == {True, False}:
-            rows = [
-                row | {field: as_tensor(row[field])} if _is_array(row.get(field)) else row
-                for row in rows
-            ]
-    return rows
-
-
-def _are_alike(value: Any, other: Any) -> bool:
-    """Whether two values fit into one tensor, or into one list; one that is missing fits any."""
-    if value is None or other is None:
-        return True
-    if type(value) is type(other) and _is_array_like(value) and _is_array_like(other):
-        return value.shape == other.shape and value.dtype == other.dtype  # words cost 40 times that
-    return _form(value) == _form(other)
-
-
-def _form(value: object) -> str:
-    """What must be equal, in words."""
-    if _is_array_like(value):
-        array = cast("Any", value)
-        return f"{tuple(array.shape)} {str(array.dtype).removeprefix('torch.')}"
-    return "a number" if isinstance(value, bool | int | float | np.generic) else "no number"
-
-
-def _described(row: _ComponentRow) -> str:
-    key = row.sample.get("__key__")
-    return f"component {row.name!r}" if key is None else f"sample {key!r} of component {row.name!r}"
-
-
-def _is_array_like(value: object) -> bool:
-    return is_tensor(value) or _is_array(value)
-
-
-def _is_array(value: object) -> bool:
-    return isinstance(value, np.ndarray) and cast("Any", value).dtype.kind in "buif"
-
-
-Part = tuple[Ints, Column]
-"""The rows of a part of a batch, and its column of these rows."""
-
 _NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
 """The types of columns of numbers: of several the first one holds all."""
 
-_IMAGES: Final = 4
-"""Dimensions of a column of images."""
 
+def joined_column(
+    parts: Sequence[tuple[Ints, Column]],
+    count: int,
+    layout: PixelLayout | None = None,
+    arena: Arena | None = None,
+) -> "Column | None":
+    """A column of `count` rows from columns of some of them; None if these do not fit together.
 
-def joined_column(parts: Sequence[Part], count: int, arena: Arena | None = None) -> "Column | None":
-    """The column of `count` rows; None if the parts are of different kinds, shapes or types.
-
-    Numbers may be of several types, as in a batch that is made sample by sample. Arrays beside
+    Numbers may be of several types, as in a batch that is made sample by sample; arrays next to
     tensors become tensors.
+
+    Args:
+        parts: The rows of each part, int64 of shape (n,), and its column.
+        count: Rows of all parts.
+        layout: How pixels of crops lie in memory, where all parts are of such.
+        arena: Where the column is made, if it fits.
     """
-    columns = [column for _, column in parts]
-    are_lists = [isinstance(column, list) for column in columns]
-    if all(are_lists):
-        return _joined_lists(parts, count)
-    if any(are_lists):
+    rows, columns = [rows for rows, _ in parts], [column for _, column in parts]
+    if all(isinstance(column, list) for column in columns):
+        values: list[Any] = [None] * count
+        for row, value in zip(np.concatenate(rows).tolist(), chain(*columns), strict=True):
+            values[row] = value
+        return values
+    has_tensors = any(map(is_tensor, columns))
+    if any(isinstance(column, list) for column in columns):
         return None
-    if any(map(is_tensor, columns)):
-        return _joined_tensors(parts, count, arena)
-    return _joined_arrays(cast("Any", parts), count, arena)
-
-
-def _joined_lists(parts: Sequence[Part], count: int) -> list[Any]:
-    joined: list[Any] = [None] * count
-    for rows, column in parts:
-        for row, value in zip(rows.tolist(), column, strict=True):
-            joined[row] = value
+    if has_tensors:
+        columns = list(map(tensor_of, columns))
+    dtype = _dtype_of(columns)
+    if dtype is None:
+        return None
+    if layout is not None and not has_tensors:
+        joined: Any = layout.new_column(count, arena)
+    else:
+        new: Any = new_tensor if has_tensors else new_array
+        joined = new((count, *cast("Any", columns[0]).shape[1:]), dtype, arena)
+    for places, column in zip(rows, columns, strict=True):
+        joined[places] = column
     return joined
 
 
-def _joined_arrays(
-    parts: Sequence[tuple[Ints, NDArray[Any]]], count: int, arena: Arena | None
-) -> NDArray[Any] | None:
-    first = parts[0][1]
-    dtypes = {column.dtype for _, column in parts}
-    if {column.shape[1:] for _, column in parts} != {first.shape[1:]}:
-        return None
-    dtype = first.dtype
-    if len(dtypes) > 1:
-        if first.ndim > 1 or not dtypes.issubset(_NUMBERS):
-            return None
-        dtype = next(number for number in _NUMBERS if number in dtypes)
-    joined = _array_like(first, count, dtype, arena)
-    for rows, column in parts:
-        joined[rows] = column
-    return joined
-
-
-def _array_like(
-    first: NDArray[Any], count: int, dtype: np.dtype[Any], arena: Arena | None
-) -> NDArray[Any]:
-    """Memory for the rows, in which the values of a pixel are neighbours if they are in `first`."""
-    # Shape (rows, channels, height, width), in memory (rows, height, width, channels).
-    is_images = first.ndim == _IMAGES and not first.flags.c_contiguous
-    if not is_images or not first.transpose(0, 2, 3, 1).flags.c_contiguous:
-        return new_array((count, *first.shape[1:]), dtype, arena)
-    _, channels, height, width = first.shape
-    return new_array((count, height, width, channels), dtype, arena).transpose(0, 3, 1, 2)
-
-
-def _joined_tensors(parts: Sequence[Part], count: int, arena: Arena | None) -> "Column | None":
-    torch = load_torch()
-    columns = [
-        (rows, cast("Any", column if is_tensor(column) else as_tensor(cast("Any", column))))
-        for rows, column in parts
-    ]
-    first = columns[0][1]
-    if {(tuple(column.shape[1:]), column.dtype) for _, column in columns} != {
-        (tuple(first.shape[1:]), first.dtype)
-    }:
-        return None
-    joined = new_tensor((count, *first.shape[1:]), first.dtype, arena)
-    with torch.no_grad():
-        for rows, column in columns:
-            joined[torch.from_numpy(rows)] = column
-    return joined
+def _dtype_of(columns: Sequence[Any]) -> Any:
+    """The type of a column with all of these in it; None if there is none."""
+    shapes = {tuple(column.shape[1:]) for column in columns}
+    dtypes = {column.dtype for column in columns}
+    if len(shapes) == len(dtypes) == 1:
+        return dtypes.pop()
+    are_numbers = shapes == {()} and dtypes.issubset(_NUMBERS)
+    return next(dtype for dtype in _NUMBERS if dtype in dtypes) if are_numbers else None

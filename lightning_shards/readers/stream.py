@@ -7,7 +7,6 @@ comes next. A data set alone is one pipeline.
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from lightning_shards.readers.bad_samples import (
     SAMPLES_TRIED,
     BadSampleLedger,
     epochs_to_try,
-    first_good_sample,
     weights_of,
 )
 from lightning_shards.readers.mixed import Components, described, of_component
@@ -213,10 +211,10 @@ class StreamSource:
                 for each in self._components
             ]
         )
-        makers = [partial(self._first_of, each, place) for each in self._components]
+        tries = [self._tries(each, place) for each in self._components]
         unit = 1 if self.slots is None else self.slots.schedule.unit
         are_apart = unit % self.epochs.batch_size == 0
-        return self._together.first_of(makers, self.collation.reserved, are_apart=are_apart)
+        return self._together.first_of(tries, place, self.collation.reserved, are_apart=are_apart)
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
@@ -274,8 +272,8 @@ class StreamSource:
         }
         return MixtureIdentity(slots, described)
 
-    def _first_of(self, component: _Component, place: Place) -> LoadedBatch:
-        """The first sample of one component, or the first good one where some may be bad."""
+    def _tries(self, component: _Component, place: Place) -> "list[StreamSource]":
+        """A component as a data set alone, once for each sample that is tried before a fit."""
         has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
         recipe, collation = component.pipeline.recipe.watched(), self.collation.watched()
         if component.name:
@@ -294,7 +292,7 @@ class StreamSource:
         # without counts a shard is read from its start, which costs least; with them from anywhere
         first = replace(alone, index=replace(component.shards, counts=None))
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
-        return first_good_sample([first, *others], place)
+        return [first, *others]
 
     def _batches_of(
         self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
@@ -311,8 +309,8 @@ class StreamSource:
                     rows, numbers = self._rows(running, worker_epoch, step)
                     weights = worker_epoch.weights(step)
                     weights = weights if self.max_bad is None else weights_of(rows, weights)
-                    with clock.on("collate"):
-                        rows, names, layouts = together.collated(rows, numbers)
+                    with clock.on("collate"), together.named_in_errors(numbers):
+                        names, layouts = together.collated(rows, numbers)
                         made = (rows, names, weights, self.batch_format, (), arena, layouts)
                         begun = self.collation.begun(*made, components=numbers)
                         loaded = self.collation.finished(begun, layouts)

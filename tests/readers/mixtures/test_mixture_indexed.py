@@ -193,12 +193,11 @@ def test_shapes_that_differ_inside_a_batch_are_told_with_both_components(tmp_pat
     mix = mix_of(tmp_path / "shards", names)
     mix["web"]["urls"] = pack_component(tmp_path / "large", "web", [9], size=8)
     source = module_of(tmp_path, mix).source("train")
-    message = r"\(1, 8, 8\) uint8 in sample 'web\d+' of component 'web', but \(1, 4, 4\) uint8 in "
-    with pytest.raises(SampleError, match=message + rf"sample '\w+' of component '{names[1]}'"):
+    message = r"\(1, \d, \d\) uint8 in sample '\w+', but \(1, \d, \d\) uint8 in sample"
+    with pytest.raises(SampleError, match=rf"{message}(.|\n)*'web', '{names[1]}'.*set unit to"):
         next(source.batches(Place(), Cursor()))
-    with pytest.raises(
-        SampleError, match=rf"{message}.*component '{names[1]}'.*set unit to a mult"
-    ):
+    message = rf"uint8 in component 'web', but .*uint8 in component '{names[1]}'.*set unit to"
+    with pytest.raises(SampleError, match=message):
         source.first_sample(Place())
 
 
@@ -236,7 +235,7 @@ def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp
     message = r"'web' has \['image', 'label'\] and 'labels' has \['target'\]"
     with pytest.raises(ConfigError, match=message):
         source.first_sample(Place())
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(SampleError, match=r"has no 'image' for its batch(.|\n)*'web', 'labels'"):
         next(source.batches(Place(), Cursor()))
 
 
