@@ -12,7 +12,7 @@ the batch by samples.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -31,7 +31,6 @@ from lightning_shards.readers.read_ahead import (
     ReadAhead,
     ReadBuffer,
 )
-from lightning_shards.readers.recipe import decodes_alike
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     Column,
@@ -91,8 +90,7 @@ def decode_column(
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.
     """
-    has_gaps = field.default is not None and members.has_gaps
-    if not isinstance(members, LargeMembers) and not has_gaps:
+    if not isinstance(members, LargeMembers) and not members.has_gaps:
         column = column_at_once(field, members)
         if column is not None:
             return column
@@ -209,7 +207,6 @@ class BatchReader:
         recipes = components.recipes
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
         self._names = [recipe.names for recipe in recipes]
-        self._optional = [recipe.optional for recipe in recipes]
         members = [
             {field.name: field for field in recipe.fields if not field.is_joined}
             for recipe in recipes
@@ -219,10 +216,6 @@ class BatchReader:
             [fields[name].suffixes if name in fields else () for name in self._read]
             for fields in members
         ]
-        needed = [{n for n, field in fields.items() if not field.is_optional} for fields in members]
-        self._may_lack = {name for name in self._read if any(name not in each for each in needed)}
-        # Fields that some samples may lack, but none that is made by this recipe.
-        self._required = [self._may_lack & of_recipe for of_recipe in needed]
         self._recipes = sorted(set(components.made_by))
 
     def look_up(
@@ -256,29 +249,13 @@ class BatchReader:
             }
             for recipe in self._recipes
         }
-        self._shared = self._shared_names()
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
             if self._shards.joined is not None:
                 self._shards.joined.release()
             stamps, self._keys, extents = find_members(self._shards, self._suffixes_of, ids)
-            read = self._shards, self._buffer, stamps, extents, np.array(self._stops[1:])
-            optional = [n for n, name in enumerate(self._read) if name in self._may_lack]
-            self._ahead = ReadAhead(*read, optional)
-
-    def _shared_names(self) -> frozenset[str]:
-        """The fields that all recipes decode alike, and that no code of the user's takes."""
-        recipes = (self._components.recipes[recipe] for recipe in self._recipes)
-        if self._collation.collate_fn or any(recipe.sample_transforms for recipe in recipes):
-            return frozenset()
-        fields = [self._fields[recipe] for recipe in self._recipes]
-        taken = {name for decoders in self._decoders.values() for name in decoders}
-        return frozenset(
-            name
-            for name in self._read
-            if name not in taken
-            and all(name in of and decodes_alike(of[name], fields[0][name]) for of in fields)
-        )
+            stops = np.array(self._stops[1:])
+            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
 
     def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
         return self._suffixes[self._components.of_shard(shard)]
@@ -306,7 +283,7 @@ class BatchReader:
             made: Any = self._whole_samples(number, parts, keys)
         else:
             one = parts[0] if len(parts) == 1 else None
-            columns = self._columns(one, keys) if one else self._joined(parts, members, keys)
+            columns = self._columns(one, keys) if one else self._joined(parts, keys)
             given = (self._weights[number], self._components.batch_format, self._collation.reserved)
             made = join_columns(keys, columns, ids, *given, self._numbers[start:stop])
         return LoadedBatch(made, self._digests[number], stages=self._clock.take())
@@ -319,7 +296,7 @@ class BatchReader:
         return dict(zip(self._read, self._ahead.members(start, stop), strict=True))
 
     def _parts(self, number: int, members: _Members) -> list[_Part]:
-        """The samples of a batch, recipe by recipe."""
+        """The samples of a batch, recipe by recipe, with their joined values."""
         start, stop = self._stops[number : number + 2]
         ids, positions = self._ids[start:stop], self._positions[number]
         recipes, made_by = self._recipes, self._numbers  # of all samples, if there is one
@@ -327,91 +304,53 @@ class BatchReader:
             made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
             recipes = np.unique(made_by).tolist()
         if len(recipes) == 1:
-            all_members = self._checked(recipes[0], members, ids)
-            return [_Part(recipes[0], None, ids, positions, all_members)]
+            return [_Part(recipes[0], None, ids, positions, members | self._joined_members(ids))]
         parts: list[_Part] = []
         for recipe in recipes:
             rows = np.flatnonzero(made_by == recipe)
-            unshared = self._fields[recipe].keys() & members.keys() - self._shared
-            own = {name: members[name].at(rows) for name in unshared}
-            taken = [positions[row] for row in rows.tolist()]
-            own = self._checked(recipe, own, ids[rows])
-            parts.append(_Part(recipe, rows, ids[rows], taken, own))
+            own = {name: members[name].at(rows) for name in self._fields[recipe] if name in members}
+            own |= self._joined_members(ids[rows])
+            parts.append(
+                _Part(recipe, rows, ids[rows], [positions[row] for row in rows.tolist()], own)
+            )
         return parts
 
-    def _checked(self, recipe: int, members: _Members, ids: Ints) -> _Members:
-        """The members of samples of this recipe, with their joined values.
-
-        Raises:
-            SampleError: A sample lacks a member.
-        """
-        for name in self._required[recipe]:
-            if members[name].has_gaps:
-                raise SampleError(f"a sample has no member for field {name!r}")
+    def _joined_members(self, ids: Ints) -> _Members:
+        """The joined values of these samples, which are made by one recipe."""
         joined = self._shards.joined
-        return members if joined is None else members | joined.members(ids)
+        return {} if joined is None else {**joined.members(ids)}
 
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
-        """The fields of the samples of a part, in their order, without those that are shared."""
+        """The fields of the samples of a part, in their order."""
         recipe, transforms = self._components.recipes[part.recipe], self._transforms[part.recipe]
         decoders, arena = self._decoders[part.recipe], None if part.has_others else self._arena
-        shared = self._shared if part.has_others else frozenset[str]()
         begin = self._clock.begin("read")
-        read = [
-            (field, loaded(part.members[field.name]))
-            for field in recipe.fields
-            if field.name not in decoders and field.name not in shared
-        ]
+        fields = [field for field in recipe.fields if field.name not in decoders]
+        read = [(field, loaded(part.members[field.name])) for field in fields]
         begin = self._clock.lap("read", begin, "decode")
         columns = {field.name: decode_column(field, data, arena) for field, data in read}
         self._clock.lap("decode", begin, "collate")
         if transforms.is_empty:
             return columns
-        samples = self._bare_samples(part, keys)
         with transforms.keeping_globals():
-            made = self._transformed(part, samples)
-        names = self._names[part.recipe]
-        if recipe.sample_transforms:
-            require_not_taken(samples[0], columns)
-            made_names = [*columns, *fields_of(samples[0])]
-            names = batch_fields(made_names, names, self._components.batch_format)
-        columns |= made
-        return {name: columns[name] for name in names if name not in shared}
+            return self._transformed(part, keys, columns)
 
-    def _joined(
-        self, parts: Sequence[_Part], members: _Members, keys: Sequence[str]
-    ) -> dict[str, Column]:
-        """The fields of a batch of several recipes, in their order.
-
-        Those that all recipes decode alike are decoded together, and the others part by part.
-        """
-        begin = self._clock.begin("decode")
-        columns = {
-            name: decode_column(self._fields[0][name], loaded(members[name]), self._arena)
-            for name in self._shared
-        }
-        self._clock.lap("decode", begin, "decode")
+    def _joined(self, parts: Sequence[_Part], keys: Sequence[str]) -> dict[str, Column]:
+        """The fields of a batch of several recipes, in their order."""
         (first, of_first), *others = [(part, self._columns(part, keys)) for part in parts]
         begin = self._clock.begin("collate")
         if any(of_other.keys() != of_first.keys() for _, of_other in others):
             raise SampleError(f"components have the fields {list(of_first)} and others")
         layouts = self._components.layouts(part.recipe for part in parts)
-        for name in of_first:
+        columns: dict[str, Column] = {}
+        for name in self._components.in_order(of_first):
             pieces = [(part.rows, of_part[name]) for part, of_part in [(first, of_first), *others]]
             column = joined_column(cast("Any", pieces), len(keys), layouts.get(name), self._arena)
             if column is None:  # the rows tell which
                 raise SampleError(f"field {name!r} of several components fits into no column")
             columns[name] = column
         self._clock.lap("collate", begin, "collate")
-        return {name: columns[name] for name in self._components.in_order(columns)}
-
-    def _bare_samples(self, part: _Part, keys: Sequence[str]) -> list[Sample]:
-        """The samples of a part without their fields."""
-        urls, ids = self._shards.urls, map(tuple[int, int], part.ids.tolist())
-        return [
-            {"__key__": key, "__url__": urls[sample_id[0]], "__id__": sample_id}
-            for key, sample_id in zip(part.of(keys), ids, strict=True)
-        ]
+        return columns
 
     def _whole_samples(
         self, number: int, parts: Sequence[_Part], keys: Sequence[str]
@@ -420,9 +359,10 @@ class BatchReader:
         start, stop = self._stops[number : number + 2]
         given: list[Sample] = [{}] * (stop - start)
         for part in parts:
-            transforms = self._transforms[part.recipe]
+            fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
+            decoders = {name: decoder_of(field) for name, field in fields.items()}
             with transforms.keeping_globals():
-                samples = list(self._made_samples(part, keys))
+                samples = list(self._samples(part, keys, decoders, {}))
             with self._clock.on("collate"):
                 weights, numbers = self._weights[number], self._numbers[start:stop].tolist()
                 entries = (part.of(weights) if weights else [], transforms.layouts)
@@ -431,69 +371,67 @@ class BatchReader:
                 given[row] = sample
         return given
 
-    def _made_samples(self, part: _Part, keys: Sequence[str]) -> Iterator[Sample]:
-        """The whole samples of a part, one after the other."""
-        fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
-        decoders = {name: decoder_of(field) for name, field in fields.items()}
-        begin = self._clock.begin("read")
-        data = self._one_by_one(part, decoders)
-        samples = self._bare_samples(part, keys)
-        for row, sample in enumerate(samples):
-            sample.update({name: next(each) for name, each in data.items()})
-            begin = self._clock.lap("read", begin, "decode")
-            transforms.seed_decoders(part.positions[row])
-            for name, decode in decoders.items():
-                sample[name] = decode(sample[name])
-            self._clock.lap("decode", begin, "transform")
-            samples[row] = transforms.apply(sample, part.positions[row])
-            begin = self._clock.begin("read")
-            require_same_fields(samples[0], samples[row])
-            yield samples[row]
-
-    def _transformed(self, part: _Part, samples: list[Sample]) -> dict[str, Column]:
-        """The fields that transforms take or make, sample by sample: one image is held at a time.
-
-        Each of the samples is replaced by the one with these fields.
-        """
+    def _transformed(
+        self, part: _Part, keys: Sequence[str], columns: Mapping[str, Column]
+    ) -> dict[str, Column]:
+        """These columns and those that transforms take or make, in their order."""
         decoders, transforms = self._decoders[part.recipe], self._transforms[part.recipe]
         arena = None if part.has_others else self._arena
-        is_joint = bool(transforms.sample_transforms)
-        data, columns = self._one_by_one(part, decoders), dict[str, GrowingColumn]()
         # Crops write to these row by row; a batch is given out with all rows only.
         pixels = {
-            name: layout.new_column(len(samples), arena)
+            name: layout.new_column(len(part.ids), arena)
             for name, layout in transforms.layouts.items()
         }
-        for number, sample in enumerate(samples):
-            position, begin = part.positions[number], self._clock.begin("read")
-            sample.update({name: next(each) for name, each in data.items()})
+        is_joint, names = bool(transforms.sample_transforms), self._names[part.recipe]
+        samples, growing = list[Sample](), dict[str, GrowingColumn]()
+        for made in self._samples(part, keys, decoders, pixels):
+            begin = self._clock.begin("collate")
+            if not samples:
+                given = fields_of(made) if is_joint else decoders
+                own = (name for name in given if name not in pixels)
+                growing = {name: GrowingColumn(len(part.ids), arena) for name in own}
+            for name, column in growing.items():
+                made[name] = column.put(made[name])
+            samples.append(made)
+            self._clock.lap("collate", begin, "collate")
+        begin = self._clock.begin("collate")
+        finished = {name: column.finished(samples, name) for name, column in growing.items()}
+        self._clock.lap("collate", begin, "collate")
+        if is_joint:
+            require_not_taken(samples[0], columns)
+            made_names = [*columns, *fields_of(samples[0])]
+            names = batch_fields(made_names, names, self._components.batch_format)
+        every = {**columns, **pixels, **finished}
+        return {name: every[name] for name in names}
+
+    def _samples(
+        self,
+        part: _Part,
+        keys: Sequence[str],
+        decoders: Mapping[str, Callable[[bytes | None], Any]],
+        pixels: Mapping[str, NDArray[np.uint8]],
+    ) -> Iterator[Sample]:
+        """The samples of a part, with the fields that are decoded and transformed one by one.
+
+        One image is held at a time. Crops write it to its row of `pixels`.
+        """
+        transforms, first = self._transforms[part.recipe], None
+        begin = self._clock.begin("read")
+        data = {name: iter(part.members[name].with_gaps()) for name in decoders}
+        urls, ids = self._shards.urls, part.ids.tolist()
+        for row, (key, (shard, number)) in enumerate(zip(part.of(keys), ids, strict=True)):
+            sample: Sample = {"__key__": key, "__url__": urls[shard], "__id__": (shard, number)}
+            sample |= {name: next(each) for name, each in data.items()}
             begin = self._clock.lap("read", begin, "decode")
             if transforms.decoders_draw:
-                transforms.seed_decoders(position)
+                transforms.seed_decoders(part.positions[row])
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
-            rows = {name: column[number] for name, column in pixels.items()}
-            made = samples[number] = transforms.apply(sample, position, rows)
-            begin = self._clock.begin("collate")
-            if number == 0:
-                names = fields_of(made) if is_joint else decoders
-                own = (name for name in names if name not in pixels)
-                columns = {name: GrowingColumn(len(samples), arena) for name in own}
-            if is_joint:
-                require_same_fields(samples[0], made)
-            for name, column in columns.items():
-                made[name] = column.put(made[name])
-            self._clock.lap("collate", begin, "collate")
-        begin = self._clock.begin("collate")
-        finished = {name: column.finished(samples, name) for name, column in columns.items()}
-        self._clock.lap("collate", begin, "collate")
-        return {**pixels, **finished}
-
-    def _one_by_one(self, part: _Part, names: Iterable[str]) -> dict[str, Iterator[bytes | None]]:
-        """The bytes of these fields, sample by sample; None where an optional one is missing."""
-        optional = self._optional[part.recipe]
-        return {
-            name: iter(part.members[name].with_gaps() if name in optional else part.members[name])
-            for name in names
-        }
+            rows = {name: column[row] for name, column in pixels.items()}
+            made = transforms.apply(sample, part.positions[row], rows)
+            if transforms.sample_transforms:
+                first = first or made
+                require_same_fields(first, made)
+            yield made
+            begin = self._clock.begin("read")

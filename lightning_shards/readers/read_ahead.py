@@ -6,7 +6,7 @@ before they are decoded: they are still in the processor's caches then.
 """
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
@@ -191,7 +191,6 @@ class ReadAhead:
         stamps: Of these shards, when the members were looked up.
         extents: Of the samples, in the order of the batches.
         stops: Samples up to the end of each batch, int64.
-        optional: Numbers of the fields that samples may lack.
 
     Attributes:
         samples: The numbers of those whose small members lie in the buffer.
@@ -204,7 +203,6 @@ class ReadAhead:
         stamps: Stamps,
         extents: Extents,
         stops: Ints,
-        optional: Collection[int] = (),
     ) -> None:
         self._shards, self._buffer, self._stamps = shards, buffer, stamps
         self._storage = shards.storage(int(extents.shards[0]))  # that of all, as a rule
@@ -212,10 +210,9 @@ class ReadAhead:
         self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
         small = [field for field, large in enumerate(is_large) if not large]
         self._small = extents.of(small)
-        self._optional = [field in optional for field in small]
         self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
         self._members: list[MemberBytes] = []
-        self._are_there = False
+        self._are_read = False
         self.samples = range(0)
 
     def members(self, start: int, stop: int) -> list[MemberBytes | LargeMembers]:
@@ -224,8 +221,8 @@ class ReadAhead:
         Small ones hold until the next call, large ones are read when they are asked for.
 
         Raises:
-            ColumnError: A sample lacks a member that is not optional, or one cannot be read. That
-                the bytes of one are damaged is found when they are asked for.
+            ColumnError: A member cannot be read. That the bytes of one are damaged is found when
+                they are asked for.
         """
         if self._joined and stop > self.samples.stop:
             self._read(start)
@@ -234,8 +231,8 @@ class ReadAhead:
             members.part(start - first, stop - first, joined.get((start, stop)))
             for members, joined in zip(self._members, self._joined, strict=True)
         ]
-        if not (self._are_there or self._are_complete(small)):
-            raise ColumnError("a member of this batch is missing")
+        if not (self._are_read or all(members.are_read for members in small)):
+            raise ColumnError("a member of this batch cannot be read")
         every: list[MemberBytes | LargeMembers] = [*small]
         for field, extents in self._large.items():  # ascending: each comes to its own number
             large = LargeMembers(self._shards, self._stamps, extents.part(start, stop))
@@ -253,15 +250,8 @@ class ReadAhead:
         starts = starts.reshape(sizes.shape)
         rows = zip(starts, sizes, checksums, strict=True)
         self._members = [MemberBytes(buffer, *row) for row in rows]
-        self._are_there = self._are_complete(self._members)
+        self._are_read = all(members.are_read for members in self._members)
         self.samples = range(start, end)
-
-    def _are_complete(self, small: Iterable[MemberBytes]) -> bool:
-        """Whether no member is missing, but for those of optional fields."""
-        pairs = zip(small, self._optional, strict=True)
-        return all(
-            members.are_read if optional else members.are_there for members, optional in pairs
-        )
 
     def _planned(self, start: int) -> tuple[int, _SortedMembers, _Reads]:
         """What is read together from this sample on, and the number of the sample behind it."""

@@ -119,8 +119,14 @@ class Field:
         return sorted((name for name in members if name.endswith(ends)), key=_by_name)
 
     def missing_value(self) -> Any:
-        """The value in a sample without such a member, of a field that is optional."""
-        return None if self.default is None else self.default.copied(is_array=self.gives_arrays)
+        """The value in a sample without such a member.
+
+        Raises:
+            SampleError: The field is not optional.
+        """
+        if self.default is None:
+            raise SampleError(f"a sample has no member for field {self.name!r}")
+        return self.default.copied(is_array=self.gives_arrays)
 
     def with_fitted_default(
         self, transforms: Mapping[str, Transform], decoded: tuple[str, int | None] | None = None

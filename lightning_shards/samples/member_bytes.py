@@ -42,18 +42,13 @@ class MemberBytes:
         self._checksums, self._joined = checksums, joined
 
     @property
-    def are_there(self) -> bool:
-        """Whether no member is missing; all methods but those about gaps require this."""
-        return bool((self._starts >= 0).all())
-
-    @property
     def are_read(self) -> bool:
         """Whether all members are there that the samples have."""
         return bool(((self._starts >= 0) | (self._sizes < 0)).all())
 
     @property
     def has_gaps(self) -> bool:
-        """Whether some samples have no such member."""
+        """Whether some samples have no such member: all but `with_gaps` needs that none has."""
         return bool((self._sizes < 0).any())
 
     @property
@@ -68,6 +63,8 @@ class MemberBytes:
             ColumnError: A member is damaged.
         """
         has_member = self._sizes >= 0
+        if has_member.all():
+            return [*self.to_list()]
         if not has_member.any():
             return [None] * len(has_member)
         starts, sizes = self._starts[has_member], self._sizes[has_member]
