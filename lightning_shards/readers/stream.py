@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 
-from lightning_shards.errors import ConfigError, SampleError, StateError
+from lightning_shards.errors import SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import MixtureIdentity, component_seed
@@ -103,6 +103,12 @@ class _Component(NamedTuple):
     first_shard: int
     seed: int
 
+    def identity(self) -> dict[str, int | str]:
+        """What its samples depend on."""
+        pipeline, recipe = self.pipeline, self.pipeline.recipe
+        own = self.seed, self.shards, recipe.transforms, recipe.fields
+        return shard_identity("stream", pipeline.sampling, *own) | self.shards.kept_identity
+
 
 @dataclass(frozen=True)
 class StreamSource:
@@ -132,25 +138,16 @@ class StreamSource:
     storages: Mapping[str, MakeStorage] | None = None
     collation: Collation = BUILT_IN_COLLATION
 
-    def __post_init__(self) -> None:
-        """Refuse components that cannot be streamed together.
-
-        Raises:
-            ConfigError: One serves each sample once, they are not those of the slots, or batches
-                are tuples whose places would mean other fields in other batches.
-        """
-        if self.slots is not None:
-            _require_streamable(self.slots, self)
-
     def with_epochs(self, epochs: EpochSchedule) -> "StreamSource":
         """The same samples, cut into other epochs."""
         return replace(self, epochs=epochs)
 
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too; each start has draws of its own."""
-        if self.slots is None:
-            return _identity_of(self._components[0])
-        return self._mixture_identity(self.slots).values() | {"reader": "stream"}
+        mixture = self._mixture_identity
+        if mixture is None:
+            return self._components[0].identity()
+        return mixture.values() | {"reader": "stream"}
 
     def describe(self) -> SourceDescription:
         """All components together; whole shards are kept together."""
@@ -165,7 +162,7 @@ class StreamSource:
             max_bad=self.max_bad,
             storages=self.storages,
             order=self._order_of_epoch,
-            mixture=None if self.slots is None else self._mixture_identity(self.slots),
+            mixture=self._mixture_identity,
             **described(self._names, self._recipes, stages, self.collation),
         )
 
@@ -261,16 +258,15 @@ class StreamSource:
         given = self._names, first_shards, self.batch_format, are_stacked
         return Components(self._recipes, *given)
 
-    def _mixture_identity(self, slots: MixtureSlots) -> MixtureIdentity:
-        described = {
-            each.name: " ".join(
-                f"{key}={value}"
-                for key, value in _identity_of(each).items()
-                if key not in _OF_THE_MIX
-            )
-            for each in self._components
-        }
-        return MixtureIdentity(slots, described)
+    @property
+    def _mixture_identity(self) -> MixtureIdentity | None:
+        if self.slots is None:
+            return None
+        described: dict[str, str] = {}
+        for each in self._components:
+            own = {key: of for key, of in each.identity().items() if key not in _OF_THE_MIX}
+            described[each.name] = " ".join(f"{key}={value}" for key, value in own.items())
+        return MixtureIdentity(self.slots, described)
 
     def _tries(self, component: _Component, place: Place) -> "list[StreamSource]":
         """A component as a data set alone, once for each sample that is tried before a fit."""
@@ -332,42 +328,6 @@ class StreamSource:
             for number in sorted(set(numbers))
         }
         return [next(in_turn[number]) for number in numbers], numbers
-
-
-def _identity_of(component: _Component) -> dict[str, int | str]:
-    """What the samples of one component depend on."""
-    pipeline, index = component.pipeline, component.shards
-    own = component.seed, index, pipeline.recipe.transforms, pipeline.recipe.fields
-    return shard_identity("stream", pipeline.sampling, *own) | index.kept_identity
-
-
-def _require_streamable(slots: MixtureSlots, source: StreamSource) -> None:
-    pipelines = source.pipelines
-    if len(pipelines) != len(slots.names):
-        raise ConfigError(
-            f"a mixture needs one pipeline for each of its components, {', '.join(slots.names)}, "
-            f"got {len(pipelines)}; give one for each"
-        )
-    if source.epochs.samples != slots.epoch_samples:
-        raise ConfigError(
-            f"an epoch of the components must have the {slots.epoch_samples} samples of "
-            f"the mixture's, got {source.epochs.samples}; take them from the slots"
-        )
-    fields = sorted(pipelines[0].recipe.names)
-    for name, pipeline in zip(slots.names, pipelines, strict=True):
-        if pipeline.sampling != "resampled":
-            raise ConfigError(
-                f"component {name!r} has sampling={pipeline.sampling!r}, and a mixture that is "
-                "streamed cannot serve each sample once a pass; take reader='indexed', or "
-                "sampling='resampled' for it"
-            )
-        others = sorted(pipeline.recipe.names)
-        if source.batch_format == "tuple" and fields != others:
-            raise ConfigError(
-                f"batch_format='tuple' has the same places in all batches, and component "
-                f"{slots.names[0]!r} has the fields {fields}, {name!r} has {others}; take "
-                "batch_format='dict', or name them alike"
-            )
 
 
 class _Running:

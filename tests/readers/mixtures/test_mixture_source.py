@@ -9,7 +9,6 @@ import pytest
 
 from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.state import require_resumable
@@ -54,25 +53,6 @@ def test_a_component_of_other_shards_is_refused_by_its_name(make_mixture):
         require(other, source, 4)
     require(other, source, 0)
     require(with_indexes(source, lambda url: f"/elsewhere/{Path(url).name}"), source, 4)
-
-
-# --- refused --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_exact_sampling_of_a_component_is_refused(make_mixture, sampling):
-    with pytest.raises(ConfigError, match=rf"'labels' has sampling='{sampling}'.*reader='indexed'"):
-        make_mixture(PAIR, {"labels": {"sampling": sampling}})
-
-
-def test_components_of_other_slots_or_fields_are_refused(make_mixture):
-    source = make_mixture(PAIR)
-    with pytest.raises(ConfigError, match="one pipeline for each of its components, web, labels"):
-        replace(source, pipelines=source.pipelines[:1])
-    with pytest.raises(ConfigError, match="must have the 16 samples of the mixture's, got 17"):
-        source.with_epochs(EpochSchedule(17, 2, "drop"))
-    with pytest.raises(ConfigError, match=r"'tuple' .*'web' has the fields \['label'\], 'labels'"):
-        make_mixture(PAIR, {"labels": {"fields": {"x": "cls"}}}, batch_format="tuple")
 
 
 # --- which reader ---------------------------------------------------------------------------------
