@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 
@@ -228,7 +228,7 @@ class Span:
 def shard_draws(
     num_shards: int, seed: int, epoch: int, start: int, stop: int, *, resumed_at: int = 0
 ) -> NDArray[np.int64]:
-    """Draws number start to stop of the epoch's one endless sequence of uniform shard draws.
+    """Draws number start to stop of one endless sequence of uniform shard draws.
 
     With replacement; int64, shape (stop - start,), each in range(num_shards). The sequence is
     global: to split it over n ranks and workers, each takes every n-th draw. Any two cuts agree::
@@ -238,7 +238,7 @@ def shard_draws(
     Args:
         num_shards: Number of shards to draw from, 1 to 2**32 - 1.
         seed: 0 <= seed < 2**64.
-        epoch: Number of the epoch.
+        epoch: Number of the epoch that the sequence begins in.
         start: Number of the first draw.
         stop: Number after the last draw.
         resumed_at: Samples of this epoch trained before the stream was started. Each value is an
@@ -254,41 +254,19 @@ def shard_draws(
     return scale_words(words, num_shards)
 
 
-def draw_sample(
-    counts: NDArray[np.int64], seed: int, epoch: int, stream: int, *, resumed_at: int = 0
-) -> tuple[int, int]:
-    """Where a stream begins: one uniform sample of the data set, as (shard, sample in it).
+def stream_start(counts: NDArray[np.int64], seed: int, stream: int) -> int:
+    """How many samples of its first draws a stream passes over, less than the largest shard has.
 
-    A stream reads this shard from that sample to its end, and then whole shards drawn uniformly.
-    Every position of such a stream is uniform over the samples, however short the epoch is: the
-    stream is a renewal process (each shard is one renewal), and this is its stationary start.
-    To see it, let a position be uniform over N samples in K shards. It is the last of its shard
-    with probability K / N, so the next position is the first sample of any given shard with
-    probability 1 / N. Every other sample inherits the probability of the sample before it.
-
-    A stream that begins at the start of a shard instead favours the first samples of shards, and
-    when epochs are shorter than shards it never sees the rest of each shard.
+    So streams that draw one shard, and are as fast as each other, do not give the same batches.
 
     Args:
-        counts: Samples per shard, int64, shape (num_shards,); zeros are allowed.
+        counts: Samples per shard, int64, shape (num_shards,).
         seed: 0 <= seed < 2**64.
-        epoch: Number of the epoch.
-        stream: Number of the stream among all of the job, so that each has its own start.
-        resumed_at: As in `shard_draws`.
-
-    Raises:
-        ConfigError: A number out of its range.
-        PlanError: There is no sample at all.
+        stream: Number of the stream among all of the job.
     """
-    file_order = FileOrder(counts)
-    total = file_order.samples
-    if not total:
-        raise PlanError("there is no sample to draw; check the counts in the data set's index")
-    words = random_words(
-        Purpose.STREAM_STARTS, (seed, epoch), (0, 1), resumed_at=resumed_at, stream=stream
-    )
-    ((shard, sample),) = file_order.ids(np.array([int(words[0]) * total >> 64])).tolist()
-    return shard, sample
+    key, span = (seed, 0), (0, 1)
+    words = random_words(Purpose.STREAM_STARTS, key, span, resumed_at=0, stream=stream)
+    return int(words[0]) * int(counts.max()) >> 64
 
 
 def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArray[np.int64]:

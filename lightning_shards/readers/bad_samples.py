@@ -154,10 +154,14 @@ class BadSampleLedger:
     """
 
     max_bad: int | None
-    epoch: int
+    epoch: int = 0
     are_counted: bool = True
     found: list[BadSample] = field(default_factory=list[BadSample])
     gaps: list[BadSample | None] = field(default_factory=list[BadSample | None])
+
+    def begin(self, epoch: int) -> None:
+        """Begin with the bad samples of another epoch."""
+        self.epoch, self.are_counted, self.found, self.gaps = epoch, True, [], []
 
     def lose(self, sample: Sample, error: Exception) -> None:
         """Leave out a sample that was planned, or raise its error."""

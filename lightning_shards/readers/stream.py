@@ -8,12 +8,12 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from webdataset.filters import shuffle
 from webdataset.pipeline import DataPipeline
 
-from lightning_shards.errors import SampleError, StateError
+from lightning_shards.errors import ConfigError, SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import MixtureIdentity, component_seed
@@ -39,14 +39,15 @@ from lightning_shards.readers.source import (
 from lightning_shards.readers.stream_stages import (
     ApplyTransforms,
     DecodeFields,
+    Draws,
     NamedStage,
     ReadSlices,
     ShardSlice,
     Stage,
     Watch,
+    drawn_slices,
     exact_slices,
     lacking_members,
-    resampled_slices,
 )
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
@@ -112,7 +113,11 @@ class _Component(NamedTuple):
 
 @dataclass(frozen=True)
 class StreamSource:
-    """Streams whole shards; restarts from any cursor, with fresh draws.
+    """Streams whole shards, over the ends of epochs; restarts from any cursor.
+
+    The draws of a run are one sequence, of which each worker takes every n-th. Where the counts of
+    shards are known, a worker that starts in a later epoch finds its place in them by arithmetic.
+    Without counts, and with stages, which may drop samples, it begins there with another shard.
 
     Attributes:
         index: The shards and, where known, how many samples each holds; of a mixture those of all
@@ -187,11 +192,15 @@ class StreamSource:
                 f"sampling={sampling!r}; resume from a checkpoint of an epoch's end, or train "
                 "with sampling='resampled'"
             )
-        storages_here = shared_out(self.storages, len(place.ranks_of_node))
-        with closing(Storages(storages_here)) as storages:
+        storages_here, clock = shared_out(self.storages, len(place.ranks_of_node)), StageClock()
+        with closing(Storages(storages_here)) as storages, ExitStack() as stack:
+            made = [_Running(each, self, clock, storages) for each in self._components]
+            running = [stack.enter_context(closing(each)) for each in made]
             meter = FetchMeter(storages.fetch_totals)
             for worker_epoch in self.epochs.worker_epochs(place, cursor):
-                yield from meter.each(self._batches_of(worker_epoch, arena, storages))
+                for each, share in zip(running, self._shares(worker_epoch), strict=True):
+                    each.begin(worker_epoch, share)
+                yield from meter.each(self._batches_of(worker_epoch, running, arena, clock))
 
     def first_sample(self, place: Place) -> LoadedBatch:
         """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
@@ -216,9 +225,20 @@ class StreamSource:
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
     ) -> list[list[ServedSample]]:
-        """The rows of a rank's batches: the shards are read again, and nothing is decoded."""
-        for pipeline in self.pipelines:
+        """The rows of a rank's batches: the shards are read again, and nothing is decoded.
+
+        Raises:
+            ConfigError: As of `Source`; or shards are drawn, their counts are unknown, and it is
+                not the first epoch: how far the draws went before is unknown.
+        """
+        for pipeline, shards in zip(self.pipelines, self.index.parts, strict=True):
             require_no_stages(pipeline.stages)
+            if epoch and pipeline.sampling == "resampled" and shards.kept_counts is None:
+                raise ConfigError(
+                    f"which samples come in epoch {epoch} depends on how far the shards were read "
+                    "before it, and their counts are unknown; ask of epoch 0, or make counts by "
+                    "`lightning-shards index`"
+                )
         undecoded = tuple(replace(each, recipe=Recipe()) for each in self.pipelines)
         made = {"batch_format": "dict", "collation": BUILT_IN_COLLATION}
         bare = replace(self, pipelines=undecoded, **made)
@@ -271,6 +291,7 @@ class StreamSource:
     def _tries(self, component: _Component, place: Place) -> "list[StreamSource]":
         """A component as a data set alone, once for each sample that is tried before a fit."""
         has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
+        samples = component.shards.kept_samples or 0
         recipe, collation = component.pipeline.recipe.watched(), self.collation.watched()
         if component.name:
             collation = replace(collation, component=component.number)
@@ -278,7 +299,7 @@ class StreamSource:
         alone = replace(
             self,
             index=component.shards,
-            epochs=epochs_to_try(place, has_weights=has_weights),
+            epochs=epochs_to_try(place, samples, has_weights=has_weights),
             seed=component.seed,
             pipelines=(watched,),
             slots=None,
@@ -290,28 +311,52 @@ class StreamSource:
         others = [] if self.max_bad is None else [alone] * (SAMPLES_TRIED - 1)
         return [first, *others]
 
+    def _shares(self, worker_epoch: WorkerEpoch) -> "list[_Share]":
+        """What this worker takes of each component in an epoch.
+
+        Batches are counted through the run, by whole epochs: number i is of the worker
+        i % num_workers, whatever number that one has in this epoch.
+        """
+        plan, place = worker_epoch.plan, worker_epoch.place
+        steps = self.epochs.plan(place.world_size).steps
+        done = worker_epoch.epoch * steps + steps - plan.steps
+        worker = (place.worker + done) % place.num_workers
+        slot, stride = worker * place.world_size + place.rank, place.world_size * place.num_workers
+        if self.slots is not None:
+            at = worker_epoch.epoch * self.slots.epoch_samples + plan.done
+            shares = [_Share(slot, stride, int(each) // stride) for each in self.slots.before(at)]
+        else:
+            before = len(range(worker, done, place.num_workers)) * plan.batch_size
+            size = len(range(place.worker, plan.steps, place.num_workers)) * plan.batch_size
+            shares = [_Share(slot, stride, before, size)]
+        return [
+            _Share(slot, stride)
+            if each.pipeline.stages
+            else share._replace(before=None if each.shards.kept_counts is None else share.before)
+            for each, share in zip(self._components, shares, strict=True)
+        ]
+
     def _batches_of(
-        self, worker_epoch: WorkerEpoch, arena: Arena | None, storages: Storages
+        self,
+        worker_epoch: WorkerEpoch,
+        running: "Sequence[_Running]",
+        arena: Arena | None,
+        clock: StageClock,
     ) -> Iterator[LoadedBatch]:
-        clock, together = StageClock(), self._together
-        with ExitStack() as stack:
-            running: list[_Running] = [
-                stack.enter_context(closing(_Running(each, self, worker_epoch, clock, storages)))
-                for each in self._components
-            ]
-            draws_from_globals = any(each.draws_from_globals for each in running)
-            for step in worker_epoch.own_steps():
-                with preserved_globals() if draws_from_globals else nullcontext():
-                    rows, numbers = self._rows(running, worker_epoch, step)
-                    weights = worker_epoch.weights(step)
-                    weights = weights if self.max_bad is None else weights_of(rows, weights)
-                    with clock.on("collate"), together.named_in_errors(numbers):
-                        names, layouts = together.collated(rows, numbers)
-                        made = (rows, names, weights, self.batch_format, (), arena, layouts)
-                        begun = self.collation.begun(*made, components=numbers)
-                        loaded = self.collation.finished(begun, layouts)
-                bad = tuple(bad for each in running for bad in each.ledger.take())
-                yield loaded._replace(bad=bad, stages=clock.take())
+        together = self._together
+        draws_from_globals = any(each.draws_from_globals for each in running)
+        for step in worker_epoch.own_steps():
+            with preserved_globals() if draws_from_globals else nullcontext():
+                rows, numbers = self._rows(running, worker_epoch, step)
+                weights = worker_epoch.weights(step)
+                weights = weights if self.max_bad is None else weights_of(rows, weights)
+                with clock.on("collate"), together.named_in_errors(numbers):
+                    names, layouts = together.collated(rows, numbers)
+                    made = (rows, names, weights, self.batch_format, (), arena, layouts)
+                    begun = self.collation.begun(*made, components=numbers)
+                    loaded = self.collation.finished(begun, layouts)
+            bad = tuple(bad for each in running for bad in each.ledger.take())
+            yield loaded._replace(bad=bad, stages=clock.take())
 
     def _rows(
         self, running: Sequence["_Running"], worker_epoch: WorkerEpoch, step: int
@@ -330,8 +375,25 @@ class StreamSource:
         return [next(in_turn[number]) for number in numbers], numbers
 
 
+class _Share(NamedTuple):
+    """What one worker takes of a component in an epoch.
+
+    Attributes:
+        slot: The first of its draws.
+        stride: How many draws later the next one of its own comes.
+        before: Samples that it took in the run before this epoch, or about so many; None where
+            that is unknown.
+        size: Samples that it takes; None where more are read for them.
+    """
+
+    slot: int
+    stride: int
+    before: int | None = None
+    size: int | None = None
+
+
 class _Running:
-    """A pipeline of one worker in one epoch; the first row opens a shard.
+    """A pipeline of one worker; the first row opens a shard.
 
     Attributes:
         ledger: Its bad samples, whose substitutes are its own.
@@ -339,21 +401,30 @@ class _Running:
     """
 
     def __init__(
-        self,
-        component: _Component,
-        source: StreamSource,
-        worker_epoch: WorkerEpoch,
-        clock: StageClock,
-        storages: Storages,
+        self, component: _Component, source: StreamSource, clock: StageClock, storages: Storages
     ) -> None:
-        self._component, self._storages = component, storages
+        self._component, self._clock, self._storages = component, clock, storages
         self._pipeline, self._index = component.pipeline, component.shards
-        self._worker_epoch, self._collation = worker_epoch, source.collation
-        self.ledger = BadSampleLedger(source.max_bad, worker_epoch.epoch)
+        self._collation, self._is_pinned = source.collation, source.epochs.pinned
+        self.ledger = BadSampleLedger(source.max_bad)
         recipe, stages = self._pipeline.recipe, self._pipeline.stages
         self.draws_from_globals = bool(recipe.draw_from_globals(stages))
-        samples = self._all(clock)
-        self._samples: Generator[Sample] = self.ledger.fill(samples, self._spare)
+        self._watch = Watch()
+        self._opened: Generator[Sample] | None = None  # goes on over the ends of epochs
+        self._drawn: Iterator[Sample] = iter(())  # the same, shuffled where its place is unknown
+        self._slot, self._num_drawn = (
+            0,
+            0,
+        )  # samples of the run, up to the last one that was taken of it
+        self._samples: Generator[Sample] | None = None
+
+    def begin(self, worker_epoch: WorkerEpoch, share: _Share) -> None:
+        """Begin an epoch."""
+        self._end_epoch()
+        self._worker_epoch = worker_epoch
+        self.ledger.begin(worker_epoch.epoch)
+        samples = self._each_once() if self._is_planned else self._all_of(share)
+        self._samples = self.ledger.fill(samples, self._spare)
 
     def rows(self, size: int, step: int) -> list[Sample]:
         """The next rows, for the batch of this step.
@@ -366,6 +437,7 @@ class _Running:
         if self.draws_from_globals:
             at = _STAGE_POSITIONS + step * worker_epoch.place.world_size + worker_epoch.place.rank
             self._seeds.seed_globals(at)
+        assert self._samples is not None  # an epoch has begun
         rows = list(islice(self._samples, size))
         if len(rows) < size:
             if self._is_planned:
@@ -388,7 +460,18 @@ class _Running:
 
     def close(self) -> None:
         """End the pipeline and close what it has open."""
-        self._samples.close()
+        self._end_epoch()
+        self._end_draws()
+
+    def _end_epoch(self) -> None:
+        if self._samples is not None:
+            self._samples.close()
+            self._samples = None
+
+    def _end_draws(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     @property
     def _is_planned(self) -> bool:
@@ -406,55 +489,92 @@ class _Running:
         is_whole = self._worker_epoch.steps == self._worker_epoch.plan.steps
         return is_whole and step == self._worker_epoch.own_steps()[-1]
 
-    def _all(self, clock: StageClock) -> Iterator[Sample]:
+    def _each_once(self) -> Iterator[Sample]:
         """The samples of one epoch; repeats (weight 0) come last, by a pipeline of their own."""
-        index, seed, worker_epoch = self._index, self._component.seed, self._worker_epoch
-        if not self._is_planned:
-            parts = resampled_slices(index, seed, worker_epoch)
-            yield from self._run(parts, self.ledger, clock)
-            return
         for weight in (1, 0):
             self.ledger.are_counted = weight == 1
             is_shuffled = self._pipeline.sampling == "shuffled"
-            parts = exact_slices(index, seed, worker_epoch, weight, is_shuffled)
-            yield from self._run(parts, self.ledger, clock)
+            seed = self._component.seed
+            parts = exact_slices(self._index, seed, self._worker_epoch, weight, is_shuffled)
+            yield from self._run(self._shuffled(self._read(parts, self.ledger)), self.ledger)
+
+    def _all_of(self, share: _Share) -> Iterator[Sample]:
+        """The samples of one epoch that are drawn; what they are drawn from stays open behind them.
+
+        Raises:
+            SampleError: As of `Watch`.
+        """
+        at = share.size and (self._slot, self._num_drawn)
+        goes_on = share.before is None or at == (share.slot, share.before)
+        if self._opened is None or self._is_pinned or not goes_on:
+            self._begin_draws(share)
+        taken = self._drawn
+        if share.size is not None:
+            taken = self._shuffled(islice(self._counted(self._drawn), share.size))
+        yield from self._run(taken, self.ledger)
+
+    def _begin_draws(self, share: _Share) -> None:
+        """Open what samples are drawn from, at the place of this worker where that is known."""
+        self._end_draws()
+        epoch, done = self._worker_epoch.epoch, self._worker_epoch.plan.done
+        key = (epoch, done) if share.before is None else (0, 0)
+        draws = Draws(self._component.seed, *key, share.slot, share.stride)
+        self._slot, self._num_drawn = share.slot, share.before or 0
+        parts = drawn_slices(self._index, draws, self._num_drawn)
+        self._opened = self._read(parts, self.ledger)
+        self._drawn = self._opened if share.size is not None else self._shuffled(self._opened)
+
+    def _counted(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        for sample in samples:
+            self._num_drawn += 1
+            yield sample
+
+    def _shuffled(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        """The samples as they leave webdataset's shuffle buffer."""
+        buffer, place = self._pipeline.shuffle_buffer, self._worker_epoch.place
+        if self._pipeline.sampling == "sequential" or buffer < 2:  # noqa: PLR2004 one is no buffer
+            return samples
+        slot = place.worker * place.world_size + place.rank
+        rng = python_generator(self._seeds, _SHUFFLE_POSITIONS + slot)
+        return cast("Iterator[Sample]", shuffle(buffer, rng=rng)(samples))
 
     def _spare(self) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
-        ledger = BadSampleLedger(self.ledger.max_bad, self._worker_epoch.epoch)
+        ledger = BadSampleLedger(self.ledger.max_bad)
         parts = map(ShardSlice, range(self._index.num_shards))
-        for sample in self._run(parts, ledger, StageClock()):
-            return sample
+        with closing(self._read(parts, ledger)) as read:
+            for sample in self._run(read, ledger):
+                return sample
         raise SampleError(
             "not one sample of these shards is good, so none can stand for a bad one; "
             "on_bad_sample='raise' shows what is wrong with the first"
         )
 
-    def _run(
-        self, parts: Iterator[ShardSlice], ledger: BadSampleLedger, clock: StageClock
-    ) -> Iterator[Sample]:
-        """The samples of these slices, through all stages."""
+    def _read(self, parts: Iterator[ShardSlice], ledger: BadSampleLedger) -> Generator[Sample]:
+        """The samples of these slices, undecoded."""
+        # where samples may be bad, it is their number that ends the stream
+        buffered = self._pipeline.shuffle_buffer + 16 + (ledger.max_bad or 0)
+        self._watch.limit = 2 * self._index.num_shards + buffered
+        read_by = self._is_planned, self._clock, self._storages, self._component.first_shard
+        return ReadSlices(self._index, self._watch, ledger, *read_by)(parts)
+
+    def _run(self, samples: Iterator[Sample], ledger: BadSampleLedger) -> Iterator[Sample]:
+        """These samples through all stages."""
         place, seeds, pipeline = self._worker_epoch.place, self._seeds, self._pipeline
         slot = place.worker * place.world_size + place.rank
         stride = place.world_size * place.num_workers
-        # where samples may be bad, it is their number that ends the stream
-        limit = 2 * self._index.num_shards + pipeline.shuffle_buffer + 16 + (ledger.max_bad or 0)
-        watch = Watch(limit)
-        read_by = self._is_planned, clock, self._storages, self._component.first_shard
-        stages: list[Any] = [lambda: parts, ReadSlices(self._index, watch, ledger, *read_by)]
-        if pipeline.sampling != "sequential" and pipeline.shuffle_buffer > 1:
-            rng = python_generator(seeds, _SHUFFLE_POSITIONS + slot)
-            stages.append(shuffle(pipeline.shuffle_buffer, rng=rng))
+        # an iterator of its own: to close a pipeline would close what goes on in the next epoch
+        stages: list[Any] = [lambda: (sample for sample in samples)]
         # stages get tensors, whatever comes after them
         plain = self._collation.collate_fn is not None and self._collation.takes_arrays
         recipe = pipeline.recipe.with_arrays(plain=plain and not pipeline.stages)
-        transforms = recipe.keyed(seeds, clock)
+        transforms = recipe.keyed(seeds, self._clock)
 
         def seed_decoders(number: int) -> None:
             transforms.seed_decoders(slot + number * stride)
 
-        stages.append(DecodeFields(recipe.fields, ledger.lose, clock, seed_decoders))
+        stages.append(DecodeFields(recipe.fields, ledger.lose, self._clock, seed_decoders))
         stages += [NamedStage(number, stage) for number, stage in enumerate(pipeline.stages)]
         stages.append(ApplyTransforms(transforms, slot, stride, ledger.lose))
-        stages.append(watch.arrived)
+        stages.append(self._watch.arrived)
         return iter(DataPipeline(*stages))

@@ -19,7 +19,7 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order, spans
+from lightning_shards.plan.draws import shard_draws, shard_order, spans, stream_start
 from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.readers.bad_samples import BadSampleLedger
 from lightning_shards.samples.collate import Sample
@@ -34,8 +34,8 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages, progr
 from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 
-_DRAWS_AT_ONCE = 16
-"""Draws of one worker computed together; a worker rarely opens more shards in a minute."""
+_DRAWS_AT_ONCE = 64
+"""Draws of one worker computed together; a worker rarely opens more shards in some minutes."""
 
 
 class ShardSlice(NamedTuple):
@@ -49,29 +49,47 @@ class ShardSlice(NamedTuple):
     take: int | None = None
 
 
-def resampled_slices(
-    index: ShardIndex, seed: int, worker_epoch: WorkerEpoch
-) -> Iterator[ShardSlice]:
-    """The shards that one worker draws in one epoch, without end.
+class Draws(NamedTuple):
+    """The draws of shards that one worker takes out of a sequence that all workers share.
 
-    All workers share one sequence of draws: each takes every `stride`-th draw, where ranks come
-    first and then workers. If the counts are known, a worker begins within a shard, at a uniformly
-    drawn sample, because epochs shorter than a shard would never see its end otherwise.
+    Attributes:
+        seed: Key of the sequence, with the next two.
+        epoch: The epoch that it begins in; 0 where it is that of the whole run.
+        resumed_at: Samples of this epoch that were trained before.
+        slot: The first of its draws; all workers begin with draws of their own.
+        stride: How many draws later the next one of its own comes.
     """
-    place, done = worker_epoch.place, worker_epoch.plan.done
-    slot = place.worker * place.world_size + place.rank
-    stride = place.world_size * place.num_workers
-    if index.kept_counts is not None:
-        shard, sample = draw_sample(
-            index.kept_counts, seed, worker_epoch.epoch, slot, resumed_at=done
-        )
-        yield ShardSlice(shard, skip=sample)
-    for start in count(0, stride * _DRAWS_AT_ONCE):
-        stop = start + stride * _DRAWS_AT_ONCE
-        draws = shard_draws(
-            index.num_shards, seed, worker_epoch.epoch, start, stop, resumed_at=done
-        )
-        yield from map(ShardSlice, draws[slot::stride].tolist())
+
+    seed: int
+    epoch: int
+    resumed_at: int
+    slot: int
+    stride: int
+
+
+def drawn_slices(index: ShardIndex, draws: Draws, skip: int) -> Iterator[ShardSlice]:
+    """The shards that one worker draws, without end, behind `skip` samples of them.
+
+    To skip any, the counts of the shards must be known.
+    """
+    counts, seed, epoch = index.kept_counts, draws.seed, draws.epoch
+    if counts is not None:
+        skip += stream_start(counts, seed, draws.slot)
+    for start in count(0, draws.stride * _DRAWS_AT_ONCE):
+        span = start, start + draws.stride * _DRAWS_AT_ONCE
+        of_all = shard_draws(index.num_shards, seed, epoch, *span, resumed_at=draws.resumed_at)
+        drawn = of_all[draws.slot :: draws.stride]
+        if skip:
+            assert counts is not None
+            ends = np.cumsum(counts[drawn])
+            first = int(np.searchsorted(ends, skip, side="right"))
+            if first == len(drawn):
+                skip -= int(ends[-1])
+                continue
+            shard = int(drawn[first])
+            yield ShardSlice(shard, skip=skip - int(ends[first] - counts[shard]))
+            drawn, skip = drawn[first + 1 :], 0
+        yield from map(ShardSlice, drawn.tolist())
 
 
 def exact_slices(
@@ -108,7 +126,7 @@ def exact_slices(
 class Watch:
     """Raises if shards or stages give no sample, because the stream would read for ever then."""
 
-    limit: int
+    limit: int = 0
     slices: int = 0
 
     def opened(self) -> None:
@@ -162,7 +180,7 @@ class ReadSlices:
     storages: Storages
     first_shard: int = 0
 
-    def __call__(self, slices: Iterator[ShardSlice]) -> Iterator[Sample]:
+    def __call__(self, slices: Iterator[ShardSlice]) -> Generator[Sample]:
         """The samples of these slices, one after the other."""
         for part in slices:
             wanted = self._wanted(part)

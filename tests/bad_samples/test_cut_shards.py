@@ -75,7 +75,9 @@ def test_resampling_gives_up_the_rest_of_a_cut_shard(cut_data, counted):
 def test_a_shard_with_more_samples_than_counted_is_always_an_error(make_data, sampling):
     data = make_data({}, counts=(4,))
     Path(data.urls[0]).with_name("sizes.json").write_text(dumps({"shard-0.tar": 3}))
-    module = data.module(reader="stream", sampling=sampling, max_bad=50, batch_size=3)
+    size = 6 if sampling == "resampled" else 3
+    given = {"max_bad": 50, "batch_size": 3, "dataset_size": size}
+    module = data.module(reader="stream", sampling=sampling, **given)
     with pytest.raises(DamagedShardError, match="gave more than 3 samples"):
         list(chain.from_iterable(iter(module.loader("train")) for _ in range(3)))
 

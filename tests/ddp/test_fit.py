@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from lightning_shards.plan.draws import draw_sample
+from lightning_shards.plan.draws import shard_draws, stream_start
 from lightning_shards.shards.filters.keys import parse_parts
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
@@ -202,21 +202,24 @@ def test_three_samples_for_two_ranks_need_no_repeats(ran):
     assert [ran.of(name, rank, "val")[-1]["weights"] for rank in RANKS] == [[1, 1], [1]]
 
 
-def test_each_worker_of_each_rank_begins_at_a_draw_of_its_own(ran):
-    counts = np.array(TRAIN, dtype=np.int64)
+def test_each_worker_of_each_rank_reads_draws_of_its_own_over_the_ends_of_epochs(ran):
+    draws = shard_draws(len(TRAIN), seed=0, epoch=0, start=0, stop=400)
     for rank in RANKS:
         batches = batches_of(ran, "two workers", rank)
-        for epoch in range(3):
-            for worker in (0, 1):  # step 0 comes from worker 0, step 1 from worker 1
-                stream = worker * 2 + rank
-                drawn = draw_sample(counts, seed=0, epoch=epoch, stream=stream)
-                assert tuple(batches[epoch, worker][0]) == drawn
+        in_order = [batches[place] for place in sorted(batches)]
+        for worker in (0, 1):  # batch 0 of the run comes from worker 0, batch 1 from worker 1
+            shards = draws[worker * 2 + rank :: 4].tolist()
+            expected = [[shard, number] for shard in shards for number in range(TRAIN[shard])]
+            expected = expected[stream_start(np.array(TRAIN), 0, worker * 2 + rank) :]
+            served = [list(each) for batch in in_order[worker::2] for each in batch]
+            assert served == expected[: len(served)]
 
 
 @pytest.mark.parametrize("name", [name for name in WHOLE if BY_NAME[name].steps > 2])
 def test_ranks_train_on_different_samples(ran, name):
     first, second = (batches_of(ran, name, rank) for rank in RANKS)
-    assert not [place for place in first if first[place] == second[place]]
+    alike = [place for place in first if first[place] == second[place]]
+    assert len(alike) <= len(first) // 8  # draws of three shards may be alike
 
 
 def test_shuffled_ranks_together_train_on_each_sample_once_an_epoch(ran):

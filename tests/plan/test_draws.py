@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import (
     MAX_SHARDS,
     ORDER_VERSION,
     Span,
-    draw_sample,
     shard_draws,
     shard_order,
     spans,
     stable_order,
+    stream_start,
 )
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.place import Place
@@ -41,16 +41,10 @@ def orders_now():
         for seed, epoch, _ in ODD_KEYS
         for num_shards in (1, 25)
     ]
-    samples = [
-        [stream, *key, list(draw_sample(UNEQUAL, *key[:2], stream, resumed_at=key[2]))]
-        for key in ODD_KEYS
-        for stream in range(8)
-    ]
     return {
         "order_version": ORDER_VERSION,
         "shard_draws (num_shards, seed, epoch, resumed_at, draws)": draws,
         "shard_order (num_shards, seed, epoch, order)": orders,
-        "draw_sample (stream, seed, epoch, resumed_at, sample)": samples,
     }
 
 
@@ -133,73 +127,11 @@ def test_draws_refuse_numbers_out_of_range(arguments, resumed_at, message):
         shard_draws(*arguments, resumed_at=resumed_at)
 
 
-def frequencies(counts, num_epochs, length, begin):
-    """How often each sample comes first to `length`-th in many short epochs of one stream."""
-    seen = np.zeros(int(counts.sum()), dtype=np.int64)
-    firsts = np.cumsum(counts) - counts
-    for epoch in range(num_epochs):
-        shard, sample = begin(epoch)
-        left = length
-        for next_shard in shard_draws(len(counts), 1, epoch, 0, length).tolist():
-            taken = min(left, int(counts[shard]) - sample)
-            seen[firsts[shard] + sample : firsts[shard] + sample + taken] += 1
-            left -= taken
-            shard, sample = next_shard, 0
-            if not left:
-                break
-    return seen / seen.mean()
-
-
-SHORT = {"counts": np.array([1, 9, 30]), "num_epochs": 12_000, "length": 5}
-
-
-def test_epochs_shorter_than_a_shard_see_every_sample_equally_often():
-    seen = frequencies(**SHORT, begin=lambda epoch: draw_sample(SHORT["counts"], 1, epoch, 0))
-    assert np.abs(seen - 1).max() < 0.1  # standard deviation 0.025
-
-
-def test_epochs_that_begin_at_a_shard_never_see_its_end():
-    seen = frequencies(
-        **SHORT, begin=lambda epoch: (int(shard_order(3, 1, epoch, shuffled=True)[0]), 0)
-    )
-    assert seen[-1] == 0
-
-
-def test_starts_are_uniform_over_samples():
-    starts = Counter(draw_sample(UNEQUAL, 1, 0, stream) for stream in range(10_000))
-    assert set(starts) == {(s, i) for s, count in enumerate(UNEQUAL.tolist()) for i in range(count)}
-    assert 20 < sum((count - 200) ** 2 / 200 for count in starts.values()) < 90  # 49 +- 10
-
-
-@pytest.mark.parametrize(("seed", "epoch", "resumed_at"), [(2, 0, 0), (1, 1, 0), (1, 0, 1)])
-def test_starts_of_another_seed_epoch_or_resume_are_unrelated(seed, epoch, resumed_at):
-    counts = np.full(1000, 1000, dtype=np.int64)
-    one = [draw_sample(counts, 1, 0, stream) for stream in range(100)]
-    other = [draw_sample(counts, seed, epoch, i, resumed_at=resumed_at) for i in range(100)]
-    assert not set(one) & set(other)
-
-
-def test_starts_are_unrelated_to_the_draws():
-    starts = [draw_sample(np.ones(1000, dtype=np.int64), 1, 0, i)[0] for i in range(500)]
-    assert (np.array(starts) == shard_draws(1000, 1, 0, 0, 500)).sum() < 6
-
-
-def test_start_in_a_huge_data_set_is_within_its_shard():
-    counts = np.full(7, 10**17, dtype=np.int64)
-    shard, sample = draw_sample(counts, 2**64 - 1, 5, 3)
-    assert shard in range(7)
-    assert sample in range(10**17)
-
-
-@pytest.mark.parametrize("counts", [[], [0, 0]])
-def test_start_needs_a_sample(counts):
-    with pytest.raises(PlanError, match="there is no sample to draw; check"):
-        draw_sample(np.array(counts, dtype=np.int64), 1, 0, 0)
-
-
-def test_start_refuses_a_negative_stream():
-    with pytest.raises(ConfigError, match=r"stream must be .*, got -1;"):
-        draw_sample(UNEQUAL, 1, 0, -1)
+def test_streams_begin_at_samples_of_their_own():
+    starts = [stream_start(UNEQUAL, 1, stream) for stream in range(4000)]
+    assert set(starts) == set(range(40))
+    assert max(Counter(starts).values()) < 150  # 100 +- 10
+    assert starts[:50] != [stream_start(UNEQUAL, 2, stream) for stream in range(50)]
 
 
 def test_unshuffled_order_is_file_order():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from webdataset.writer import TarWriter
 
-from lightning_shards.plan.draws import draw_sample, shard_draws, shard_order
+from lightning_shards.plan.draws import shard_draws, shard_order, stream_start
 from lightning_shards.plan.place import Cursor, Place
 
 NUM_SHARDS = 9
@@ -17,6 +17,15 @@ def ids(source, num_batches, place=ALONE, epoch=0, samples=0):
     """The sample ids of the first batches, in order."""
     made = islice(source.batches(place, Cursor(epoch, samples)), num_batches)
     return list(chain.from_iterable(map(tuple, each.batch["__id__"].tolist()) for each in made))
+
+
+def in_turn(source, cursor, num_batches, num_workers):
+    """The sample ids of batches of one rank, which its workers make in turn."""
+    workers = [
+        source.batches(Place(0, 1, worker, num_workers), cursor) for worker in range(num_workers)
+    ]
+    made = (next(workers[number % num_workers]) for number in range(num_batches))
+    return [each.batch["__id__"].tolist() for each in made]
 
 
 def shards(source, num_samples, *where, **cursor):
@@ -82,32 +91,59 @@ def test_ranks_and_then_workers_take_the_draws_in_turn(num_workers, single_sampl
         assert shards(source, 10, place) == draws[rank::world_size][worker::num_workers].tolist()
 
 
-def test_each_stream_begins_at_a_sample_of_its_own(pack_shards, make_source):
-    counts = np.array([5, 40, 17])
-    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
-    places = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
-    starts = [ids(source, 1, place, epoch=6)[0] for place in places]
-    slots = [place.worker * 2 + place.rank for place in places]
-    assert starts == [draw_sample(counts, 0, 6, slot) for slot in slots]
-    assert len(set(starts)) > 1
-
-
-def test_a_resumed_stream_begins_at_another_sample(pack_shards, make_source):
-    counts = np.array([5, 40, 17])
-    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
-    starts = [ids(source, 1, samples=samples)[0] for samples in (0, 7, 8)]
-    expected = [draw_sample(counts, 0, 0, 0, resumed_at=samples) for samples in (0, 7, 8)]
-    assert starts == expected
-    assert len(set(starts)) > 1
-
-
 def test_a_shard_is_read_to_its_end_before_the_next_draw(pack_shards, make_source):
     counts = np.array([3, 4, 2])
     source = make_source(pack_shards(counts), samples=1000, batch_size=1)
-    shard, first = draw_sample(counts, 0, 0, 0)
-    expected = [(shard, number) for number in range(first, counts[shard])]
-    expected += [(s, n) for s in shard_draws(3, 0, 0, 0, 5).tolist() for n in range(counts[s])]
+    expected = [(s, n) for s in shard_draws(3, 0, 0, 0, 9).tolist() for n in range(counts[s])]
+    expected = expected[stream_start(counts, 0, 0) :]
     assert ids(source, len(expected)) == expected
+
+
+# --- over the ends of epochs ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 1), (2, 1), (1, 3), (2, 2)])
+def test_a_stream_goes_on_over_the_ends_of_epochs(
+    pack_shards, make_source, counted, world_size, num_workers
+):
+    """Each worker reads its draws from end to end, although epochs end within shards."""
+    counts, batches = np.array([7, 5, 9, 4]), 60
+    source = make_source(pack_shards(counts), samples=12, batch_size=2, counted=counted)
+    for rank, worker in product(range(world_size), range(num_workers)):
+        slot, stride = worker * world_size + rank, world_size * num_workers
+        draws = shard_draws(4, 0, 0, 0, 60 * stride)[slot::stride].tolist()
+        expected = [(shard, number) for shard in draws for number in range(counts[shard])]
+        expected = expected[stream_start(counts, 0, slot) if counted else 0 :]
+        served = ids(source, batches, Place(rank, world_size, worker, num_workers))
+        assert served == expected[: 2 * batches]
+
+
+@pytest.mark.parametrize("buffer", [0, 5])
+@pytest.mark.parametrize(("epoch", "samples"), [(1, 0), (5, 0), (3, 8)])
+def test_a_stream_with_counts_finds_its_place_in_the_draws(
+    pack_shards, make_source, buffer, epoch, samples
+):
+    """Three workers make five batches an epoch; the worker that makes a batch moves on by two."""
+    made = {"samples": 20, "batch_size": 4, "shuffle_buffer": buffer}
+    source = make_source(pack_shards([7, 5, 9, 4]), **made)
+    whole = [in_turn(source, Cursor(), 45, 3), in_turn(source, Cursor(epoch, samples), 10, 3)]
+    if samples and buffer:  # what was in the buffer is shuffled anew
+        return
+    begin = 5 * epoch + samples // 4
+    assert whole[0][begin : begin + 10] == whole[1]
+
+
+def test_a_stream_without_counts_begins_a_later_epoch_with_another_shard(single_samples):
+    source = single_samples()
+    draws = shard_draws(NUM_SHARDS, 0, 3, 0, 30).tolist()
+    assert shards(source, 30, epoch=3) == draws
+
+
+def test_short_epochs_see_whole_shards(pack_shards, make_source):
+    """Of 4 shards of 1,000 samples 20 epochs of 200 saw 943 when each began with a shard."""
+    source = make_source(pack_shards([1000] * 4), samples=200, batch_size=50, counted=False)
+    assert len(set(ids(source, 80))) == 1000 * len(set(shard_draws(4, 0, 0, 0, 4).tolist()))
 
 
 def test_a_resumed_stream_draws_from_another_sequence(single_samples):
