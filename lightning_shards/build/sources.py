@@ -29,7 +29,6 @@ from lightning_shards.plan.order import Order, SampleOrder
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.member_lookup import MemberSizes, suffixes_compared
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import BatchFormat
@@ -474,6 +473,8 @@ def _order(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ..
         order = order if index.kept is None else KeptOrder(order, index.kept)
     if (alike := config.batch_alike) is None:
         return order
+    from lightning_shards.build.alike import MemberSizes, suffixes_compared
+
     tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
     sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
     return AlikeOrder(order, seed, alike.group, ";".join(sizes.suffixes), sizes)

@@ -4,10 +4,9 @@
 ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.alike import AlikeOrder
@@ -254,39 +253,3 @@ def batch_keys(
         )
     epoch = 0 if source.epochs.pinned else epoch
     return source.replay(place, epoch, steps, num_workers)
-
-
-def require_no_stages(stages: Sequence[object]) -> None:
-    """Refuse a replay if stages may drop, add or move samples.
-
-    Raises:
-        ConfigError: There are stages.
-    """
-    if stages:
-        raise ConfigError(
-            f"the {len(stages)} `stages` of this split may drop, add or move samples, so that "
-            "their keys cannot be told without running them; iterate over "
-            "ShardDataModule.loader() and read `__key__` of its batches"
-        )
-
-
-def read_again(
-    bare: Source, place: Place, epoch: int, steps: range, num_workers: int
-) -> list[list[ServedSample]]:
-    """The rows of these steps, from batches made again from the beginning of the epoch on.
-
-    `bare` makes batches that are dicts with `__key__` and `__id__`. Step t is batch
-    t // num_workers of worker t % num_workers.
-    """
-    batches: dict[int, Iterator[LoadedBatch]] = {}
-    rows: list[list[ServedSample]] = []
-    for step in steps:
-        before, worker = divmod(step, num_workers)
-        if worker not in batches:
-            share = bare.batches(place.with_worker(worker, num_workers), Cursor(epoch))
-            batches[worker] = islice(share, before, None)
-        batch = cast("dict[str, Any]", next(batches[worker]).batch)
-        ids = batch["__id__"].tolist()
-        pairs = zip(batch["__key__"], ids, strict=True)
-        rows.append([ServedSample(key, *sample_id) for key, sample_id in pairs])
-    return rows

@@ -29,13 +29,7 @@ from lightning_shards.readers.bad_samples import (
 from lightning_shards.readers.mixed import Components, described, of_component
 from lightning_shards.readers.reading import FetchMeter
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.readers.source import (
-    ServedSample,
-    SourceDescription,
-    read_again,
-    require_no_stages,
-    shard_identity,
-)
+from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.stream_stages import (
     ApplyTransforms,
     DecodeFields,
@@ -48,6 +42,8 @@ from lightning_shards.readers.stream_stages import (
     drawn_slices,
     exact_slices,
     lacking_members,
+    read_again,
+    require_no_stages,
 )
 from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
 from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation

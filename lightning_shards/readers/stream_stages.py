@@ -7,11 +7,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from lightning_shards.errors import (
+    ConfigError,
     DamagedShardError,
     SampleError,
     ShardError,
@@ -21,8 +22,10 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.draws import shard_draws, shard_order, spans, stream_start
 from lightning_shards.plan.epoch import WorkerEpoch
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import BadSampleLedger
-from lightning_shards.samples.collate import Sample
+from lightning_shards.readers.source import ServedSample, Source
+from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
@@ -446,3 +449,39 @@ class NamedStage:
                 f"stages[{self.number}], which is {name}, failed: {type(error).__name__}: {error}; "
                 "it is called with an iterator of samples, each a dict of fields"
             ) from error
+
+
+def require_no_stages(stages: Sequence[object]) -> None:
+    """Refuse a replay if stages may drop, add or move samples.
+
+    Raises:
+        ConfigError: There are stages.
+    """
+    if stages:
+        raise ConfigError(
+            f"the {len(stages)} `stages` of this split may drop, add or move samples, so that "
+            "their keys cannot be told without running them; iterate over "
+            "ShardDataModule.loader() and read `__key__` of its batches"
+        )
+
+
+def read_again(
+    bare: Source, place: Place, epoch: int, steps: range, num_workers: int
+) -> list[list[ServedSample]]:
+    """The rows of these steps, from batches made again from the beginning of the epoch on.
+
+    `bare` makes batches that are dicts with `__key__` and `__id__`. Step t is batch
+    t // num_workers of worker t % num_workers.
+    """
+    batches: dict[int, Iterator[LoadedBatch]] = {}
+    rows: list[list[ServedSample]] = []
+    for step in steps:
+        before, worker = divmod(step, num_workers)
+        if worker not in batches:
+            share = bare.batches(place.with_worker(worker, num_workers), Cursor(epoch))
+            batches[worker] = islice(share, before, None)
+        batch = cast("dict[str, Any]", next(batches[worker]).batch)
+        ids = batch["__id__"].tolist()
+        pairs = zip(batch["__key__"], ids, strict=True)
+        rows.append([ServedSample(key, *sample_id) for key, sample_id in pairs])
+    return rows
