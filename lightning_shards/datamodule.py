@@ -61,7 +61,7 @@ from lightning_shards.progress import (
 )
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.shards.filters.predicates import sample_filter
+from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,

@@ -23,7 +23,7 @@ from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file, not_written
-from lightning_shards.shards.filters.kept_files import MappedNumbers, kept_path, stamps_of
+from lightning_shards.shards.filters.applying import MappedNumbers, digest_with_shards
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.finding import Join, JoinedShards
@@ -91,8 +91,8 @@ class ClassLabels:
         of_join = [(join.digest, join.column, join.settings.key) for join in self.joins]
         of_labels = (digest_of_predicate(decoding), classes and classes.digest(), of_join)
         digest = hashlib.sha256(repr((of_labels, kept and kept.identity)).encode()).hexdigest()
-        stamps = stamps_of(self.index, self.cache)
-        return self.cache.root / "balance" / kept_path(self.index, digest, stamps, self.cache).name
+        name = digest_with_shards(digest, self.index, self.cache)
+        return self.cache.root / "balance" / f"{name}.json"
 
     def _require_at_hand(self, shards: OpenShards) -> None:
         remote = [url for url in self.index.urls if not is_local(url)]

@@ -36,8 +36,9 @@ from lightning_shards.samples.fields import lack_classes, with_found_classes
 from lightning_shards.shards.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.applying import filtered_index
-from lightning_shards.shards.filters.key_tests import read_key_tests
-from lightning_shards.shards.filters.predicates import SampleFilter, name_of, sample_filter
+from lightning_shards.shards.filters.keys import read_key_tests
+from lightning_shards.shards.filters.predicates import name_of
+from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
@@ -80,8 +81,6 @@ def index_of_kept(
     needs: FilterNeeds,
     cache: CacheFolder,
     settings: TransportSettings,
-    *,
-    is_prepared: bool = False,
 ) -> ShardIndex:
     """The index, which knows what the filter leaves; or what a stream asks of each sample.
 
@@ -93,7 +92,6 @@ def index_of_kept(
         needs: What the split needs.
         cache: Where tables are kept, and what is left.
         settings: How remote shards are reached.
-        is_prepared: Whether another rank of this node has done so before in this run.
 
     Raises:
         ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
@@ -102,7 +100,7 @@ def index_of_kept(
     with closing(Storages(remote_storages(settings))) as storages:
         tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):
-            return filtered_index(index, chosen, tables, cache, is_prepared=is_prepared)
+            return filtered_index(index, chosen, tables, cache)
     _require_streamable(index, chosen, needs)
     _log.info("%s: %s is asked of each sample as it is read", needs.split, chosen.names)
     return replace(index, key_tests=read_key_tests(chosen, index))
@@ -252,7 +250,7 @@ def _find(
         return index
     has_size = in_mixture or config.dataset_size is not None  # a mix has its own
     needs = FilterNeeds(name, str(config.sampling), has_size, patterns)
-    return index_of_kept(index, chosen, needs, folder, settings, is_prepared=is_prepared)
+    return index_of_kept(index, chosen, needs, folder, settings)
 
 
 def transport_settings(data: DataConfig) -> TransportSettings:

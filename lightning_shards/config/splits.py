@@ -47,7 +47,7 @@ from lightning_shards.errors import (
     require_text,
     urls_as_texts,
 )
-from lightning_shards.shards.filters.predicates import names_callable, sample_filter
+from lightning_shards.shards.filters.settings import names_callable, sample_filter
 from lightning_shards.shards.joins.settings import join_settings
 
 Split = Literal["train", "val", "test", "predict"]

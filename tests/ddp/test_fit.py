@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards.plan.draws import shard_draws, stream_start
-from lightning_shards.shards.filters.keys import parse_parts
+from lightning_shards.shards.filters.settings import parse_parts
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 

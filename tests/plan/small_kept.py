@@ -1,27 +1,24 @@
 """Small data sets of which some samples are left out, and strategies that draw their orders."""
 
+from functools import partial
+
 import numpy as np
 from hypothesis import strategies as st
 
-from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, KeptSamples
+from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, kept_samples, pack_masks
 from lightning_shards.plan.order import SampleOrder
 
 SAMPLINGS = ("resampled", "shuffled", "sequential")
 
 
-def kept_samples(masks, *, are_kept=False, kind=np.uint32):
-    """What is left of shards with these masks, in either of the two forms."""
-    mask = np.array([each for mask in masks for each in mask], np.bool_)
-    left_out = np.flatnonzero(~mask)
-    numbers = np.flatnonzero(mask) if are_kept else left_out - np.arange(len(left_out))
+def small_kept(masks):
+    """What is left of shards with these masks."""
     totals = np.array([len(mask) for mask in masks], np.int64)
-    counts = np.array([sum(mask) for mask in masks], np.int64)
-    identity = "".join(f"{int(each)}" for each in mask)
-    return KeptSamples(totals, counts, HeldNumbers(numbers.astype(kind)), are_kept, identity)
+    return kept_samples(totals, HeldNumbers(pack_masks(np.array(mask, bool) for mask in masks)))
 
 
-def kept_order(masks, sampling="shuffled", run=3, block=8, seed=0, **form):
-    kept = kept_samples(masks, **form)
+def kept_order(masks, sampling="shuffled", run=3, block=8, seed=0):
+    kept = small_kept(masks)
     return KeptOrder(SampleOrder(kept.counts, seed, sampling, run, block), kept)
 
 
@@ -35,25 +32,23 @@ def ids_left(masks):
     ]
 
 
-MASKS = st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=6).filter(
-    lambda masks: any(map(any, masks))
-)
-FORMS = st.fixed_dictionaries(
-    {"are_kept": st.booleans(), "kind": st.sampled_from((np.uint32, np.int64))}
-)
+LENGTHS = st.one_of(st.integers(0, 12), st.integers(60, 130))
+MASKS = st.lists(
+    LENGTHS.flatmap(lambda n: st.lists(st.booleans(), min_size=n, max_size=n)),
+    min_size=1,
+    max_size=6,
+).filter(lambda masks: any(map(any, masks)))
+"""Of shards of less than a word of bits, or of a word and more."""
 
 
 def kept_orders(masks, samplings=SAMPLINGS):
     """Orders of what is left of shards with these masks."""
     return st.builds(
-        lambda sampling, run, block, seed, form: kept_order(
-            masks, sampling, run, block, seed, **form
-        ),
+        partial(kept_order, masks),
         st.sampled_from(samplings),
         st.integers(1, 9),
         st.integers(0, 50),
         st.integers(0, 2**64 - 1),
-        FORMS,
     )
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_kept import FORMS, KEPT, MASKS, ids_left, kept_order, kept_orders, kept_samples
+from small_kept import KEPT, MASKS, ids_left, kept_order, kept_orders, small_kept
 from test_elastic_plans import REMAINDERS, check_chain, draw_chain, jobs
 
-from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, kept_samples
 from lightning_shards.plan.order import SampleOrder
 
 
@@ -15,9 +15,9 @@ def pairs(array):
     return list(map(tuple, array.tolist()))
 
 
-@given(MASKS, FORMS)
-def test_the_nth_kept_sample_is_the_nth_that_is_left_in_file_order(masks, form):
-    order = kept_order(masks, "sequential", **form)
+@given(MASKS)
+def test_the_nth_kept_sample_is_the_nth_that_is_left_in_file_order(masks):
+    order = kept_order(masks, "sequential")
     left = ids_left(masks)
     assert order.samples == len(left)
     assert pairs(order.at(0, 0, len(left))) == left
@@ -77,28 +77,28 @@ def test_drawn_chains_of_what_is_left_serve_every_kept_sample_once():
         order, remainder, epoch, chain = draw_chain(draws)
         masks = [draws.random(count) < 0.8 for count in order.counts.tolist()]
         masks[0] = np.append(masks[0], True)
-        form = {"are_kept": bool(number % 2)}
-        kept = kept_order(masks, order.sampling, order.run, order.block, order.seed, **form)
+        kept = kept_order(masks, order.sampling, order.run, order.block, order.seed)
         check_chain(kept, remainder, epoch, chain)
 
 
-def test_looking_up_costs_no_copy_of_the_numbers():
-    """A type that differs from theirs would make numpy convert all of them at each look-up."""
-    kept = kept_samples([[False] * 10 + [True] * 5], kind=np.uint32)
-    asked, search = [], np.searchsorted
+def test_damaged_words_are_told():
+    words = small_kept([[True, False, True], [False] * 70]).words.values()
+    for row, column in ((0, 1), (1, 0)):
+        damaged = words.copy()
+        damaged[row, column] ^= 1 << 3
+        with pytest.raises(ValueError, match="its bits are not as many as it says"):
+            kept_samples(np.array([3, 70]), HeldNumbers(damaged))
+    with pytest.raises(ValueError, match="its bits are not as many as it says"):
+        kept_samples(np.array([3, 64]), HeldNumbers(words))
 
-    def searchsorted(listed, wanted, **more):
-        asked.append((listed.dtype, wanted.dtype))
-        return search(listed, wanted, **more)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(np, "searchsorted", searchsorted)
-        assert kept.of_shard(0).tolist() == [10, 11, 12, 13, 14]
-    assert asked == [(np.uint32, np.uint32)]
+def test_the_identity_has_always_been_the_same():
+    """Checkpoints hold it."""
+    assert small_kept([[True, False, True], [], [False, True] * 40]).identity == "92b33040d7a8b7dd"
 
 
 def test_the_identity_is_that_of_the_inner_order_and_of_what_is_left():
     one, two = kept_order([[True, False, True]]), kept_order([[False, True, True]])
     assert one.identity() == one.inner.identity() | {"kept": one.kept.identity}
     assert one != two
-    assert one == KeptOrder(one.inner, kept_samples([[True, False, True]], are_kept=True))
+    assert one == KeptOrder(one.inner, small_kept([[True, False, True]]))

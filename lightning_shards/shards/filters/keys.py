@@ -1,10 +1,4 @@
-"""Keys of samples: fixed parts of them by a hash, and lists of those to leave out.
-
-The hash of a key is the SHA-256 of its bytes as they are in the tar (UTF-8, as a rule). Its part is
-the first 8 bytes, read as a big-endian number, modulo the number of parts, the same in every run
-and in any program::
-
-    int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % of
+"""What a filter asks of keys and ids: of all samples of a table, or of one sample of a stream.
 
 A list is a text file with a key, or the id of a sample, on each line. A line is a key as it is in
 the tar; or `#FILE:NUMBER`, the sample with this number (from 0) in the shard with this file name. A
@@ -15,106 +9,40 @@ key 16 bytes of its SHA-256 are kept. That another key has the same ones is out 
 """
 
 import hashlib
+import logging
 import os
-from array import array
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import sha256
-from itertools import islice, pairwise
-from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.files import open_regular
+from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.shards.filters.predicates import keys_of_table
+from lightning_shards.shards.filters.settings import (
+    HashParts,
+    SampleFilter,
+    digests_of,
+    open_list,
+    prefix_of,
+)
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
-
-_WORDS: Final = np.dtype(">u8")
-_DIGEST_BYTES: Final = 16
-MAX_PARTS: Final = 2**32
-"""More parts would not be equally large by a hash of 64 bits."""
-
-
-def digests_of(keys: Iterable[bytes]) -> NDArray[np.uint64]:
-    """The first 16 bytes of the SHA-256 of each key, as two numbers: uint64, shape (n, 2)."""
-    joined = b"".join(sha256(key).digest()[:_DIGEST_BYTES] for key in keys)
-    return np.frombuffer(joined, _WORDS).astype(np.uint64).reshape(-1, 2)
-
-
-def keys_of_table(table: MemberTable) -> list[bytes]:
-    """The keys of all samples of a shard."""
-    keys = table.keys.tobytes()
-    return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
-
-
-def prefix_of(key: bytes) -> bytes:
-    """The part of a key before its first dot, without a leading ``./``."""
-    return key.removeprefix(b"./").partition(b".")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class HashParts:
-    """Some of the equal parts that samples are divided into by the hash of their keys.
-
-    Attributes:
-        hash_of: ``key``, or ``prefix``: the part of the key before its first dot, without a leading
-            ``./``, so that samples with one prefix stay together.
-        of: Number of parts.
-        parts: The numbers of those that are meant, from 0 to `of` - 1.
-    """
-
-    hash_of: str
-    of: int
-    parts: tuple[int, ...]
-
-    def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
-        """Whether each of these keys is in one of the parts."""
-        if self.hash_of == "prefix":
-            keys = map(prefix_of, keys)
-        numbers = digests_of(keys)[:, 0] % np.uint64(self.of)
-        return np.isin(numbers, np.array(self.parts, np.uint64))
-
-
-def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
-    """The parts that a mapping names; `name` is the setting that has it.
-
-    Raises:
-        ConfigError: A key is missing or unknown, or a value is out of its range.
-    """
-    if set(given) != {"hash_of", "of", "parts"}:
-        raise ConfigError(
-            f"{name} takes the keys hash_of, of and parts, as in {{hash_of: key, of: 20, parts: "
-            f"[0]}}, got {sorted(map(str, given))}"
-        )
-    hash_of, of, parts = given["hash_of"], given["of"], given["parts"]
-    if hash_of not in ("key", "prefix"):
-        raise ConfigError(f"hash_of of {name} must be 'key' or 'prefix', got {hash_of!r}")
-    if type(of) is not int or not 1 <= of <= MAX_PARTS:
-        raise ConfigError(
-            f"of of {name} must be a number of parts from 1 to {MAX_PARTS}, got {of!r}"
-        )
-    if not isinstance(parts, list | tuple) or not parts:
-        raise ConfigError(f"parts of {name} must be a list of numbers, as in [0, 1], got {parts!r}")
-    numbers: set[int] = set()
-    for part in cast("Sequence[object]", parts):
-        if type(part) is not int or not 0 <= part < of:
-            raise ConfigError(
-                f"parts of {name} must be numbers from 0 to {of - 1}, as of={of}, got {part!r}"
-            )
-        numbers.add(part)
-    return HashParts(hash_of, of, tuple(sorted(numbers)))
-
+from lightning_shards.shards.urls import split_url
 
 _Words = NDArray[np.uint64]
 _Ints = NDArray[np.int64]
 
-_ID_MARK = b"#"
-_ESCAPE = b"\\"
-_LINES_AT_ONCE = 2**16
-_HEAD_BYTES = 64
+_ID_MARK: Final = b"#"
+_ESCAPED: Final = (b"\\#", b"\\\\")
+_HEAD_BYTES: Final = 64
+_SHOWN: Final = 80
+"""Letters of a key that a message shows."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,29 +50,43 @@ class KeyList:
     """Keys by their digests, and samples by shard and number.
 
     Attributes:
-        first: First words of the digests of the keys, ascending, uint64.
-        second: Their second words.
-        most_alike: How many digests at most have one first word; nearly always 1.
+        path: Where they were read.
+        digests: Of the keys, ascending, each once: uint64, shape (2, n).
         numbers: By file name of a shard, the numbers of samples in it, int64, ascending.
+        matched: Which of the keys were found in a table so far, bool.
     """
 
-    first: _Words
-    second: _Words
-    most_alike: int
+    path: str
+    digests: _Words
     numbers: Mapping[str, _Ints]
+    matched: NDArray[np.bool_]
 
-    def find(self, digests: _Words) -> _Ints:
-        """The number in the list of each of these digests, shape (n, 2); -1 for those not in it."""
-        found = np.full(len(digests), -1, np.int64)
-        if not len(self.first):
-            return found
-        starts = np.searchsorted(self.first, digests[:, 0])
-        for step in range(self.most_alike):
-            places = np.minimum(starts + step, len(self.first) - 1)
-            is_equal = self.first[places] == digests[:, 0]
-            is_equal &= self.second[places] == digests[:, 1]
-            found[is_equal] = places[is_equal]
-        return found
+    def has(self, digests: _Words) -> NDArray[np.bool_]:
+        """Whether each key with one of these digests is in the list, which notes it as matched."""
+        if not len(self.matched):
+            return np.zeros(len(digests[0]), np.bool_)
+        places = self._places(digests)
+        places[places == len(self.matched)] = 0
+        is_listed = (self.digests[:, places] == digests).all(axis=0)
+        self.matched[places[is_listed]] = True
+        return is_listed
+
+    @property
+    def num_ids(self) -> int:
+        """Samples that it names by shard and number."""
+        return sum(map(len, self.numbers.values()))
+
+    def first_unmatched(self) -> bytes:
+        """The first key of the file that was found in no table; there is one."""
+        for entry in _entries(self.path):
+            if entry[:1] != _ID_MARK and not self.matched[self._places(digests_of([_key(entry)]))]:
+                return _key(entry)
+        return b""  # the file has changed meanwhile
+
+    def _places(self, digests: _Words) -> _Ints:
+        listed: _Words = self.digests[0]
+        asked: _Words = digests[0]
+        return np.searchsorted(listed, asked)
 
 
 def read_key_list(path: str, shard_name: str = "") -> KeyList:
@@ -153,117 +95,201 @@ def read_key_list(path: str, shard_name: str = "") -> KeyList:
     Raises:
         ConfigError: The file cannot be read, or a line is no id although it begins like one.
     """
-    digests: list[_Words] = []
-    numbers: dict[bytes, array[int]] = {}
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+
+    def keys() -> Iterator[bytes]:
+        for entry in _entries(path):
+            if entry[:1] == _ID_MARK:
+                name, number = _parse_id(entry, path, shard_name)
+                numbers[name].append(number)
+            else:
+                yield _key(entry)
+
+    digests = _different(digests_of(keys()))
+    by_name = {name: np.unique(np.array(listed, np.int64)) for name, listed in numbers.items()}
+    return KeyList(path, digests, by_name, np.zeros(len(digests[0]), np.bool_))
+
+
+def _different(digests: _Words) -> _Words:
+    """These digests in ascending order, each once."""
+    return digests[:, np.unique(digests[0], return_index=True)[1]]
+
+
+def _entries(path: str) -> Iterator[bytes]:
+    """The lines of a list that are not empty."""
     with os.fdopen(open_list(path), "rb") as file:
         head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
         if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) and b"\0" in head:  # as no key has
             raise ConfigError(f"exclude: {path} is written in UTF-16; write it in UTF-8")
-        for entries in _batches(file):
-            for entry in entries:
-                if entry[:1] == _ID_MARK:
-                    name, number = _parse_id(entry, path, shard_name)
-                    numbers.setdefault(name, array("q")).append(number)
-            digests.append(digests_of(_keys_among(entries)))
-    by_name = {
-        os.fsdecode(name): np.unique(np.array(listed, np.int64)) for name, listed in numbers.items()
-    }
-    return _key_list(np.concatenate([np.empty((0, 2), np.uint64), *digests]), by_name)
+        file.seek(len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0)
+        yield from filter(None, (line.rstrip(b"\r\n") for line in file))
 
 
-def first_unmatched(path: str, listed: KeyList, matched: NDArray[np.bool_]) -> bytes:
-    """The first key of a file that is not among those that were matched; empty if all are.
+def _key(entry: bytes) -> bytes:
+    """The key of a line, without the backslash that takes the meaning of a mark."""
+    return entry[1:] if entry[:2] in _ESCAPED else entry
 
-    Args:
-        path: Of the file, which is read again.
-        listed: What was read of it.
-        matched: For each key of `listed`, whether it was matched.
+
+def _parse_id(entry: bytes, path: str, shard_name: str) -> tuple[str, int]:
+    name, _, number = entry[1:].rpartition(b":")
+    if not name or not number.isdigit() or len(number) > 18:  # noqa: PLR2004 of int64
+        as_in = f", as in #{shard_name}:0" if shard_name else ""
+        raise ConfigError(
+            f"exclude: {path} has the line {os.fsdecode(entry)!r}, which begins with # and is no "
+            f"#SHARD-FILE-NAME:NUMBER{as_in}; put a backslash before a key that begins with #"
+        )
+    return os.fsdecode(name), int(number)
+
+
+@dataclass(frozen=True)
+class KeyTests:
+    """The parts and lists of a filter, ready to be asked.
+
+    Attributes:
+        names: File name of each shard.
+        parts: Parts by hash, by `keep` and `exclude`.
+        lists: Lists of what is left out.
+        identity: Hash of what is asked, in whatever order lists have their keys.
+        prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
+        seen: The first key in the tables, for messages; empty if there is none.
+    """
+
+    names: Sequence[str] = field(compare=False)
+    parts: Mapping[str, HashParts] = field(compare=False)
+    lists: Sequence[KeyList] = field(compare=False)
+    identity: str
+    prefixes: set[bytes] = field(default_factory=set[bytes], compare=False)
+    seen: list[bytes] = field(default_factory=list[bytes], compare=False)
+
+    def kept_of_table(self, shard: int, table: MemberTable) -> NDArray[np.bool_]:
+        """Whether each sample of a shard is kept, shape (num_samples,); matches are noted."""
+        mask = np.ones(table.num_samples, np.bool_)
+        if self.parts or self.lists:
+            keys = keys_of_table(table)
+            mask = self._kept_keys(keys)
+            self.seen.extend(() if self.seen else keys[:1])
+            if self._of_prefixes and len(self.prefixes) <= 1:
+                self.prefixes.update(map(prefix_of, keys))
+        for listed in self.lists:
+            mask[listed.numbers.get(self.names[shard], np.empty(0, np.int64))] = False
+        return mask
+
+    def keeps(self, shard: int, sample: int, key: str) -> bool:
+        """Whether one sample is kept."""
+        numbers = (listed.numbers.get(self.names[shard], ()) for listed in self.lists)
+        is_named = any(sample in of_shard for of_shard in numbers)
+        return not is_named and bool(self._kept_keys([key.encode("utf-8", "surrogateescape")])[0])
+
+    def require_matches(self) -> None:
+        """Refuse lists of which nothing was found in any table, and log how much was not.
+
+        Raises:
+            ConfigError: There is such a list.
+        """
+        for listed in self.lists:
+            num_keys, num_found = len(listed.matched), int(np.count_nonzero(listed.matched))
+            if not num_keys and not listed.num_ids:
+                raise ConfigError(
+                    f"exclude: {listed.path} has no line with a key or an id; leave the list out "
+                    "until there is something in it"
+                )
+            if num_found == num_keys:
+                continue
+            unlike = (listed.first_unmatched(), *self.seen)
+            unlike = " the first key of the samples ".join(
+                f"{os.fsdecode(key)[:_SHOWN]!r}," for key in unlike
+            ).removesuffix(",")
+            if not num_found and not listed.num_ids:
+                raise ConfigError(
+                    f"exclude: none of the {count_of(num_keys, 'key')} of {listed.path} is the key "
+                    f"of a sample of this split: the first of them is {unlike}; write keys with "
+                    "folders and without suffixes, as `lightning-shards show` does, or leave the "
+                    "list out; in a mix, write it into those components alone whose samples it "
+                    "names"
+                )
+            what = (
+                "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
+                "left out for them: the first of them is %s; keys have folders and no suffixes"
+            )
+            missing = num_keys - num_found
+            _log.warning(what, f"{missing:,}", f"{num_keys:,}", listed.path, unlike)
+
+    def warn_of_one_prefix(self, samples: int) -> None:
+        """Say so where parts are made of prefixes, and the samples of all tables have the same."""
+        if samples > 1 and len(self.prefixes) == 1:
+            what = (
+                "%s: hash_of 'prefix' takes all samples of this split or none, as all %s have the "
+                "prefix %r, which is what is before the first dot of a key; take hash_of 'key', or "
+                "give the folders in the shards other names"
+            )
+            prefix = os.fsdecode(next(iter(self.prefixes)))
+            _log.warning(what, " and ".join(self._of_prefixes), f"{samples:,}", prefix)
+
+    @property
+    def _of_prefixes(self) -> list[str]:
+        """The settings that make parts of prefixes."""
+        return [name for name, parts in self.parts.items() if parts.hash_of == "prefix"]
+
+    def _kept_keys(self, keys: list[bytes]) -> NDArray[np.bool_]:
+        mask = np.ones(len(keys), np.bool_)
+        for name, parts in self.parts.items():
+            mask &= parts.has(keys) == (name == "keep")
+        digests = digests_of(keys if self.lists else ())
+        for listed in self.lists:
+            mask &= ~listed.has(digests)
+        return mask
+
+
+def read_key_tests(chosen: SampleFilter, index: ShardIndex) -> KeyTests:
+    """The parts of a filter that ask for keys and ids, with its lists read.
 
     Raises:
-        ConfigError: The file cannot be read.
+        ConfigError: A list cannot be read, or names shards and samples that are not there.
     """
-    with os.fdopen(open_list(path), "rb") as file:
-        for entries in _batches(file):
-            keys = _keys_among(entries)
-            for key, place in zip(keys, listed.find(digests_of(keys)).tolist(), strict=True):
-                if place < 0 or not matched[place]:
-                    return key
-    return b""
-
-
-def _batches(file: BinaryIO) -> Iterator[list[bytes]]:
-    """The lines of a file that are not empty, many at a time."""
-    if file.read(len(BOM_UTF8)) != BOM_UTF8:
-        file.seek(0)
-    while lines := list(islice(file, _LINES_AT_ONCE)):
-        yield list(filter(None, (line.rstrip(b"\r\n") for line in lines)))
-
-
-def _keys_among(entries: Iterable[bytes]) -> list[bytes]:
-    """The keys among these lines, without the backslash that takes the meaning of a mark."""
-    escaped = (_ESCAPE + _ID_MARK, _ESCAPE + _ESCAPE)
-    keys = (entry for entry in entries if entry[:1] != _ID_MARK)
-    return [key[1:] if key[:2] in escaped else key for key in keys]
-
-
-def digest_of_list(path: str) -> str:
-    """The SHA-256 of a file's content, in hex digits.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    with os.fdopen(open_list(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def content_of_lists(lists: Iterable[KeyList]) -> str:
-    """A hash of what is in these lists together, in whatever order, in hex digits."""
-    digests, numbers = [np.empty((0, 2), np.uint64)], dict[str, list[_Ints]]()
+    names = [split_url(url)[1] for url in index.urls]
+    lists = [read_key_list(path, *names[:1]) for path in chosen.lists]
     for listed in lists:
-        digests.append(np.stack((listed.first, listed.second), axis=1))
+        _require_ids(listed, names, index)
+    keep, exclude = map(chosen.parts.get, ("keep", "exclude"))
+    asked = f"{keep!r}\n{exclude!r}\n{_content_of(lists)}"
+    return KeyTests(names, chosen.parts, lists, hashlib.sha256(asked.encode()).hexdigest())
+
+
+def _content_of(lists: Iterable[KeyList]) -> str:
+    """A hash of what is in these lists together, in whatever order, in hex digits."""
+    digests, numbers = [np.empty((2, 0), np.uint64)], defaultdict[str, list[_Ints]](list)
+    for listed in lists:
+        digests.append(listed.digests)
         for name, of_shard in listed.numbers.items():
-            numbers.setdefault(name, []).append(of_shard)
-    keys = _key_list(np.concatenate(digests), {})
-    content = hashlib.sha256(keys.first.tobytes() + keys.second.tobytes())
+            numbers[name].append(of_shard)
+    content = hashlib.sha256(_different(np.concatenate(digests, axis=1)).tobytes())
     for name, parts in sorted(numbers.items()):
         of_shard = np.unique(np.concatenate(parts))
         content.update(os.fsencode(f"{name}\0{len(of_shard)}\0") + of_shard.tobytes())
     return content.hexdigest()
 
 
-def _key_list(digests: _Words, numbers: Mapping[str, _Ints]) -> KeyList:
-    digests = digests[np.argsort(digests[:, 0], kind="stable")]
-    is_alike = digests[1:, 0] == digests[:-1, 0]
-    # Of keys with equal digests, which are the same key, any one will do; others are very rare.
-    is_new = np.ones(len(digests), np.bool_)
-    is_new[1:] = ~is_alike | (digests[1:, 1] != digests[:-1, 1])
-    digests = digests[is_new]
-    alike = digests[1:, 0] == digests[:-1, 0]
-    first, second = np.ascontiguousarray(digests[:, 0]), np.ascontiguousarray(digests[:, 1])
-    return KeyList(first, second, 1 + int(np.count_nonzero(alike)), numbers)
-
-
-def _parse_id(entry: bytes, path: str, shard_name: str) -> tuple[bytes, int]:
-    name, colon, number = entry[1:].rpartition(b":")
-    if not colon or not name or not number.isdigit() or len(number) > 18:  # noqa: PLR2004 of int64
-        as_in = f", as in #{shard_name}:0" if shard_name else ""
-        raise ConfigError(
-            f"exclude: {path} has the line {os.fsdecode(entry)!r}, which begins with # and is no "
-            f"#SHARD-FILE-NAME:NUMBER{as_in}; put a backslash before a key that begins with #"
-        )
-    return name, int(number)
-
-
-def open_list(path: str) -> int:
-    """A list, open for reading, which the caller closes.
-
-    Raises:
-        ConfigError: It cannot be opened.
-    """
-    try:
-        return open_regular(Path(path).expanduser())
-    except (FileAccessError, ShardNotFoundError) as error:
-        raise ConfigError(
-            f"exclude: the list {path!r} cannot be read: {error}; name a text file with one key a "
-            "line"
-        ) from error
+def _require_ids(listed: KeyList, names: Sequence[str], index: ShardIndex) -> None:
+    """Refuse ids of shards and samples that are not there, or of more than one shard."""
+    counts_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by name, then by URL
+    counts = [-1] * len(names) if index.counts is None else index.counts.tolist()
+    for name, url, count in zip(names, index.urls, counts, strict=True) if listed.numbers else ():
+        counts_of[name][url] = count
+    for name, numbers in listed.numbers.items():
+        found = list(counts_of.get(name, {}).values())
+        if not found:
+            raise ConfigError(
+                f"exclude: {listed.path} names samples of {name!r}, and no shard of this split has "
+                f"that file name, the first one is {names[0]!r}; take these lines out, or put "
+                "them into the list of another split or component"
+            )
+        if len(found) > 1:
+            raise ConfigError(
+                f"exclude: {listed.path} names samples of {name!r}, and two shards in different "
+                "folders have that file name; name these samples by their keys"
+            )
+        if 0 <= found[0] <= numbers[-1]:
+            raise ConfigError(
+                f"exclude: {listed.path} names sample {numbers[-1]} of {name!r}, which holds "
+                f"{count_of(found[0], 'sample')}, counted from 0; correct that line"
+            )

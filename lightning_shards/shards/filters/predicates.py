@@ -5,7 +5,7 @@ A predicate is called once for each shard, with its `ShardColumns`, and returns 
     def large_images(shard):
         return shard.sizes("jpg") > 20_000
 
-What it keeps is taken from the cache by later runs if its name, the source of its modules and the
+What it keeps is taken from the cache by later runs if its name, the source of its module and the
 values that it holds are the same. What it calls in other modules, and the files that it reads, are
 not looked at: a predicate that depends on them has an attribute `version`, which is another value
 whenever they change.
@@ -19,9 +19,9 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final, cast
@@ -30,20 +30,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.keys import (
-    HashParts,
-    digest_of_list,
-    keys_of_table,
-    parse_parts,
-)
+from lightning_shards.shards.filters.settings import Predicate
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.urls import redact, scheme_of
+from lightning_shards.shards.urls import redact
 
 _STARTED: Final = time.time_ns()
 
 _log = logging.getLogger(__name__)
 
-Predicate = Callable[["ShardColumns"], Any]
+
+def keys_of_table(table: MemberTable) -> list[bytes]:
+    """The keys of all samples of a shard."""
+    keys = table.keys.tobytes()
+    return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
 
 
 @dataclass(frozen=True)
@@ -110,21 +109,17 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
             f"keep: {name} raised {type(error).__name__} for {url}: {error}; correct it, or leave "
             "keep out"
         ) from error
-    columns = cast("NDArray[Any]", kept) if isinstance(kept, np.ndarray) else None
-    if columns is None or columns.dtype != np.bool_:
-        what = f"an array of {columns.dtype}" if columns is not None else ""
-        what = what or type(cast("object", kept)).__name__
-        raise ConfigError(
-            f"keep: {name} must return an array of bools, one for each sample of the shard, got "
-            f"{what} for {url}; it is called with a ShardColumns, as in "
-            'shard.sizes("jpg") > 20_000'
-        )
-    if columns.shape != (shard.num_samples,):
-        raise ConfigError(
-            f"keep: {name} must return one bool for each sample, shape ({shard.num_samples},) for "
-            f"{url}, got shape {columns.shape}; do not drop any of them"
-        )
-    return columns
+    shape, what = (shard.num_samples,), type(kept).__name__
+    if isinstance(kept, np.ndarray):
+        columns = cast("NDArray[Any]", kept)
+        if columns.dtype == np.bool_ and columns.shape == shape:
+            return columns
+        what = f"an array of {columns.dtype} of shape {columns.shape}"
+    raise ConfigError(
+        f"keep: {name} must return an array of bools, one for each sample of the shard, of shape "
+        f"{shape} for {url}, got {what}; it is called with a ShardColumns, as in "
+        'shard.sizes("jpg") > 20_000'
+    )
 
 
 def name_of(predicate: object) -> str:
@@ -165,18 +160,14 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, self._ignored):
             return str, ()
-        if isinstance(obj, type):
-            self.modules.update(base.__module__ for base in obj.__mro__)
-            return NotImplemented
+        if isinstance(obj, type | FunctionType):
+            self.modules.add(obj.__module__)
         if not isinstance(obj, FunctionType):
             return NotImplemented
         if obj.__name__ == "<lambda>":
             raise pickle.PicklingError("a lambda has no name of its own")
-        # `functools.wraps` gives a function the module of the one that it wraps
-        self.modules.update((obj.__module__, obj.__globals__["__name__"]))
-        name = f"{obj.__module__}.{obj.__qualname__}:{obj.__code__.co_firstlineno}"
         cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-        return str, (name,), (obj.__defaults__, obj.__kwdefaults__, cells, vars(obj))
+        return str, (name_of(obj),), (obj.__defaults__, obj.__kwdefaults__, cells, vars(obj))
 
 
 def _source_of(module: str) -> str:
@@ -186,127 +177,6 @@ def _source_of(module: str) -> str:
         OSError: It has none, or its file was written since then.
     """
     loaded = sys.modules[module]
-    source = inspect.getsource(loaded)
     if Path(loaded.__file__ or "").stat().st_mtime_ns > _STARTED:
         raise OSError(f"the file of {module} was written after this process had started")
-    return source
-
-
-_VERSION = 2
-"""Of what a filter does; what was kept by another one is not used."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFilter:
-    """What is kept, and what of that is left out.
-
-    Attributes:
-        keep: Parts by hash, or a predicate; None: all samples.
-        exclude: Parts by hash, or paths of lists; None: no sample.
-    """
-
-    keep: HashParts | Predicate | None
-    exclude: HashParts | tuple[str, ...] | None
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """The predicate, if there is one."""
-        return None if isinstance(self.keep, HashParts) else self.keep
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """The paths of the lists."""
-        return self.exclude if isinstance(self.exclude, tuple) else ()
-
-    @property
-    def names(self) -> str:
-        """The settings that it has, for messages."""
-        given = {"keep": self.keep, "exclude": self.exclude}
-        return " and ".join(name for name, value in given.items() if value is not None)
-
-    def digest_of_lists(self) -> str:
-        """Hashes of the lists that are left out, or the parts, as a text.
-
-        Raises:
-            ConfigError: A list cannot be read.
-        """
-        if not isinstance(self.exclude, tuple):
-            return repr(self.exclude)
-        return repr(sorted(map(digest_of_list, self.exclude)))
-
-    def digest(self, of_lists: str) -> str:
-        """A hash of its content: of the lists, the parts and the predicate, in hex digits.
-
-        A predicate may change its own values when it is called, so this holds before that.
-
-        Args:
-            of_lists: What `digest_of_lists` gives.
-        """
-        predicate = self.predicate
-        kept = digest_of_predicate(predicate) if predicate is not None else repr(self.keep)
-        return hashlib.sha256(f"{_VERSION}\n{kept}\n{of_lists}".encode()).hexdigest()
-
-
-def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
-    """The filter of these two settings of a split; None if both are None.
-
-    `keep` is a mapping of `hash_of`, `of` and `parts` or a callable; `exclude` is such a mapping,
-    the path of a list, or several.
-
-    Raises:
-        ConfigError: One of them is something else.
-    """
-    if keep is None and exclude is None:
-        return None
-    return SampleFilter(_kept_by(keep), _excluded_by(exclude))
-
-
-def names_callable(keep: object) -> bool:
-    """Whether `keep` is not given by values, but by what names a callable.
-
-    Raises:
-        ConfigError: It is the path of a file.
-    """
-    if isinstance(keep, str) and ("/" in keep or keep.endswith(".txt")):
-        raise _refused_keep(keep)
-    return isinstance(keep, str) or (isinstance(keep, Mapping) and "class_path" in keep)
-
-
-def _kept_by(keep: object) -> HashParts | Predicate | None:
-    if isinstance(keep, Mapping):
-        return parse_parts("keep", cast("Mapping[str, Any]", keep))
-    if keep is not None and not callable(keep):
-        raise _refused_keep(keep)
-    return cast("Callable[..., Any] | None", keep)
-
-
-def _refused_keep(keep: object) -> ConfigError:
-    return ConfigError(
-        "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns or "
-        f"its import path, got {keep!r}; a list of keys goes to exclude"
-    )
-
-
-def _require_path(path: str) -> str:
-    if scheme_of(path) and ("://" in path or scheme_of(path) in ("file", "pipe")):
-        raise ConfigError(
-            f"exclude names the list {redact(path)!r}, and a list is the path of a file of this "
-            "machine; copy it here, and name the copy"
-        )
-    return path
-
-
-def _excluded_by(exclude: object) -> HashParts | tuple[str, ...] | None:
-    if exclude is None:
-        return None
-    if isinstance(exclude, Mapping):
-        return parse_parts("exclude", cast("Mapping[str, Any]", exclude))
-    paths = [exclude] if isinstance(exclude, str) else exclude
-    if isinstance(paths, Sequence) and paths:
-        listed = cast("Sequence[object]", paths)
-        if all(isinstance(path, str) and path for path in listed):
-            return tuple(map(_require_path, cast("Sequence[str]", listed)))
-    raise ConfigError(
-        "exclude must be the path of a text file with one key a line, a list of such paths, or a "
-        f"mapping of hash_of, of and parts, got {exclude!r}"
-    )
+    return inspect.getsource(loaded)

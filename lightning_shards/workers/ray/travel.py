@@ -16,7 +16,7 @@ import numpy as np
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples
 from lightning_shards.readers.source import Source
-from lightning_shards.shards.filters.kept_files import MappedNumbers
+from lightning_shards.shards.filters.applying import MappedNumbers
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.table_files import TableFile

@@ -3,7 +3,7 @@
 from webdataset.writer import TarWriter
 
 from lightning_shards.shards.filters.applying import filtered_index
-from lightning_shards.shards.filters.predicates import sample_filter
+from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
@@ -25,12 +25,12 @@ def pack_texts(folder, counts=COUNTS, key="{:04d}"):
     return urls
 
 
-def applied(urls, cache, keep=None, exclude=None, **more):
+def applied(urls, cache, keep=None, exclude=None):
     """The index of what is left."""
     folder = CacheFolder(cache)
     index = load_index(urls, cache=folder)
     chosen = sample_filter(keep, exclude)
-    return filtered_index(index, chosen, TableStore(folder), folder, **more)
+    return filtered_index(index, chosen, TableStore(folder), folder)
 
 
 def numbers_left(index):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.predicates import sample_filter
+from lightning_shards.shards.filters.settings import sample_filter
 from tests.shards.filters.filtered_shards import applied, numbers_left, pack_texts
 
 
@@ -62,11 +62,14 @@ REFUSED = {
     "too far": ({"exclude": ["#s0.tar:5"]}, "sample 5 of 's0.tar', which holds 5 samples, counted"),
     "nothing left": ({"keep": none_left}, "keep leaves none of 30 samples of 6 shards"),
     "raises": ({"keep": raising}, r"raising raised KeyError for .*s0\.tar: 'depth'; correct it"),
-    "a list": ({"keep": as_list}, r"as_list must return an array of bools.* got list for"),
+    "a list": (
+        {"keep": as_list},
+        "as_list must return an array of bools, one for each .*, got list;",
+    ),
     "numbers": ({"keep": as_numbers}, r"must return an array of bools.* got an array of float64"),
     "too short": (
         {"keep": too_short},
-        r"one bool for each sample, shape \(5,\).* got shape \(3,\)",
+        r"one for each sample of the shard, of shape \(5,\).* got an array of bool of shape \(3,\)",
     ),
 }
 
