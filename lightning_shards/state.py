@@ -11,7 +11,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import JOIN_PREFIX, component_of_join
+from lightning_shards.shards.joins.settings import JOIN_PREFIX, component_of_join
 from lightning_shards.shards.urls import split_url
 
 State = dict[str, int | str]

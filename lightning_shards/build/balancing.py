@@ -26,7 +26,8 @@ from lightning_shards.shards.files import new_file, not_written
 from lightning_shards.shards.filters.applying import MappedNumbers, digest_with_shards
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import Join, JoinedShards
+from lightning_shards.shards.joins.kept import JoinedShards
+from lightning_shards.shards.joins.tables import Join
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.storage.schemes import MakeStorage

@@ -43,8 +43,9 @@ from lightning_shards.samples.transforms import (
     Transform,
 )
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.finding import Join, JoinedShards, find_join
+from lightning_shards.shards.joins.kept import JoinedShards
 from lightning_shards.shards.joins.settings import join_settings
+from lightning_shards.shards.joins.tables import Join, find_join
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages

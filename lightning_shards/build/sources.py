@@ -35,8 +35,7 @@ from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
 from lightning_shards.shards.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.filters.applying import filtered_index
-from lightning_shards.shards.filters.keys import read_key_tests
+from lightning_shards.shards.filters.applying import filtered_index, read_key_tests
 from lightning_shards.shards.filters.predicates import name_of
 from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
@@ -52,7 +51,7 @@ from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
     from lightning_shards.readers.joined import Joined
-    from lightning_shards.shards.joins.finding import Join
+    from lightning_shards.shards.joins.tables import Join
 
 _log = logging.getLogger(__name__)
 
@@ -436,7 +435,7 @@ def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
     """The tables of a split or a component, and what joins them to its samples."""
     if not config.join:
         return ()
-    from lightning_shards.shards.joins.finding import find_join
+    from lightning_shards.shards.joins.tables import find_join
 
     cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
     return tuple(find_join(each, cache, storages) for each in join_settings(config.join))
@@ -447,7 +446,7 @@ def _joined(parts: Sequence[_Part], joins: "Sequence[tuple[Join, ...]]") -> "Joi
     if not any(joins):
         return None
     from lightning_shards.readers.joined import Joined
-    from lightning_shards.shards.joins.finding import JoinedShards
+    from lightning_shards.shards.joins.kept import JoinedShards
 
     firsts = accumulate((part.shards.num_shards for part in parts), initial=0)
     of_each = zip(parts, joins, firsts, strict=False)

@@ -8,11 +8,11 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoders import RAW
 from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import Transform, takes_bytes
-from lightning_shards.shards.joins.arrow_values import NPY, npy_type
+from lightning_shards.shards.joins.settings import NPY, npy_type
 
 if TYPE_CHECKING:
-    from lightning_shards.shards.joins.finding import Join
     from lightning_shards.shards.joins.settings import JoinSettings
+    from lightning_shards.shards.joins.tables import Join
 
 _OF_BYTES: Final = frozenset({"text", "raw", "json"})
 """Kinds of values that are kept as bytes which a decoder may be given."""

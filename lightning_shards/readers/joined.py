@@ -8,9 +8,14 @@ import numpy as np
 
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
-from lightning_shards.shards.joins.finding import JoinedShards, joins_identity
-from lightning_shards.shards.joins.kept_file import KeptJoin
-from lightning_shards.shards.joins.kept_joins import KeptJoins, prepare_joins, without_copies
+from lightning_shards.shards.joins.kept import (
+    JoinedShards,
+    KeptJoin,
+    KeptJoins,
+    joins_identity,
+    prepare_joins,
+    without_copies,
+)
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.samples.member_bytes import FieldMembers
 from lightning_shards.samples.tensors import NUMBERS, load_torch, torch_has
-from lightning_shards.shards.joins.arrow_values import SCALAR_DTYPES
+from lightning_shards.shards.joins.settings import SCALAR_DTYPES
 
 if TYPE_CHECKING:
     import torch

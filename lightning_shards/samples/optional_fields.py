@@ -15,7 +15,7 @@ from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.decoders import CLASS, LABELS, PIXEL_DECODERS, DecoderChoice
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.tensors import as_tensor
-from lightning_shards.shards.joins.arrow_values import NPY, SCALAR_DTYPES
+from lightning_shards.shards.joins.settings import NPY, SCALAR_DTYPES
 
 _MARK = "?"
 _SHOWN: Final = 80

@@ -10,7 +10,6 @@ Joins, and what filters have left, stay in it until they are cleared, as another
 
 import hashlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -176,7 +175,7 @@ FOLDERS: Final = {"joins": "joins", "kept": "filters", "balance": "balanced clas
 
 
 class MadeFile(NamedTuple):
-    """A file, or the folder of a build."""
+    """A file that runs have made."""
 
     path: Path
     size_bytes: int
@@ -206,10 +205,8 @@ def clear_made(cache: CacheFolder) -> tuple[int, int]:
 
 
 def _is_removed(path: Path) -> bool:
-    """Remove a file or folder; False if it is being written."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    elif path.suffix != ".part":
+    """Remove a file; False if it is being written."""
+    if path.suffix != ".part":
         path.unlink(missing_ok=True)
     else:
         try:
@@ -226,8 +223,6 @@ def _paths(folder: Path) -> Iterator[Path]:
 
 
 def _size_of(path: Path) -> int:
-    size = 0
-    for file in [*path.rglob("*")] if path.is_dir() else [path]:
-        with suppress(FileNotFoundError):  # it was removed meanwhile
-            size += file.stat().st_size
-    return size
+    with suppress(FileNotFoundError):  # it was removed meanwhile
+        return path.stat().st_size
+    return 0

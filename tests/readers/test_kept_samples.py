@@ -205,8 +205,14 @@ BAD_SETTINGS = {
         {"keep": "no_such_module.f"},
         "keep is 'no_such_module.f', which",
     ),
-    "parts": ({"keep": HALF | {"parts": [2]}}, "parts of keep must be numbers from 0 to 1"),
-    "rest": ({"exclude": HALF | {"parts": [2]}}, "parts of exclude must be numbers from 0 to 1"),
+    "parts": (
+        {"keep": HALF | {"parts": [2]}},
+        "parts of keep must be a list of numbers from 0 to 1",
+    ),
+    "rest": (
+        {"exclude": HALF | {"parts": [2]}},
+        "parts of exclude must be a list of numbers from 0 to 1",
+    ),
 }
 
 

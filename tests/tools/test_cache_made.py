@@ -41,14 +41,14 @@ def texts(module):
 
 def test_joins_and_filters_are_listed_and_cleared(module, run, tmp_path):
     before = texts(module)
-    (joined,) = (tmp_path / "cache" / "joins").glob("*.join")
+    (joined,) = (tmp_path / "cache" / "joins").glob("*.arrow")
     (kept,) = (tmp_path / "cache" / "kept").glob("*.npy")
     made = json.loads(run("list", "--json"))["made"]
     sizes = {each["path"]: each["bytes"] for each in made}
     assert sizes[str(joined)] == joined.stat().st_size
     assert sizes[str(kept)] == kept.stat().st_size
     assert joined.name in run("list")
-    old = joined.with_name(f"{'0' * 24}.join")
+    old = joined.with_name(f"{'0' * 24}.arrow")
     old.write_bytes(b"of an earlier run")
     assert json.loads(run("clear", "--json"))["made_bytes"] >= len("of an earlier run")
     assert not old.exists()

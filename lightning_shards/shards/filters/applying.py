@@ -5,14 +5,20 @@ hashes keys where the filter asks for it, which takes about a microsecond a samp
 kept in the cache as a .npy file with two bits for each sample, which each process maps. Its name
 has all that its content depends on, the stamps of the shards too, so that it is never another one
 while a run reads it.
+
+A list is a text file with a key, or the id of a sample, on each line. A line is a key as it is in
+the tar; or `#FILE:NUMBER`, the sample with this number (from 0) in the shard with this file name. A
+key that begins with `#` or a backslash has a backslash before it. Empty lines are passed over.
 """
 
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -30,10 +36,15 @@ from lightning_shards.plan.kept_order import (
     pack_masks,
 )
 from lightning_shards.shards.files import stamp_of
-from lightning_shards.shards.filters.keys import read_key_tests
-from lightning_shards.shards.filters.predicates import ShardColumns, digest_of_predicate, mask_of
-from lightning_shards.shards.filters.settings import SampleFilter
+from lightning_shards.shards.filters.predicates import (
+    ShardColumns,
+    digest_of_predicate,
+    keys_of_table,
+    mask_of,
+)
+from lightning_shards.shards.filters.settings import HashParts, SampleFilter, open_list, prefix_of
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder, sidecar_name
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
@@ -41,9 +52,18 @@ from lightning_shards.shards.urls import is_local, redact, split_url
 
 _log = logging.getLogger(__name__)
 
+_Ints = NDArray[np.int64]
+
 _FETCHED_TOGETHER: Final = 64
 _VERSION: Final = 4
 """Of what a filter does; what was kept by another one is not used."""
+
+_ID_MARK: Final = b"#"
+_ESCAPED: Final = (b"\\#", b"\\\\")
+_HEAD_BYTES: Final = 64
+_DIGEST_BYTES: Final = 16
+_SHOWN: Final = 80
+"""Letters of a key that a message shows."""
 
 
 @dataclass(frozen=True)
@@ -180,3 +200,207 @@ def _read(path: Path, totals: NDArray[np.int64], cache: CacheFolder) -> KeptSamp
     except (OSError, EOFError, ValueError) as error:
         _log.warning("which samples are left is found out again: %s: %s", path, error)
         return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyList:
+    """A list of what is left out.
+
+    Attributes:
+        path: Where it was read.
+        keys: The keys, each once, as a dict that keeps their order.
+        numbers: By file name of a shard, the numbers of samples in it, int64, ascending.
+        matched: Keys that were found in a table so far.
+    """
+
+    path: str
+    keys: Mapping[bytes, None]
+    numbers: Mapping[str, _Ints]
+    matched: set[bytes]
+
+
+def read_key_list(path: str, shard_name: str = "") -> KeyList:
+    """The keys and ids in a file; `shard_name` is that of some shard, for messages.
+
+    Raises:
+        ConfigError: The file cannot be read, or a line is no id although it begins like one.
+    """
+    keys, numbers = dict[bytes, None](), defaultdict[str, list[int]](list)
+    with os.fdopen(open_list(path), "rb") as file:
+        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+        if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) and b"\0" in head:  # as no key has
+            raise ConfigError(f"exclude: {path} is written in UTF-16; write it in UTF-8")
+        file.seek(len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0)
+        for entry in filter(None, (line.rstrip(b"\r\n") for line in file)):
+            if entry[:1] == _ID_MARK:
+                name, number = _parse_id(entry, path, shard_name)
+                numbers[name].append(number)
+            else:
+                keys[entry[1:] if entry[:2] in _ESCAPED else entry] = None
+    by_name = {name: np.unique(np.array(listed, np.int64)) for name, listed in numbers.items()}
+    return KeyList(path, keys, by_name, set())
+
+
+def _parse_id(entry: bytes, path: str, shard_name: str) -> tuple[str, int]:
+    name, _, number = entry[1:].rpartition(b":")
+    if not name or not number.isdigit() or len(number) > 18:  # noqa: PLR2004 of int64
+        as_in = f", as in #{shard_name}:0" if shard_name else ""
+        raise ConfigError(
+            f"exclude: {path} has the line {os.fsdecode(entry)!r}, which begins with # and is no "
+            f"#SHARD-FILE-NAME:NUMBER{as_in}; put a backslash before a key that begins with #"
+        )
+    return os.fsdecode(name), int(number)
+
+
+@dataclass(frozen=True)
+class KeyTests:
+    """The parts and lists of a filter, ready to be asked.
+
+    Attributes:
+        names: File name of each shard.
+        parts: Parts by hash, by `keep` and `exclude`.
+        lists: Lists of what is left out.
+        identity: Hash of what is asked, in whatever order lists have their keys.
+        prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
+        seen: The first key in the tables, for messages; empty if there is none.
+    """
+
+    names: Sequence[str] = field(compare=False)
+    parts: Mapping[str, HashParts] = field(compare=False)
+    lists: Sequence[KeyList] = field(compare=False)
+    identity: str
+    prefixes: set[bytes] = field(default_factory=set[bytes], compare=False)
+    seen: list[bytes] = field(default_factory=list[bytes], compare=False)
+
+    def kept_of_table(self, shard: int, table: MemberTable) -> NDArray[np.bool_]:
+        """Whether each sample of a shard is kept, shape (num_samples,); matches are noted."""
+        mask = np.ones(table.num_samples, np.bool_)
+        if self.parts or self.lists:
+            keys = keys_of_table(table)
+            mask = self._kept_keys(keys)
+            self.seen.extend(() if self.seen else keys[:1])
+            if self._of_prefixes and len(self.prefixes) <= 1:
+                self.prefixes.update(map(prefix_of, keys))
+        for listed in self.lists:
+            mask[listed.numbers.get(self.names[shard], np.empty(0, np.int64))] = False
+        return mask
+
+    def keeps(self, shard: int, sample: int, key: str) -> bool:
+        """Whether one sample is kept."""
+        numbers = (listed.numbers.get(self.names[shard], ()) for listed in self.lists)
+        is_named = any(sample in of_shard for of_shard in numbers)
+        return not is_named and bool(self._kept_keys([key.encode("utf-8", "surrogateescape")])[0])
+
+    def require_matches(self) -> None:
+        """Refuse lists of which nothing was found in any table, and log how much was not.
+
+        Raises:
+            ConfigError: There is such a list.
+        """
+        for listed in self.lists:
+            num_keys, missing = len(listed.keys), len(listed.keys) - len(listed.matched)
+            if not num_keys and not listed.numbers:
+                raise ConfigError(
+                    f"exclude: {listed.path} has no line with a key or an id; leave the list out "
+                    "until there is something in it"
+                )
+            if not missing:
+                continue
+            unmatched = next(key for key in listed.keys if key not in listed.matched)
+            shown = [repr(os.fsdecode(key)[:_SHOWN]) for key in (unmatched, *self.seen)]
+            unlike = ", the first key of the samples ".join(shown)
+            if not listed.matched and not listed.numbers:
+                raise ConfigError(
+                    f"exclude: none of the {count_of(num_keys, 'key')} of {listed.path} is the key "
+                    f"of a sample of this split: the first of them is {unlike}; write keys with "
+                    "folders and without suffixes, as `lightning-shards show` does, or leave the "
+                    "list out; in a mix, write it into those components alone whose samples it "
+                    "names"
+                )
+            what = (
+                "exclude: %s of %s keys of %s are of no sample of this split, so nothing is "
+                "left out for them: the first of them is %s; keys have folders and no suffixes"
+            )
+            _log.warning(what, f"{missing:,}", f"{num_keys:,}", listed.path, unlike)
+
+    def warn_of_one_prefix(self, samples: int) -> None:
+        """Say so where parts are made of prefixes, and the samples of all tables have the same."""
+        if samples > 1 and len(self.prefixes) == 1:
+            what = (
+                "%s: hash_of 'prefix' takes all samples of this split or none, as all %s have the "
+                "prefix %r, which is what is before the first dot of a key; take hash_of 'key', or "
+                "give the folders in the shards other names"
+            )
+            prefix = os.fsdecode(next(iter(self.prefixes)))
+            _log.warning(what, " and ".join(self._of_prefixes), f"{samples:,}", prefix)
+
+    @property
+    def _of_prefixes(self) -> list[str]:
+        """The settings that make parts of prefixes."""
+        return [name for name, parts in self.parts.items() if parts.hash_of == "prefix"]
+
+    def _kept_keys(self, keys: list[bytes]) -> NDArray[np.bool_]:
+        mask = np.ones(len(keys), np.bool_)
+        for name, parts in self.parts.items():
+            mask &= parts.has(keys) == (name == "keep")
+        for listed in self.lists:
+            listed.matched.update(filter(listed.keys.__contains__, keys))
+            mask &= np.fromiter((key not in listed.keys for key in keys), np.bool_, len(keys))
+        return mask
+
+
+def read_key_tests(chosen: SampleFilter, index: ShardIndex) -> KeyTests:
+    """The parts of a filter that ask for keys and ids, with its lists read.
+
+    Raises:
+        ConfigError: A list cannot be read, or names shards and samples that are not there.
+    """
+    names = [split_url(url)[1] for url in index.urls]
+    lists = [read_key_list(path, *names[:1]) for path in chosen.lists]
+    for listed in lists:
+        _require_ids(listed, names, index)
+    keep, exclude = map(chosen.parts.get, ("keep", "exclude"))
+    asked = f"{keep!r}\n{exclude!r}\n{_content_of(lists)}"
+    return KeyTests(names, chosen.parts, lists, hashlib.sha256(asked.encode()).hexdigest())
+
+
+def _content_of(lists: Iterable[KeyList]) -> str:
+    """A hash of what is in these lists together, in whatever order, in hex digits."""
+    digests, numbers = set[bytes](), defaultdict[str, list[_Ints]](list)
+    for listed in lists:
+        digests.update(hashlib.sha256(key).digest()[:_DIGEST_BYTES] for key in listed.keys)
+        for name, of_shard in listed.numbers.items():
+            numbers[name].append(of_shard)
+    # Each digest is two numbers. Checkpoints hold a hash of all first ones, and then all second.
+    words = np.frombuffer(b"".join(sorted(digests)), ">u8").reshape(-1, 2).T
+    content = hashlib.sha256(words.astype("<u8").tobytes())
+    for name, parts in sorted(numbers.items()):
+        of_shard = np.unique(np.concatenate(parts))
+        content.update(os.fsencode(f"{name}\0{len(of_shard)}\0") + of_shard.tobytes())
+    return content.hexdigest()
+
+
+def _require_ids(listed: KeyList, names: Sequence[str], index: ShardIndex) -> None:
+    """Refuse ids of shards and samples that are not there, or of more than one shard."""
+    counts_of: defaultdict[str, dict[str, int]] = defaultdict(dict)  # by name, then by URL
+    counts = [-1] * len(names) if index.counts is None else index.counts.tolist()
+    for name, url, count in zip(names, index.urls, counts, strict=True) if listed.numbers else ():
+        counts_of[name][url] = count
+    for name, numbers in listed.numbers.items():
+        found = list(counts_of.get(name, {}).values())
+        if not found:
+            raise ConfigError(
+                f"exclude: {listed.path} names samples of {name!r}, and no shard of this split has "
+                f"that file name, the first one is {names[0]!r}; take these lines out, or put "
+                "them into the list of another split or component"
+            )
+        if len(found) > 1:
+            raise ConfigError(
+                f"exclude: {listed.path} names samples of {name!r}, and two shards in different "
+                "folders have that file name; name these samples by their keys"
+            )
+        if 0 <= found[0] <= numbers[-1]:
+            raise ConfigError(
+                f"exclude: {listed.path} names sample {numbers[-1]} of {name!r}, which holds "
+                f"{count_of(found[0], 'sample')}, counted from 0; correct that line"
+            )

@@ -24,15 +24,8 @@ from lightning_shards.shards.urls import redact, scheme_of
 Predicate: TypeAlias = Callable[..., Any]
 """A function of a shard's columns, see `predicates`."""
 
-_DIGEST_BYTES: Final = 16
 MAX_PARTS: Final = 2**32
 """More parts would not be equally large by a hash of 64 bits."""
-
-
-def digests_of(keys: Iterable[bytes]) -> NDArray[np.uint64]:
-    """The first 16 bytes of the SHA-256 of each key, as two numbers: uint64, shape (2, n)."""
-    joined = b"".join(hashlib.sha256(key).digest()[:_DIGEST_BYTES] for key in keys)
-    return np.frombuffer(joined, ">u8").reshape(-1, 2).T.astype(np.uint64, order="C")
 
 
 def prefix_of(key: bytes) -> bytes:
@@ -57,8 +50,10 @@ class HashParts:
 
     def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
         """Whether each of these keys is in one of the parts."""
-        digests = digests_of(map(prefix_of, keys) if self.hash_of == "prefix" else keys)
-        return np.isin(digests[0] % np.uint64(self.of), np.array(self.parts, np.uint64))
+        hashed = map(prefix_of, keys) if self.hash_of == "prefix" else keys
+        words = b"".join(hashlib.sha256(key).digest()[:8] for key in hashed)
+        numbers = np.frombuffer(words, ">u8").astype(np.uint64) % np.uint64(self.of)
+        return np.isin(numbers, np.array(self.parts, np.uint64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +61,16 @@ class SampleFilter:
     """What is kept, and what of that is left out.
 
     Attributes:
-        keep: Parts by hash, or a predicate; None: all samples.
-        exclude: Parts by hash, or paths of lists; None: no sample.
+        names: The settings that it has, for messages.
+        predicate: What keeps samples by the columns of their shard; None: all.
+        parts: Parts by hash that `keep` keeps, and that `exclude` leaves out.
+        lists: Paths of lists of what is left out.
     """
 
-    keep: HashParts | Predicate | None
-    exclude: HashParts | tuple[str, ...] | None
-
-    @property
-    def predicate(self) -> Predicate | None:
-        """The predicate, if there is one."""
-        return None if isinstance(self.keep, HashParts) else self.keep
-
-    @property
-    def parts(self) -> dict[str, HashParts]:
-        """The parts by hash, by the names of their settings."""
-        given = {"keep": self.keep, "exclude": self.exclude}
-        return {name: value for name, value in given.items() if isinstance(value, HashParts)}
-
-    @property
-    def lists(self) -> tuple[str, ...]:
-        """The paths of the lists."""
-        return self.exclude if isinstance(self.exclude, tuple) else ()
+    names: str
+    predicate: Predicate | None
+    parts: Mapping[str, HashParts]
+    lists: tuple[str, ...]
 
     def digest_of_lists(self) -> str:
         """Hashes of what is in the lists, in any order of them.
@@ -95,13 +78,7 @@ class SampleFilter:
         Raises:
             ConfigError: A list cannot be read.
         """
-        return repr(sorted(map(digest_of_list, self.lists)))
-
-    @property
-    def names(self) -> str:
-        """The settings that it has, for messages."""
-        given = {"keep": self.keep, "exclude": self.exclude}
-        return " and ".join(name for name, value in given.items() if value is not None)
+        return repr(sorted(map(_digest_of_list, self.lists)))
 
 
 def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
@@ -113,13 +90,18 @@ def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
     Raises:
         ConfigError: One of them is something else.
     """
-    if keep is None and exclude is None:
-        return None
-    if isinstance(keep, Mapping):
-        keep = parse_parts("keep", cast("Mapping[str, Any]", keep))
-    elif keep is not None and not callable(keep):
+    given = {"keep": keep, "exclude": exclude}
+    given = {name: value for name, value in given.items() if value is not None}
+    parts = {
+        name: parse_parts(name, cast("Mapping[str, Any]", value))
+        for name, value in given.items()
+        if isinstance(value, Mapping)
+    }
+    if "keep" not in parts and not (keep is None or callable(keep)):
         raise _refused_keep(keep)
-    return SampleFilter(cast("HashParts | Predicate | None", keep), _excluded_by(exclude))
+    predicate = None if "keep" in parts else cast("Predicate | None", keep)
+    lists = () if exclude is None or "exclude" in parts else _paths_of_lists(exclude)
+    return SampleFilter(" and ".join(given), predicate, parts, lists) if given else None
 
 
 def names_callable(keep: object) -> bool:
@@ -140,25 +122,24 @@ def _refused_keep(keep: object) -> ConfigError:
     )
 
 
-def _excluded_by(exclude: object) -> HashParts | tuple[str, ...] | None:
-    if exclude is None:
-        return None
-    if isinstance(exclude, Mapping):
-        return parse_parts("exclude", cast("Mapping[str, Any]", exclude))
+def _paths_of_lists(exclude: object) -> tuple[str, ...]:
     paths = cast("Sequence[object]", [exclude] if isinstance(exclude, str) else exclude)
-    is_listed = isinstance(exclude, Sequence) and len(paths) > 0
-    if not is_listed or not all(isinstance(path, str) and path for path in paths):
+    if not isinstance(exclude, Sequence) or not (paths and all(map(_is_text, paths))):
         raise ConfigError(
             "exclude must be the path of a text file with one key a line, a list of such paths, or "
             f"a mapping of hash_of, of and parts, got {exclude!r}"
         )
-    for path in cast("Sequence[str]", paths):
+    for path in map(str, paths):
         if scheme_of(path) and ("://" in path or scheme_of(path) in ("file", "pipe")):
             raise ConfigError(
                 f"exclude names the list {redact(path)!r}, and a list is the path of a file of "
                 "this machine; copy it here, and name the copy"
             )
-    return tuple(cast("Sequence[str]", paths))
+    return tuple(map(str, paths))
+
+
+def _is_text(path: object) -> bool:
+    return isinstance(path, str) and path != ""
 
 
 def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
@@ -203,7 +184,7 @@ def open_list(path: str) -> int:
         ) from error
 
 
-def digest_of_list(path: str) -> str:
+def _digest_of_list(path: str) -> str:
     """The SHA-256 of a file's content, in hex digits; errors as of `open_list`."""
     with os.fdopen(open_list(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

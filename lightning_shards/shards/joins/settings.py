@@ -1,125 +1,27 @@
-"""The settings of the joins of a split, checked before anything is read, and what rows are.
+"""The settings of the joins of a split, checked before anything is read, and kinds of values.
 
-Keys are compared by 128 bits of a cryptographic hash, so that records have one size.
+A kind says how the values of a column are kept as bytes. It is the name of the decoder of
+`samples.decoders` that turns them into values again: texts and bytes stay what they are, single
+numbers become 8 bytes (a bool 1), lists of numbers their own bytes or a .npy file, and nested
+values JSON. That of .npy files has the dimensions and the type of the arrays after the name.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import PurePath
-from typing import Final, Literal, Protocol, TypeAlias, cast, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.urls import (
-    is_local,
-    redact,
-    redact_pattern,
-    scheme_of,
-    split_joined,
-)
+from lightning_shards.shards.urls import is_local, redact, redact_pattern, scheme_of, split_joined
 
-RowNumbers: TypeAlias = NDArray[np.int64]
-"""Numbers of rows or of samples."""
+SCALAR_DTYPES: Final = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
+"""Kinds of single numbers, and the type of their bytes."""
 
-RowValues: TypeAlias = list[bytes | None]
-"""The bytes of keys or values; None where a row has none."""
+NPY: Final = "npy"
+"""The decoder of arrays, of which some numbers have no bytes that a decoder reads as they are."""
 
-
-class RowChunk(Protocol):
-    """Consecutive rows."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many."""
-        ...
-
-    def values(self, rows: RowNumbers) -> RowValues:
-        """The values of these rows, numbered from the first one of the chunk."""
-        ...
-
-
-class JoinTable(Protocol):
-    """A table that is read from its beginning any number of times.
-
-    `keys` and `chunks` give the same rows in the same order, and few of them at a time.
-    """
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of the whole table."""
-        ...
-
-    def row_name(self, row: int) -> str:
-        """Where a row is, for messages, by its number in the table."""
-        ...
-
-    def keys(self) -> Iterator[RowValues]:
-        """The keys of all rows."""
-        ...
-
-    def chunks(self) -> Iterator[RowChunk]:
-        """All rows."""
-        ...
-
-
-HASHED: Final = np.dtype([("high", "<u8"), ("low", "<u8"), ("number", "<i8")])
-"""The hash of a key, and the number of its sample or row."""
-
-PAIR: Final = np.dtype([("row", "<i8"), ("sample", "<i8")])
-"""A row, and a sample that has its key."""
-
-_HASH_BYTES: Final = 16
-
-Hashed: TypeAlias = NDArray[np.void]
-
-
-def hashed(keys: Sequence[bytes], numbers: Iterable[int]) -> Hashed:
-    """A record of dtype `HASHED` for each key, with these numbers."""
-    records = np.empty(len(keys), HASHED)
-    data = b"".join(blake2b(key, digest_size=_HASH_BYTES).digest() for key in keys)
-    halves = np.frombuffer(data, "<u8").reshape(-1, 2)
-    records["high"], records["low"] = halves.T
-    records["number"] = np.fromiter(numbers, np.int64, len(keys))
-    return records
-
-
-def match(samples: Hashed, rows: Hashed) -> tuple[NDArray[np.void], tuple[int, int] | None]:
-    """The pairs of all: each sample with the row that has its key, in the order of the rows.
-
-    Returns:
-        The pairs, of dtype `PAIR`, and the numbers of two rows that have the same key; None if
-        there are no such rows.
-    """
-    # records: rows first, so that a stable sort puts the row before the samples of its key.
-    records = np.concatenate([rows, samples])
-    is_row = np.arange(len(records)) < len(rows)
-    order = np.lexsort((records["low"], records["high"]))
-    sorted_records, is_row = records[order], is_row[order]
-    is_first = np.ones(len(records), bool)
-    for half in ("high", "low"):
-        values = sorted_records[half]
-        differs = values[1:] != values[:-1]
-        is_first[1:] = differs if half == "high" else is_first[1:] | differs
-    doubled = np.flatnonzero(is_row[1:] & is_row[:-1] & ~is_first[1:])
-    if len(doubled):
-        first, second = sorted_records["number"][doubled[0] : doubled[0] + 2].tolist()
-        return np.empty(0, PAIR), (first, second)
-    # row_of_key: the number of the row with each different key, -1 where there is none.
-    key_numbers = np.cumsum(is_first) - 1
-    row_of_key = np.full(int(is_first.sum()), -1, np.int64)
-    row_of_key[key_numbers[is_row]] = sorted_records["number"][is_row]
-    rows_of_samples = row_of_key[key_numbers[~is_row]]
-    has_row = rows_of_samples >= 0
-    pairs = np.empty(int(has_row.sum()), PAIR)
-    pairs["row"] = rows_of_samples[has_row]
-    pairs["sample"] = sorted_records["number"][~is_row][has_row]
-    return pairs[np.argsort(pairs["row"], kind="stable")], None
-
-
-Missing: TypeAlias = Literal["none", "raise"]
+JOIN_PREFIX: Final = "join "
+"""Begins the names of joins among the values that a checkpoint is compared by."""
 
 KEY: Final = "__key__"
 """The column that is matched with the keys of samples, where none is named."""
@@ -127,9 +29,32 @@ KEY: Final = "__key__"
 ROW: Final = "row"
 """Stands for the suffix of a member where values come from the rows of a Parquet table."""
 
+Missing: TypeAlias = Literal["none", "raise"]
+
 _SETTINGS: Final = ("table", "key", "column", "missing")
 _TARS: Final = (".tar",)
 _PARQUET: Final = (".parquet", ".pq")
+
+
+def npy_type(kind: str) -> tuple[str, int] | None:
+    """The type and the dimensions of the arrays of a kind of .npy files; None for other kinds.
+
+    >>> npy_type("npy 1 int8"), npy_type("float32")
+    (('int8', 1), None)
+    """
+    name, _, arrays = kind.partition(" ")
+    ndim, _, dtype = arrays.partition(" ")
+    return (dtype, int(ndim)) if name == NPY else None
+
+
+def component_of_join(name: str) -> str | None:
+    """The component of a mixture of which a name that begins with `JOIN_PREFIX` is; None: of none.
+
+    >>> component_of_join("join web.text"), component_of_join("seed")
+    ('web', None)
+    """
+    component, is_of_one, _ = name.removeprefix(JOIN_PREFIX).partition(".")
+    return component if is_of_one and name.startswith(JOIN_PREFIX) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +153,20 @@ def _settings(name: str, given: object) -> JoinSettings:
     table = _tables(name, values["table"])
     settings = JoinSettings(name, table, key or KEY, column, cast("Missing", missing))
     if settings.is_tar:
-        _require_suffix(settings, key)
+        _require_suffix(settings)
     return settings
 
 
 def _tables(name: str, given: object) -> tuple[str, ...]:
     """The patterns of a table, all of one kind."""
-    listed: object = [given] if isinstance(given, str | PurePath) else given
-    if isinstance(listed, list | tuple):
-        paths = cast("Sequence[object]", listed)
-        listed = [str(path) if isinstance(path, PurePath) else path for path in paths]
-    if not isinstance(listed, list) or not all(
-        isinstance(path, str) for path in cast("list[object]", listed)
-    ):
+    listed = [given] if isinstance(given, str | PurePath) else given
+    paths = cast("Sequence[object]", listed if isinstance(listed, list | tuple) else [None])
+    if not all(isinstance(path, str | PurePath) for path in paths):
         raise ConfigError(
             f"table of join {name!r} must be a path, a pattern or a list of them, got "
             f"{type(given).__name__}"
         )
-    parts = tuple(part for path in cast("list[str]", listed) for part in split_joined(path))
+    parts = tuple(part for path in paths for part in split_joined(str(path)))
     for endings in (_TARS, _PARQUET):
         if all(_ends_with(part, endings) for part in parts):
             return parts
@@ -261,12 +182,12 @@ def _ends_with(pattern: str, endings: tuple[str, ...]) -> bool:
     return scheme_of(pattern) != "pipe" and name.rstrip("}").endswith(endings)
 
 
-def _require_suffix(settings: JoinSettings, key: str | None) -> None:
+def _require_suffix(settings: JoinSettings) -> None:
     name, column = settings.name, settings.column
-    if key is not None and key != KEY:
+    if settings.key != KEY:
         raise ConfigError(
-            f"key={key!r} of join {name!r} has no effect, because its tars have the keys of their "
-            "samples; leave it out"
+            f"key={settings.key!r} of join {name!r} has no effect, because its tars have the keys "
+            "of their samples; leave it out"
         )
     if column is None or column.startswith(".") or not set(column).isdisjoint(";?"):
         raise ConfigError(

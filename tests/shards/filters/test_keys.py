@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.keys import read_key_list
-from lightning_shards.shards.filters.settings import digest_of_list, digests_of, parse_parts
+from lightning_shards.shards.filters.applying import read_key_list
+from lightning_shards.shards.filters.settings import parse_parts
 from tests.shards.filters.filtered_shards import applied, pack_texts
 
 
@@ -23,7 +23,7 @@ def read(tmp_path):
 
 
 def has(listed, *keys):
-    return listed.has(digests_of(keys)).tolist()
+    return [key in listed.keys for key in keys]
 
 
 def test_a_line_is_a_key(read):
@@ -51,7 +51,7 @@ def test_a_line_with_a_mark_is_an_id(read):
     listed = read(b"#s:1.tar:7\n#s:1.tar:0\n#x.tar:3\n#x.tar:3\nkey\n")
     numbers = {name: values.tolist() for name, values in listed.numbers.items()}
     assert numbers == {"s:1.tar": [0, 7], "x.tar": [3]}
-    assert len(listed.matched) == 1
+    assert len(listed.keys) == 1
 
 
 def test_a_backslash_takes_the_meaning_of_a_mark(read):
@@ -78,14 +78,7 @@ def test_exactly_the_listed_keys_are_found(tmp_path_factory, listed, asked):
     path.write_bytes(b"\n".join(listed))
     keys = read_key_list(str(path))
     assert has(keys, *asked, *listed) == [key in listed for key in (*asked, *listed)]
-    assert len(keys.matched) == len(set(listed))
-
-
-def test_the_digest_is_that_of_the_content(tmp_path):
-    for name, content in (("a", b"1\n"), ("b", b"1\n"), ("c", b"2\n")):
-        (tmp_path / name).write_bytes(content)
-    one, same, other = (digest_of_list(str(tmp_path / name)) for name in "abc")
-    assert one == same != other
+    assert len(keys.keys) == len(set(listed))
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path):
@@ -131,11 +124,6 @@ def test_a_prefix_keeps_samples_together():
     assert (kept.all(axis=1) | ~kept.any(axis=1)).all()
     assert 0 < kept.sum() < kept.size
     assert kept[:, 0].tolist() == parts(2, 0).has([f"clip{n}".encode() for n in range(30)]).tolist()
-
-
-def test_a_digest_is_the_beginning_of_the_sha256():
-    (first,), (second,) = digests_of([b"a"]).tolist()
-    assert f"{first:016x}{second:016x}" == hashlib.sha256(b"a").hexdigest()[:32]
 
 
 @pytest.mark.parametrize(

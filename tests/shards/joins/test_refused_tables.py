@@ -10,7 +10,6 @@ from pyarrow import parquet
 
 from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.joins.row_tables import ParquetFile, ParquetTable
 from lightning_shards.shards.joins.settings import join_settings
 
 URLS = "data/{0..3}.tar"
@@ -141,7 +140,7 @@ def test_a_table_is_refused_before_the_first_batch(
     module = make_module(SplitConfig(pack_shards([2, 1]), join=join))
     with pytest.raises(ConfigError, match=message):
         module.source("train").prepare()
-    assert not list((tmp_path / "cache" / "joins").glob("*.join"))
+    assert not list((tmp_path / "cache" / "joins").glob("*.arrow"))
 
 
 def prepare(make_module, urls, join, **more):
@@ -239,21 +238,22 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch, make_module, pack_
         prepare(make_module, pack_shards([2, 1]), join)
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    table = pa.table([["0"], ["a"], ["b"]], names=["__key__", "t", "t"])
-    parquet.write_table(table, tmp_path / "t.parquet")
-    settings = join_settings({"t": tmp_path / "t.parquet"})[0]
+def test_two_columns_of_one_name_are_refused(make_module, pack_shards, tmp_path):
+    doubled = pa.table([["000000"], ["a"], ["b"]], names=["__key__", "t", "t"])
+    parquet.write_table(doubled, tmp_path / "t.parquet")
     with pytest.raises(ConfigError, match=r"has 2 columns 't', of which `column` can mean any"):
-        ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
+        prepare(make_module, pack_shards([2, 1]), {"t": str(tmp_path / "t.parquet")})
 
 
-def test_a_column_is_taken_by_its_very_name(tmp_path):
-    nested = [{"b": "wrong", "c": "wrong"}]
-    table = pa.table({"a": nested, "__key__": ["0"], "a.b": ["right"]})
-    parquet.write_table(table, tmp_path / "t.parquet")
-    settings = join_settings({"t": {"table": tmp_path / "t.parquet", "column": "a.b"}})[0]
-    read = ParquetTable(settings, [ParquetFile("t", str(tmp_path / "t.parquet"))])
-    assert [chunk.values(np.arange(1)) for chunk in read.chunks()] == [[b"right"]]
+def test_a_column_is_taken_by_its_very_name(make_module, pack_shards, tmp_path):
+    nested = pa.table(
+        {"a": [{"b": "wrong", "c": "wrong"}], "__key__": ["000000"], "a.b": ["right"]}
+    )
+    parquet.write_table(nested, tmp_path / "t.parquet")
+    join = {"t": {"table": str(tmp_path / "t.parquet"), "column": "a.b"}}
+    split = SplitConfig(pack_shards([1]), join=join, sampling="sequential")
+    (batch,) = make_module(split, batch_size=1).loader("train", rank=0, world_size=1)
+    assert batch["t"] == ["right"]
 
 
 def test_paths_may_name_tables_and_lists_of_keys(tmp_path):
