@@ -66,14 +66,11 @@ def with_kinds(
     """The fields, where the decoders of joined ones are those of what their columns hold.
 
     Raises:
-        ConfigError: A decoder is named for a column that holds no bytes, or a default is not of the
-            type of its column.
+        ConfigError: A decoder is named for a column that holds no bytes.
     """
     kinds = {join.settings.name: join.kind for join in joins if join.kind}
     return tuple(
-        replace(
-            field, decoder=_decoder(field, kinds[field.name], decode, transforms)
-        ).with_fitted_default(transforms, npy_type(kinds[field.name]))
+        replace(field, decoder=_decoder(field, kinds[field.name], decode, transforms))
         if field.name in kinds
         else field
         for field in fields

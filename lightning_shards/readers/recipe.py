@@ -12,7 +12,7 @@ from lightning_shards.samples.fields import (
     optional_names,
     with_arrays,
 )
-from lightning_shards.samples.generators import SampleSeeds
+from lightning_shards.samples.generators import SampleSeeds, are_same
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
     SampleTransform,
@@ -144,7 +144,8 @@ def decodes_alike(field: Field, other: Field) -> bool:
         field.decodings == other.decodings
         and field.classes == other.classes
         and field.gives_arrays == other.gives_arrays
-        and field.default == other.default
+        and field.is_optional == other.is_optional
+        and are_same(field.default, other.default)
         and (field.is_list, field.is_joined) == (other.is_list, other.is_joined)
     )
 

@@ -1,11 +1,13 @@
 """The fields of a sample, made from its members: selected by suffix and decoded; their classes."""
 
+import copy
+import dataclasses
 import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -41,7 +43,7 @@ from lightning_shards.samples.decoders import (
     own_decoder,
     require_libraries,
 )
-from lightning_shards.samples.optional_fields import Default, given_defaults, suffixes_of
+from lightning_shards.samples.optional_fields import optional_among, suffixes_of
 from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
     SampleTransform,
@@ -81,8 +83,9 @@ class Field:
         decoder: What decodes its members; None for the decoder of each suffix.
         classes: The classes, if a decoder is `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
-        default: Stands for its value in samples without such a member; None: they are errors.
         by_suffix: Decoders of suffixes, which go before the default ones.
+        is_optional: Whether samples may have no such member.
+        default: The value of an optional field in these samples, as a decoder would give it.
         is_joined: Whether its values come from a join, and not from members of its sample.
     """
 
@@ -92,13 +95,9 @@ class Field:
     classes: ClassNames | None = None
     gives_arrays: bool = False
     by_suffix: SuffixDecoders = ()
-    default: Default | None = None
+    is_optional: bool = False
+    default: Any = dataclasses.field(default=None, compare=False)
     is_joined: bool = False
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether samples may have no such member."""
-        return self.default is not None
 
     @cached_property
     def is_list(self) -> bool:
@@ -119,29 +118,14 @@ class Field:
         return sorted((name for name in members if name.endswith(ends)), key=_by_name)
 
     def missing_value(self) -> Any:
-        """The value in a sample without such a member.
+        """A copy of the default, which belongs to one sample without such a member.
 
         Raises:
             SampleError: The field is not optional.
         """
-        if self.default is None:
+        if not self.is_optional:
             raise SampleError(f"a sample has no member for field {self.name!r}")
-        return self.default.copied(is_array=self.gives_arrays)
-
-    def with_fitted_default(
-        self, transforms: Mapping[str, Transform], decoded: tuple[str, int | None] | None = None
-    ) -> "Field":
-        """The same, whose default has the type of its decoded values: `decoded`, if it is given.
-
-        `transforms` are those of all fields; raises what `Default.fitted` does.
-        """
-        if self.default is None or self.is_list:
-            return self
-        is_transformed = self.name in transforms
-        fitted = self.default.fitted(
-            self.name, self.decoders, decoded, is_transformed=is_transformed
-        )
-        return replace(self, default=fitted)
+        return copy.deepcopy(self.default)
 
     @cached_property
     def decodings(self) -> frozenset[Decoding]:
@@ -276,26 +260,28 @@ def make_fields(
         defaults: Batch key to the value of samples without such a member, instead of None.
 
     Raises:
-        ConfigError: No fields, a suffix without a decoder that exists and can be used, or a default
-            of a field that is not optional or has values of another type.
+        ConfigError: No fields, a suffix without a decoder, or a default of no optional field.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
-    if not fields:
-        raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
     decoders, by_suffix = _given_decoders(decode)
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
-    optional = given_defaults(fields, defaults or {})
-    new_field = partial(Field, by_suffix=by_suffix)
+    optional = optional_among(fields, defaults or {})
     made = tuple(
-        new_field(name, suffixes_of(text), decoders.get(name), default=optional.get(name))
+        Field(
+            name,
+            suffixes_of(text),
+            decoders.get(name),
+            by_suffix=by_suffix,
+            is_optional=name in optional,
+            default=(defaults or {}).get(name),
+        )
         for name, text in fields.items()
     )
     _require_ends([end for end, _ in by_suffix], made)
     for field in made:
-        _require_suffixes(field)
-        _require_decoders(field, allow_unsafe)
-    return tuple(field.with_fitted_default(transforms) for field in made)
+        _require_usable(field, allow_unsafe)
+    return made
 
 
 def _given_decoders(
@@ -308,6 +294,8 @@ def _given_decoders(
 
 
 def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
+    if not fields:
+        raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
     if "__key__" in fields:
         raise ConfigError(
             "fields names ['__key__'], which cannot be a field: batches have it of themselves; "
@@ -353,7 +341,7 @@ def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
             )
 
 
-def _require_suffixes(field: Field) -> None:
+def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
     mark = f"{_ALL_ENDING_IN}." if field.is_list else ""
     are_plain = all(
         re.fullmatch(r"[^.*][^*]*", suffix.removeprefix(mark)) and suffix.startswith(mark)
@@ -371,6 +359,7 @@ def _require_suffixes(field: Field) -> None:
             f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
             "themselves: no shard may hold such members; name another suffix"
         )
+    _require_decoders(field, allow_unsafe)
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:

@@ -105,19 +105,14 @@ def test_samples_made_one_by_one_have_the_same_values(kind, make_module, pack_sh
     assert list(map(type, by_columns[kind])) == list(map(type, by_samples[kind]))
 
 
-def test_a_default_of_fixed_shape_tensors_has_their_type(make_module, pack_shards, write_table):
+def test_a_default_stands_among_tensors_of_a_fixed_shape(make_module, pack_shards, write_table):
     values = np.arange(5 * 6, dtype=np.float16).reshape(5, 2, 3)
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
     join, urls = {"grid": write_table(KEYS[4:], {"grid": tensors})}, pack_shards(COUNTS)
-    default = {"defaults": {"grid": [[0, 1, 2]] * 2}}
-    doubled = {"transforms": {"grid": lambda grid: grid * grid.dtype.type(1)}}
-    for settings in (default, default | doubled):
-        (batch,) = batches(make_module, urls, join, **settings)
-        assert batch["grid"].dtype == torch.float16
-        assert batch["grid"][3].tolist() == [[0, 1, 2]] * 2
-        assert torch.equal(batch["grid"][4:], torch.from_numpy(values))
-    with pytest.raises(ConfigError, match=r"whose values are float16 of 2 dimensions;"):
-        batches(make_module, urls, join, defaults={"grid": [0, 1, 2]})
+    (batch,) = batches(make_module, urls, join, defaults={"grid": np.ones((2, 3), np.float16)})
+    assert batch["grid"].dtype == torch.float16
+    assert batch["grid"][3].tolist() == [[1, 1, 1]] * 2
+    assert torch.equal(batch["grid"][4:], torch.from_numpy(values))
 
 
 def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
@@ -166,52 +161,6 @@ def test_a_default_stands_for_missing_values_before_transforms(
     settings = {"defaults": {"score": -1.0}, "transforms": {"score": lambda score: score * 2}}
     (batch,) = batches(make_module, pack_shards(COUNTS), join, **settings)
     assert batch["score"].tolist() == [*(2.0 * key for key in KEYS[:-2]), -2.0, -2.0]
-
-
-DEFAULTS = {
-    "whole": (-1.0, torch.int64),
-    "real": (0, torch.float64),
-    "half": (float("nan"), torch.float64),
-    "flag": (0, torch.bool),
-    "embedding": ([0, 0, 0.1], torch.float32),
-    "tokens": ([0.0, 1.0], torch.uint16),
-    "small": ([0, -1], torch.int8),
-    "mask": (torch.tensor([0, 1]), torch.bool),
-}
-
-
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_a_default_has_the_type_of_the_column(kind, make_module, pack_shards, write_table):
-    """Batches without a value, with values alone, and with either have one type."""
-    default, dtype = DEFAULTS[kind]
-    join = {kind: write_table(KEYS[4:], {kind: column(kind, KEYS[4:])})}
-    split = SplitConfig(pack_shards(COUNTS), join=join, sampling="sequential")
-    module = make_module(split, batch_size=3, defaults={kind: default})
-    made = [batch[kind] for batch in module.loader("train", rank=0, world_size=1)]
-    assert [values.dtype for values in made] == [dtype] * 3
-    expected = torch.as_tensor(default).to(dtype)
-    assert torch.equal(made[0], torch.stack([expected] * 3)) or np.isnan(default)
-
-
-@pytest.mark.parametrize(
-    ("kind", "default", "values"),
-    [
-        ("whole", 0.5, "int64"),
-        ("flag", 2, "bool"),
-        ("real", "none", "float64"),
-        ("tokens", [-1], "uint16 of 1 dimension"),
-        ("small", [128], "int8 of 1 dimension"),
-        ("mask", [2, 0], "bool of 1 dimension"),
-        ("small", 0, "int8 of 1 dimension"),
-    ],
-)
-def test_a_default_that_the_column_cannot_hold_is_refused(
-    kind, default, values, make_module, pack_shards, write_table
-):
-    join = {kind: write_table(KEYS[4:], {kind: column(kind, KEYS[4:])})}
-    module = make_module(SplitConfig(pack_shards(COUNTS), join=join), defaults={kind: default})
-    with pytest.raises(ConfigError, match=f"defaults gives .* '{kind}', whose values are {values}"):
-        module.source("train")
 
 
 def test_decoders_classes_and_sample_transforms_take_joined_fields(

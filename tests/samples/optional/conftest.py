@@ -59,24 +59,3 @@ def reader(request, monkeypatch):
     if request.param != "by samples":  # and no batch is made so in silence
         monkeypatch.setattr(batches._Epoch, "batch_by_samples", refused)
     return "stream" if request.param == "stream" else "indexed"
-
-
-@pytest.fixture
-def make_valued(make_module, tmp_path):
-    """Makes modules of samples 0 to 5, of which the later ones have a value."""
-
-    def make(reader, values, decoder, default, **settings):
-        with TarWriter(str(tmp_path / "valued.tar")) as writer:
-            for number in range(6):
-                value = {"value": values[number - 3]} if number > 2 else {}
-                writer.write({"__key__": f"{number:02d}", "cls": str(number)} | value)
-        return make_module(
-            reader,
-            split={"urls": str(tmp_path / "valued.tar"), "sampling": "sequential"},
-            fields={"label": "cls", "value": "value?"},
-            decode={"value": decoder},
-            defaults={"value": default},
-            **settings,
-        )
-
-    return make

@@ -3,8 +3,10 @@
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from webdataset.writer import TarWriter
 
 from lightning_shards import (
     DecodeResize,
@@ -16,7 +18,6 @@ from lightning_shards.errors import ConfigError, MissingFieldError, ShardError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import open_shards
 from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.samples.optional_fields import Default
 from tests.samples.optional.lacking_shards import FIELDS, LACKING, png, rows
 
 
@@ -51,6 +52,24 @@ def test_a_default_takes_the_place(make_module, reader):
     assert rows(module, "text")[0][4] == ""
     own = make_module(reader, defaults={"label": -1}, split={"defaults": {"label": -2}})
     assert rows(own, "label")[0][1] == -2
+
+
+def test_a_default_of_the_decoded_type_makes_all_batches_alike(make_module, reader, tmp_path):
+    with TarWriter(str(tmp_path / "valued.tar")) as writer:
+        for number in range(6):
+            value = {"value": np.full(2, 3.5, np.float32).tobytes()} if number > 2 else {}
+            writer.write({"__key__": f"{number:02d}", "cls": str(number)} | value)
+    module = make_module(
+        reader,
+        split={"urls": str(tmp_path / "valued.tar")},
+        fields={"label": "cls", "value": "value?"},
+        decode={"value": "float32"},
+        defaults={"value": np.array([1.5, 2.5], np.float32)},
+        batch_size=2,  # of samples without a value, with and without one, and with one
+    )
+    values = [batch["value"] for batch in module.loader("train")]
+    assert [value.dtype for value in values] == [torch.float32] * 3
+    assert torch.cat(values).tolist() == [[1.5, 2.5]] * 3 + [[3.5, 3.5]] * 3
 
 
 def add_number(label):
@@ -211,13 +230,6 @@ def test_of_many_shards_a_few_tables_are_looked_at(make_module, monkeypatch, cap
 def test_what_cannot_be_meant_is_refused(make_module, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_module(**settings)
-
-
-def test_defaults_are_compared_by_their_bytes():
-    assert Default(torch.zeros(3)) == Default(torch.zeros(3))
-    assert Default(torch.zeros(3)) != Default(torch.ones(3))
-    assert Default(None) != Default(0)
-    assert hash(Default([])) == hash(Default({}))
 
 
 def test_a_configuration_gives_them(urls):
