@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from lightning_shards.readers.source import ServedSample, Source, SourceDescription
     from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
     from lightning_shards.samples.collate import LoadedBatch
-    from lightning_shards.samples.collate_fn import PadCollate
     from lightning_shards.samples.crops import (
         DecodeCenterCrop,
         DecodeRandomResizedCrop,
         DecodeResize,
     )
+    from lightning_shards.samples.pad import PadCollate
     from lightning_shards.shards.filters.predicates import ShardColumns
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
@@ -83,7 +83,7 @@ _HOMES = {
     "RayConfig": "config.loading",
     "MissingFieldError": "errors",
     "Order": "plan.order",
-    "PadCollate": "samples.collate_fn",
+    "PadCollate": "samples.pad",
     "Place": "plan.place",
     "PlanError": "errors",
     "Pool": "workers.pool",

@@ -57,8 +57,7 @@ from lightning_shards.errors import (
     require_mappings,
 )
 from lightning_shards.readers.stream_stages import first_suffixes
-from lightning_shards.samples.collate import RESERVED_KEYS
-from lightning_shards.samples.collate_fn import Collation
+from lightning_shards.samples.collate import RESERVED_KEYS, Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
 from lightning_shards.samples.fields import Field, with_given_classes
 from lightning_shards.samples.optional_fields import suffixes_of

@@ -33,6 +33,8 @@ from lightning_shards.readers.read_ahead import (
 )
 from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
+    BUILT_IN_COLLATION,
+    Collation,
     Column,
     GrowingColumn,
     LoadedBatch,
@@ -41,7 +43,6 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
-from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
 from lightning_shards.samples.decoders import CLASS, Decoding
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import (

@@ -13,8 +13,7 @@ from lightning_shards.readers.bad_samples import BAD, StandIn, bad_sample, refus
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
-from lightning_shards.samples.collate_fn import Collation
+from lightning_shards.samples.collate import BadSample, Collation, LoadedBatch, Sample
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena

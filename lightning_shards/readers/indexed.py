@@ -24,8 +24,7 @@ from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.reading import reading_shards
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch
-from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
+from lightning_shards.samples.collate import BUILT_IN_COLLATION, BatchFormat, Collation, LoadedBatch
 from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena

@@ -21,12 +21,12 @@ from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import (
     BatchFormat,
+    Collation,
     Column,
     LoadedBatch,
     PixelLayout,
     Sample,
 )
-from lightning_shards.samples.collate_fn import Collation
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.optional_fields import LackingField, lacking_in_all, require_found
 from lightning_shards.samples.tensors import (

@@ -45,8 +45,13 @@ from lightning_shards.readers.stream_stages import (
     read_again,
     require_no_stages,
 )
-from lightning_shards.samples.collate import BatchFormat, LoadedBatch, Sample
-from lightning_shards.samples.collate_fn import BUILT_IN_COLLATION, Collation
+from lightning_shards.samples.collate import (
+    BUILT_IN_COLLATION,
+    BatchFormat,
+    Collation,
+    LoadedBatch,
+    Sample,
+)
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena

@@ -1,21 +1,30 @@
-"""Collation: one batch made from samples, with a list or an array per field.
+"""Collation: one batch made from samples, by us or by a `collate_fn` of the user's.
 
-Arrays of a batch become tensors when it is handed to the user (`with_tensors`): a
-worker makes them without torch. Tensors that a transform or a decoder made stay tensors.
+A batch of ours has a list or an array per field. Arrays become tensors when a batch is handed to
+the user (`with_tensors`): a worker makes them without torch. Tensors that a transform or a decoder
+made stay tensors.
 """
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import (
+    ConfigError,
+    SampleError,
+    ShardError,
+    TransformError,
+    leave_out_own_frames,
+)
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.stage_clock import ActorTotals
+from lightning_shards.samples.generators import WatchedCollateFn
+from lightning_shards.samples.stage_clock import ActorTotals, StageClock
 from lightning_shards.samples.tensors import (
     NUMBERS,
     Arena,
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _NUMBERS = (bool, int, float, np.number, np.bool_)
+_SHOWN = 40  # letters of a number in an error
 
 
 def numbers_or_list(
@@ -57,7 +67,12 @@ def numbers_or_list(
     try:
         column = np.array(values, dtype)
     except (TypeError, ValueError, OverflowError) as error:
-        _refuse_first(values, samples, field, dtype, error)
+        row = max(range(len(values)), key=lambda row: abs(values[row]))
+        key, name = samples[row]["__key__"] if samples else "", np.dtype(dtype or np.int64)
+        raise SampleError(
+            f"field {field!r} of sample {key!r} is {str(values[row])[:_SHOWN]}, a number that fits "
+            f"no {name}; decode it as 'text'"
+        ) from error
     is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
     if is_rounded or not torch_has(column.dtype):
         raise SampleError(
@@ -91,48 +106,19 @@ def _number_type(values: list[Any]) -> Any:
     return np.int64 if any(type(value) is int for value in values) else None
 
 
-def _refuse_first(
-    values: list[Any],
-    samples: Sequence[Mapping[str, Any]],
-    field: str,
-    dtype: Any,
-    error: Exception,
-) -> NoReturn:
-    for row, value in enumerate(values):
-        try:
-            np.array([value], dtype)
-        except (TypeError, ValueError, OverflowError):
-            key = samples[row]["__key__"] if samples else ""
-            name = "int64" if dtype is None else np.dtype(dtype)
-            shown = str(value)
-            raise SampleError(
-                f"field {field!r} of sample {key!r} is {shown[:40]}{'...' * (len(shown) > 40)}, "  # noqa: PLR2004
-                f"and such numbers fit no {name}; decode them as 'text'"
-            ) from error
-    raise SampleError(f"field {field!r} holds numbers that fit no array: {error}") from error
-
-
 def _require_one_kind(values: list[Any], samples: Sequence[Mapping[str, Any]], field: str) -> None:
     """Refuse numbers beside arrays or tensors without a dimension, which would be a list."""
-    are_numbers = [isinstance(value, _NUMBERS) for value in values]
-    if not any(are_numbers) or not samples:
-        return
-    if all(is_number or _has_no_dim(v) for is_number, v in zip(are_numbers, values, strict=True)):
-        number, other = are_numbers.index(True), are_numbers.index(False)
-        kind = "a tensor" if is_tensor(values[other]) else "an array"
+    others = [row for row, value in enumerate(values) if not isinstance(value, _NUMBERS)]
+    if samples and len(others) < len(values) and all(_has_no_dim(values[row]) for row in others):
         raise SampleError(
-            f"field {field!r} is a {type(values[number]).__name__} in sample "
-            f"{samples[number]['__key__']!r}, but {kind} of no dimension, {values[other].dtype}, "
-            f"in sample {samples[other]['__key__']!r}; give the field a transform that makes them "
-            "alike, as `.item()` does"
+            f"field {field!r} is a tensor or array of no dimension in sample "
+            f"{samples[others[0]]['__key__']!r}, and a number in others; give it a transform "
+            "that makes them alike, as `.item()` does"
         )
 
 
-def _has_no_dim(value: object) -> bool:
-    if is_tensor(value):
-        return not tuple(value.shape)
-    array = cast("Any", value)
-    return isinstance(value, np.ndarray) and array.dtype.kind in NUMBERS and not array.shape
+def _has_no_dim(value: Any) -> bool:
+    return (is_tensor(value) or _is_numeric(value)) and not value.ndim
 
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
@@ -218,35 +204,6 @@ Layouts: TypeAlias = Mapping[str, PixelLayout]
 """By field, for the fields that crops make."""
 
 
-def collate(
-    samples: Sequence[Sample],
-    fields: Sequence[str],
-    weights: Sequence[int],
-    arena: Arena | None = None,
-    layouts: Layouts = MappingProxyType({}),
-    components: Sequence[int] = (),
-) -> dict[str, Any]:
-    """One batch as a dict: `__key__` and other lists first, then arrays, then other reserved ones.
-
-    Arrays and tensors of one shape are stacked together; numbers become an array (int64, float64 or
-    bool, as in torch's `default_collate`), and everything else stays a list.
-
-    Args:
-        samples: The samples, each with all of `fields`, `__key__` and `__id__`.
-        fields: The names of the fields, in order.
-        weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
-        arena: Where arrays and tensors are made, as far as they fit.
-        layouts: Of the fields that crops made, which gave arrays.
-        components: The component of each sample; empty for a split that is no mixture.
-
-    Raises:
-        SampleError: A stage dropped a key, or the shapes of a field differ.
-    """
-    columns = {field: column_of(samples, field, arena, layouts.get(field)) for field in fields}
-    ids = ids_of(samples)
-    return batch_dict(values_of(samples, "__key__"), columns, ids, weights, components)
-
-
 def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """Their `__id__`: int64 of shape (samples, 2).
 
@@ -273,72 +230,59 @@ def join_columns(
     reserved: Collection[str] = RESERVED_KEYS,
     components: Sequence[int] | NDArray[np.int64] = (),
 ) -> Batch:
-    """The batch of these columns as the user asked for it, a dict in the order of `collate`."""
-    if batch_format == "tuple":
-        return tuple(columns.values())
-    return only_reserved(batch_dict(keys, columns, ids, weights, components), reserved)
+    """The batch of these columns as the user asked for it.
 
+    A dict has `__key__` and other lists first, then arrays, then other reserved entries.
 
-def batch_dict(
-    keys: list[str],
-    columns: Mapping[str, Column],
-    ids: NDArray[np.int64],
-    weights: Sequence[int],
-    components: Sequence[int] | NDArray[np.int64] = (),
-) -> dict[str, Any]:
-    """The dict of these columns, in the order of `collate`."""
-    batch: dict[str, Any] = {"__key__": keys}
-    batch |= {field: column for field, column in columns.items() if isinstance(column, list)}
-    batch |= {field: column for field, column in columns.items() if field not in batch}
-    batch["__id__"] = ids
-    if weights:
-        batch["__weight__"] = np.array(weights, np.float32)
-    if len(components):
-        batch["__component__"] = np.array(components, np.int64)
-    return batch
-
-
-def only_reserved(batch: dict[str, Any], reserved: Collection[str]) -> dict[str, Any]:
-    """The batch without the reserved entries that are not among these.
+    Args:
+        keys: Of the samples.
+        columns: The fields, in order.
+        ids: Of the samples, int64 of shape (samples, 2).
+        weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
+        batch_format: A tuple has the columns alone.
+        reserved: The names of the reserved entries that the batch has.
+        components: The component of each sample; empty for a split that is no mixture.
 
     Raises:
-        ConfigError: `__weight__` is to be left out, and is 0 for a sample.
+        ConfigError: As of `_reserved_entries`.
     """
-    left_out = set(RESERVED_KEYS).difference(reserved)
-    if not left_out:
-        return batch
-    if "__weight__" in left_out and not np.all(batch.get("__weight__", 1)):
+    if batch_format == "tuple":
+        return tuple(columns.values())
+    lists = {field: column for field, column in columns.items() if isinstance(column, list)}
+    entries = _reserved_entries(keys, ids, weights, components, reserved)
+    return _keys_first({**lists, **columns}, entries)
+
+
+def _reserved_entries(
+    keys: list[str],
+    ids: NDArray[np.int64],
+    weights: Sequence[int],
+    components: Sequence[int] | NDArray[np.int64],
+    reserved: Collection[str],
+) -> dict[str, Any]:
+    """The entries of a batch that are not fields, as far as they are among `reserved`.
+
+    Raises:
+        ConfigError: `__weight__` is not, and is 0 for a sample.
+    """
+    if "__weight__" not in reserved and not all(weights):
         raise ConfigError(
             "a batch holds a sample of `__weight__` 0, which only fills a place, and batch_keys "
             "leaves `__weight__` out; name it in batch_keys, and take it out of the batch before "
             "the model"
         )
-    return {name: column for name, column in batch.items() if name not in left_out}
+    entries: dict[str, Any] = {"__key__": keys, "__id__": ids}
+    if weights:
+        entries["__weight__"] = np.array(weights, np.float32)
+    if len(components):
+        entries["__component__"] = np.array(components, np.int64)
+    return {name: entry for name, entry in entries.items() if name in reserved}
 
 
-def make_batch(
-    samples: Sequence[Sample],
-    fields: Sequence[str],
-    weights: Sequence[int],
-    batch_format: BatchFormat,
-    bad: Sequence[BadSample] = (),
-    arena: Arena | None = None,
-    layouts: Layouts = MappingProxyType({}),
-    *,
-    reserved: Collection[str] = RESERVED_KEYS,
-    components: Sequence[int] = (),
-) -> LoadedBatch:
-    """One batch in the user's format: the dict of `collate`, or its fields as a tuple."""
-    batch = collate(samples, fields, weights, arena, layouts, components)
-    digest = digest_of(batch["__id__"], weights)
-    if batch_format == "tuple":
-        return LoadedBatch(tuple(batch[field] for field in fields), digest, tuple(bad))
-    return LoadedBatch(only_reserved(batch, reserved), digest, tuple(bad))
-
-
-def digest_of(ids: NDArray[np.int64], weights: Sequence[int]) -> int:
-    """The digest of the ids of the samples of a batch, without those of weight 0."""
-    return digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
+def _keys_first(columns: Mapping[Any, Any], entries: Mapping[str, Any]) -> dict[Any, Any]:
+    """Both in one dict: Lightning warns where it finds texts after a tensor."""
+    first = {"__key__": entries["__key__"]} if "__key__" in entries else {}
+    return {**first, **columns, **entries}
 
 
 def values_of(samples: Sequence[Sample], field: str) -> list[Any]:
@@ -483,8 +427,176 @@ def _padding_remedy(value: Any, other: Any, field: str) -> str:
 
 def _describe(sample: Mapping[str, object], field: str) -> str:
     value = cast("Any", sample[field])
-    try:
-        shape = str(tuple(value.shape))
-    except RuntimeError:  # of a nested tensor
-        shape = "several shapes of"
-    return f"{shape} {value.dtype} in sample {sample['__key__']!r}"
+    return f"{tuple(value.shape)} {value.dtype} in sample {sample['__key__']!r}"
+
+
+CollateFn: TypeAlias = Callable[[list[Sample]], Any]
+"""From the samples of a batch to the batch."""
+
+_NAMED = 8
+"""Samples of a batch that an error names."""
+
+
+@dataclass(frozen=True)
+class Collation:
+    """What the user says about the batches of a split.
+
+    Attributes:
+        collate_fn: Makes a batch of a list of samples; None: `samples.collate` does.
+        reserved: The reserved entries of a batch; `__weight__` only where the split has weights,
+            `__component__` only where it is a mixture.
+        component: The component of all samples, where a source of one component of a mixture makes
+            batches alone; None for any other source.
+    """
+
+    collate_fn: CollateFn | None = None
+    reserved: tuple[str, ...] = RESERVED_KEYS
+    component: int | None = None
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether it is given decoded pixels as numpy arrays, as without a `collate_fn`."""
+        return self.collate_fn is None or getattr(self.collate_fn, "takes_arrays", False) is True
+
+    @property
+    def callables(self) -> tuple[tuple[str, object], ...]:
+        """The `collate_fn` with its name in errors, if there is one."""
+        return () if self.collate_fn is None else (("collate_fn", self.collate_fn),)
+
+    def watched(self) -> "Collation":
+        """The same for one batch, with a warning if the `collate_fn` draws random numbers."""
+        if self.collate_fn is None or getattr(self.collate_fn, "deterministic", False) is True:
+            return self
+        return replace(self, collate_fn=WatchedCollateFn(self.collate_fn))
+
+    def begun(
+        self,
+        samples: Sequence[Sample],
+        fields: Sequence[str],
+        weights: Sequence[int],
+        batch_format: BatchFormat,
+        bad: Sequence[BadSample] = (),
+        arena: Arena | None = None,
+        layouts: Layouts = MappingProxyType({}),
+        *,
+        components: Sequence[int] = (),
+    ) -> LoadedBatch:
+        """A batch, of which `finished` makes the user's: the samples themselves for a `collate_fn`.
+
+        Args:
+            samples: Each with all of `fields`, `__key__` and `__id__`.
+            fields: The names of the fields, in order.
+            weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
+            batch_format: A dict, or the fields alone as a tuple.
+            bad: The bad samples that some of these stand for.
+            arena: Where arrays and tensors are made, as far as they fit.
+            layouts: Of the fields that crops made, which gave arrays.
+            components: The component of each sample; empty for a split that is no mixture.
+
+        Raises:
+            SampleError: A stage dropped a key, or the shapes of a field differ.
+            ConfigError: As of `join_columns`.
+        """
+        ids = ids_of(samples)
+        if self.collate_fn is None:
+            columns = {name: column_of(samples, name, arena, layouts.get(name)) for name in fields}
+            entries = (weights, batch_format, self.reserved, components)
+            made: Any = join_columns(values_of(samples, "__key__"), columns, ids, *entries)
+        else:
+            made = self.given(samples, weights, layouts, components)
+        digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
+        return LoadedBatch(made, digest, tuple(bad))
+
+    def given(
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[int],
+        layouts: Layouts,
+        components: Sequence[int] = (),
+    ) -> Any:
+        """A list of the samples as a `collate_fn` gets them: fields, then the reserved entries.
+
+        Args:
+            samples: They may have more entries that begin with two underscores.
+            weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
+            layouts: Of the fields that crops made, which gave arrays.
+            components: The component of each sample; empty for a split that is no mixture.
+
+        Raises:
+            SampleError: A stage dropped the key of one.
+        """
+        keys = values_of(samples, "__key__")
+        if self.component is not None:
+            components = [self.component] * len(samples)
+        as_tensors = frozenset[str]() if self.takes_arrays else layouts.keys()
+        given: list[Sample] = []
+        for row, sample in enumerate(samples):
+            fields: Sample = {
+                name: tensor_of(value) if name in as_tensors and value is not None else value
+                for name, value in sample.items()
+                if not name.startswith("__")
+            }
+            fields |= {"__key__": keys[row], "__url__": sample.get("__url__")}
+            fields["__id__"] = sample["__id__"]
+            if weights:
+                fields["__weight__"] = float(weights[row])
+            if components:
+                fields["__component__"] = components[row]
+            given.append(fields)
+        return given
+
+    def finished(self, loaded: LoadedBatch, layouts: Layouts = MappingProxyType({})) -> LoadedBatch:
+        """The batch as the user gets it.
+
+        Args:
+            loaded: As `begun` gave it.
+            layouts: As `begun` was given them.
+
+        Raises:
+            TransformError: The `collate_fn` raised an error, which is the cause of this one.
+            ConfigError: As of `join_columns`.
+        """
+        if self.collate_fn is None:
+            return loaded
+        samples = cast("list[Sample]", loaded.batch)
+        keys = [sample["__key__"] for sample in samples]
+        ids = ids_of(samples)
+        weights = [sample["__weight__"] for sample in samples if "__weight__" in sample]
+        components = [s["__component__"] for s in samples if "__component__" in s]
+        made = self._called(samples, keys, layouts)
+        if not isinstance(made, Mapping):
+            return loaded._replace(batch=made)
+        columns = cast("Mapping[Any, Any]", made)
+        # ours, whatever a function such as torch's `default_collate` made of those of the samples
+        reserved = {*self.reserved, *columns}
+        entries = _reserved_entries(keys, ids, weights, components, reserved)
+        return loaded._replace(batch=_keys_first(columns, entries))
+
+    def finished_on(self, loaded: LoadedBatch, clock: StageClock, layouts: Layouts) -> LoadedBatch:
+        """What `finished` gives, its time told to the clock; an error of it is of no sample."""
+        with clock.on("collate"):
+            loaded = self.finished(loaded, layouts)
+        stages = zip(loaded.stages, clock.take(), strict=True)
+        return loaded._replace(stages=tuple(before + since for before, since in stages))
+
+    def _called(self, samples: list[Sample], keys: list[str], layouts: Layouts) -> Any:
+        function: Any = self.collate_fn
+        try:
+            if getattr(function, "takes_layouts", False) is True:  # `PadCollate`
+                return function(samples, layouts)
+            return function(samples)
+        except ShardError:
+            raise
+        except Exception as error:
+            leave_out_own_frames(error)
+            name = getattr(function, "__name__", type(function).__name__)
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            raise TransformError(
+                f"collate_fn, which is {name}, failed on the batch of samples "
+                f"{', '.join(map(repr, keys[:_NAMED]))}{more}: {type(error).__name__}: {error}; it "
+                "is called with a list of samples, each a dict of fields"
+            ) from error
+
+
+BUILT_IN_COLLATION = Collation()
+"""Without a `collate_fn`, and with all reserved entries."""

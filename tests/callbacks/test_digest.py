@@ -24,7 +24,7 @@ from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.samples.collate import BadSample, make_batch
+from lightning_shards.samples.collate import BadSample, Collation
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -242,7 +242,7 @@ class WrongSource(IndexedSource):
             weights = (
                 made.batch["__weight__"].astype(int).tolist() if "__weight__" in made.batch else []
             )
-            yield make_batch(rows, ["label"], weights, self.batch_format)
+            yield Collation().begun(rows, ["label"], weights, self.batch_format)
 
 
 def lost(ids):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.collate import GrowingColumn, collate, column_of
+from lightning_shards.samples.collate import Collation, GrowingColumn, column_of
 from lightning_shards.samples.tensors import with_tensors
 
 
@@ -15,6 +15,10 @@ def samples(*values, field="x"):
         {field: value, "__key__": f"k{number}", "__id__": (number, 10 * number), "__url__": "u"}
         for number, value in enumerate(values)
     ]
+
+
+def collate(rows, fields, weights):
+    return Collation().begun(rows, fields, weights, "dict").batch
 
 
 def column(*values):
@@ -63,13 +67,6 @@ def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size
     )
     with pytest.raises(SampleError, match=described):
         column(*[np.ones(size, dtype)] * 2)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
-def test_nested_tensors_are_an_error_that_names_the_sample():
-    nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    with pytest.raises(SampleError, match=r"several shapes of torch\.float32 in sample 'k0': "):
-        column(nested, nested)
 
 
 def test_lists_come_first_then_tensors_in_the_order_of_the_fields():
@@ -188,18 +185,14 @@ def test_large_values_are_copied_as_they_come():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((1, 2**70), r"field 'x' of sample 'k1' is 1180591620717411303424, and such .* no int64"),
-        ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, and such"),
-        ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+\.\.\., and such .* no float64"),
+        ((1, 2**70), r"field 'x' of sample 'k1' is 1180591620717411303424, a n.* fits no int64"),
+        ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, a num"),
+        ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+, a number that fits no float64"),
         (
             (np.uint64(1), np.int64(1)),
             "field 'x' holds numbers that fit no type of torch's",
         ),
-        (
-            (1.5, np.array(2.0)),
-            r"field 'x' is a float in sample 'k0', but an array of no d.*'k1'",
-        ),
-        ((torch.tensor(1), 2), r"is a int in sample 'k1', but a tensor of no .*int64, in sample"),
+        ((torch.tensor(1), 2), r"is a tensor or array of no dimension in sample 'k0', and a num"),
         ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
         ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),
         ((np.ma.masked, np.ma.masked), "field 'x' of sample 'k0' is an array with masked numbers"),

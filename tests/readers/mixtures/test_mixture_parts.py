@@ -12,7 +12,7 @@ import torch
 from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.samples.collate_fn import Collation
+from lightning_shards.samples.collate import Collation
 from lightning_shards.samples.fields import make_fields
 from tests.readers.mixtures.conftest import (
     ALONE,
@@ -53,7 +53,7 @@ def test_shapes_that_differ_inside_a_batch_name_both_components(make_mixture):
 def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
     """They would be a list in some batches, and a tensor in those of one component."""
     source = make_mixture(PAIR, {"labels": {"transforms": {"label": as_float}}}, batch_size=8)
-    with pytest.raises(SampleError, match=r"is a int .* but a tensor .*\n.*'web', 'labels'"):
+    with pytest.raises(SampleError, match=r"is a tensor .* and a number .*\n.*'web', 'labels'"):
         batches(source, 1)
 
 
