@@ -12,7 +12,12 @@ from lightning_shards.samples.fields import (
     optional_names,
     with_arrays,
 )
-from lightning_shards.samples.generators import SampleSeeds, are_same
+from lightning_shards.samples.generators import (
+    SampleSeeds,
+    are_same,
+    may_draw_from_globals,
+    watched,
+)
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import (
     SampleTransform,
@@ -20,9 +25,6 @@ from lightning_shards.samples.transforms import (
     Transform,
     batch_fields_of,
     layouts_of,
-    may_draw_from_globals,
-    watched,
-    watched_callable,
     watched_of_samples,
 )
 
@@ -104,11 +106,14 @@ class Recipe:
         return replace(self, fields=with_arrays(self.fields, *steps, plain=plain))
 
     def watched(self) -> "Recipe":
-        """The recipe, whose callables are watched as by `watched_callable`."""
+        """The recipe, whose callables are watched as by `watched`."""
         return replace(
             self,
             fields=tuple(map(_with_watched_decoders, self.fields)),
-            transforms=watched(self.transforms),
+            transforms={
+                name: watched(f"the transform of field {name!r}", transform)
+                for name, transform in self.transforms.items()
+            },
             sample_transforms=watched_of_samples(self.sample_transforms),
         )
 
@@ -157,7 +162,7 @@ def _with_watched_decoders(field: Field) -> Field:
         if not isinstance(decoder, OwnDecoder) or may_draw_from_globals(decoder.function):
             return decoder
         called = f"the decoder of {field.name!r}"
-        return replace(decoder, function=watched_callable(called, decoder.function))
+        return replace(decoder, function=watched(called, decoder.function))
 
     by_suffix = tuple((end, watched_decoder(own)) for end, own in field.by_suffix)
     return replace(field, decoder=watched_decoder(field.decoder), by_suffix=by_suffix)

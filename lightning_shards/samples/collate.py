@@ -23,7 +23,7 @@ from lightning_shards.errors import (
     leave_out_own_frames,
 )
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.generators import WatchedCollateFn
+from lightning_shards.samples.generators import callable_name, watched_collate_fn
 from lightning_shards.samples.stage_clock import ActorTotals, StageClock
 from lightning_shards.samples.tensors import (
     NUMBERS,
@@ -465,9 +465,8 @@ class Collation:
 
     def watched(self) -> "Collation":
         """The same for one batch, with a warning if the `collate_fn` draws random numbers."""
-        if self.collate_fn is None or getattr(self.collate_fn, "deterministic", False) is True:
-            return self
-        return replace(self, collate_fn=WatchedCollateFn(self.collate_fn))
+        watch = self.collate_fn and watched_collate_fn(self.collate_fn)
+        return replace(self, collate_fn=watch)
 
     def begun(
         self,
@@ -589,10 +588,9 @@ class Collation:
             raise
         except Exception as error:
             leave_out_own_frames(error)
-            name = getattr(function, "__name__", type(function).__name__)
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
             raise TransformError(
-                f"collate_fn, which is {name}, failed on the batch of samples "
+                f"collate_fn, which is {callable_name(function)}, failed on the batch of samples "
                 f"{', '.join(map(repr, keys[:_NAMED]))}{more}: {type(error).__name__}: {error}; it "
                 "is called with a list of samples, each a dict of fields"
             ) from error

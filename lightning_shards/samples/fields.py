@@ -43,6 +43,7 @@ from lightning_shards.samples.decoders import (
     own_decoder,
     require_libraries,
 )
+from lightning_shards.samples.generators import takes_rng
 from lightning_shards.samples.optional_fields import optional_among, suffixes_of
 from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
@@ -52,7 +53,6 @@ from lightning_shards.samples.transforms import (
     first_taking,
     takes_arrays,
     takes_bytes,
-    takes_rng,
 )
 from lightning_shards.shards.classes import (
     DIGEST_LENGTH,

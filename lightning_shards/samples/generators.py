@@ -10,6 +10,7 @@ is watched in the same way, and may draw from no generator at all.
 """
 
 import copy
+import inspect
 import logging
 import random
 import sys
@@ -18,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from operator import ne
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -175,156 +176,163 @@ def outside_workers() -> Generator[None]:
         state._worker_info = info  # noqa: SLF001
 
 
-def _look_like(wrapper: Any, function: object) -> None:
-    """Give a wrapper the name and the wishes of the function in it."""
-    wrapper.__name__ = _name_of(function)
-    wrapper.takes_bytes = getattr(function, "takes_bytes", False)
-    wrapper.takes_arrays = getattr(function, "takes_arrays", False)
-    wrapper.takes_fields = getattr(function, "takes_fields", None)
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """Whether a transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except ValueError:  # a builtin without a signature
+        return False
 
 
-def _name_of(function: object) -> str:
+def own_generators(function: Callable[..., Any]) -> list[Any]:
+    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
+    return [] if _is_deterministic(function) else seeded_objects(function)
+
+
+def may_draw_from_globals(function: Callable[..., Any]) -> bool:
+    """Whether a transform or a decoder may draw from generators that all threads share.
+
+    It has neither a parameter `rng` nor an attribute ``deterministic = True``, or it has generators
+    of its own.
+    """
+    return _is_unkeyed(function) or bool(own_generators(function))
+
+
+def _is_unkeyed(function: Callable[..., Any]) -> bool:
+    return not takes_rng(function) and not _is_deterministic(function)
+
+
+def _is_deterministic(function: object) -> bool:
+    return getattr(function, "deterministic", False) is True
+
+
+def watched(called: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A transform or a decoder, watched on a first value for draws that cannot be repeated.
+
+    One that may draw from global generators is run twice, and others may not draw from them; those
+    of this package are left as they are. The caller restores the global generators.
+    """
+    if type(function).__module__.startswith("lightning_shards."):
+        return function
+    if _is_unkeyed(function):
+        return Watched(called, function, _made_twice)
+    return function if own_generators(function) else Watched(called, function, _made_by_itself)
+
+
+def watched_collate_fn(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A `collate_fn`, watched on a first batch: nothing is seeded for it, and it may not draw."""
+    if _is_deterministic(function):
+        return function
+    return Watched(f"collate_fn, which is {callable_name(function)},", function, _made_thrice)
+
+
+def callable_name(function: object) -> str:
+    """Its name, or that of its class."""
     return getattr(function, "__name__", type(function).__name__)
 
 
-class RepeatedTransform:
-    """Makes its first value twice with the same seeds; a warning names it if they differ.
+class Watched:
+    """A callable of the user's, watched while it makes its first value.
 
-    The caller restores the global generators.
-
-    Args:
-        called: What the warning calls it.
-        transform: Has no parameter `rng`, and does not say that it is deterministic.
-    """
-
-    def __init__(self, called: str, transform: Callable[[Any], Any]) -> None:
-        self._called, self._transform, self._is_compared = called, transform, False
-        self.__wrapped__ = transform  # so that errors know its library
-        _look_like(self, transform)
-
-    def __call__(self, value: Any) -> Any:
-        """The result of the transform."""
-        if self._is_compared:
-            return self._transform(value)
-        had_torch = torch_if_loaded() is not None
-        given = value
-        with suppress(Exception):  # a value that cannot be copied will hardly be changed
-            given = copy.deepcopy(value)
-        made = self._made(given)
-        if not had_torch and torch_if_loaded():
-            return made  # without its seed; the sample is made again, and its values are compared
-        self._is_compared = True
-        kept = made
-        with suppress(Exception):  # a reused buffer would be compared with itself
-            kept = copy.deepcopy(made)
-        try:
-            is_same = are_same(kept, self._made(value))
-        except Exception:  # noqa: BLE001 the first run raised nothing
-            is_same = False
-        if not is_same:
-            _log.warning(
-                "%s made two values of one sample with the same seed, so "
-                "that no run can be repeated: it has a random generator of its own, or keeps "
-                "something between samples; give it a parameter `rng`, which gets a "
-                "numpy.random.Generator for each sample, or a method `set_random_seed`",
-                self._called,
-            )
-        return made
-
-    def _made(self, value: Any) -> Any:
-        for generator in seeded_objects(self._transform):
-            generator.set_random_seed(0)
-        SampleSeeds(0, 0).seed_globals(0)
-        return self._transform(value)
-
-
-class WatchedTransform:
-    """Refuses a transform or decoder that moves the global generators, which are not seeded for it.
-
-    Only its first call is watched: what it draws now and then may escape.
+    A value that loads torch is made once more, because its generator was not seeded, and watched
+    then.
 
     Args:
-        called: What the error calls it.
-        transform: Has a parameter `rng`, or says that it is deterministic.
+        called: What messages call it.
+        function: The callable.
+        watch: Makes a first value of the function, a value and settings, and says what is wrong.
     """
 
-    def __init__(self, called: str, transform: Callable[..., Any]) -> None:
-        self._called, self._is_watched = called, False
-        self.__wrapped__ = transform  # so that its parameters are seen
-        self.deterministic = getattr(transform, "deterministic", False)
-        _look_like(self, transform)
+    def __init__(self, called: str, function: Callable[..., Any], watch: "_Watch") -> None:
+        self._called, self._watch, self._is_watched = called, watch, False
+        self.__wrapped__, self.__name__ = function, callable_name(function)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the function wants, as by `takes_arrays`."""
+        return getattr(self.__dict__["__wrapped__"], name)
 
     def __call__(self, value: Any, **settings: Any) -> Any:
-        """The result of the transform.
+        """The result of the function.
 
         Raises:
-            ConfigError: It moved a global generator.
+            ConfigError: It drew from a generator that is not seeded for it.
         """
         if self._is_watched:
             return self.__wrapped__(value, **settings)
-        had_torch, before = torch_if_loaded() is not None, globals_state()
-        made = self.__wrapped__(value, **settings)
-        if not had_torch and torch_if_loaded():
-            return made  # the sample is made again
-        if globals_state() != before:
-            keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
-            raise ConfigError(
-                f"{self._called} has {keyed}, and it drew from the random generators of the whole "
-                "process, or seeded them: they are not seeded for it, so that no run could be "
-                f"repeated; draw from `rng` alone, or leave {keyed} out, and they are seeded for "
-                "each sample"
-            )
-        self._is_watched = True
+        had_torch = torch_if_loaded() is not None
+        made, problem = self._watch(self.__wrapped__, value, **settings)
+        is_seeded = had_torch or torch_if_loaded() is None
+        if problem and is_seeded and self._watch is _made_by_itself:
+            raise ConfigError(f"{self._called} {problem}")
+        if problem and is_seeded:
+            _log.warning("%s %s", self._called, problem)
+        self._is_watched = is_seeded
         return made
 
 
-class WatchedCollateFn:
-    """Makes its first batch twice more on the side; a warning says if it draws random numbers.
+_Watch: TypeAlias = Callable[..., tuple[Any, str]]
 
-    Nothing is seeded for a `collate_fn`, so what it draws would depend on the worker.
 
-    Args:
-        collate_fn: Makes a batch of a list of samples; it does not say that it is deterministic.
-    """
+def _made_twice(function: Callable[..., Any], value: Any) -> tuple[Any, str]:
+    given = value
+    with suppress(Exception):  # a value that cannot be copied will hardly be changed
+        given = copy.deepcopy(value)
+    kept = made = _seeded(function, given)
+    is_same = False  # if it fails now, where it did not before
+    with suppress(Exception):
+        kept = copy.deepcopy(made)  # a reused buffer would be compared with itself
+    with suppress(Exception):
+        is_same = are_same(kept, _seeded(function, value))
+    problem = (
+        "made two values of one sample with the same seeds, so that no run can be repeated: it has "
+        "a random generator of its own, or keeps something between samples; give it a parameter "
+        "`rng`, which gets a numpy.random.Generator for each sample, or a method `set_random_seed`"
+    )
+    return made, "" if is_same else problem
 
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn, self._is_watched = collate_fn, False
-        self.__name__ = _name_of(collate_fn)
-        self.takes_arrays = getattr(collate_fn, "takes_arrays", False)
 
-    def __call__(self, samples: list[Any]) -> Any:
-        """The batch of these samples."""
-        if not self._is_watched:
-            self._is_watched = True
-            problem = ""
-            with suppress(Exception), preserved_globals():  # what fails is told by the call below
-                problem = self._problem([*samples, *samples])  # two, which it may mix
-            if problem:
-                _log.warning(
-                    "collate_fn, which is %s, %s, so that no run can be repeated: draw in a "
-                    "transform with a parameter `rng`, or on the device; or give it the attribute "
-                    "`deterministic = True` if its batches do not depend on what it draws",
-                    self.__name__,
-                    problem,
-                )
-        return self._collate_fn(samples)
+def _seeded(function: Callable[..., Any], value: Any) -> Any:
+    for generator in seeded_objects(function):
+        generator.set_random_seed(0)
+    SampleSeeds(0, 0).seed_globals(0)
+    return function(value)
 
-    def _problem(self, samples: list[Any]) -> str:
+
+def _made_by_itself(function: Callable[..., Any], value: Any, **settings: Any) -> tuple[Any, str]:
+    before = globals_state()
+    made = function(value, **settings)
+    keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
+    problem = (
+        f"has {keyed}, and it drew from the random generators of the whole process, or seeded "
+        "them: they are not seeded for it, so that no run could be repeated; draw from `rng` "
+        f"alone, or leave {keyed} out, and they are seeded for each sample"
+    )
+    return made, "" if globals_state() == before else problem
+
+
+def _made_thrice(function: Callable[..., Any], samples: Any) -> tuple[Any, str]:
+    """The batch of these samples; twice their number, which it may mix, is tried on the side."""
+    problem = ""
+    with suppress(Exception), preserved_globals():  # what fails is told by the call below
         SampleSeeds(0, 0).seed_globals(0)
         before = globals_state()
-        made = copy.deepcopy(self._collate_fn(copy.deepcopy(samples)))
-        after = globals_state()
-        if any(old != new for old, new in zip(before, after, strict=False)):
-            return "drew random numbers from the generators of the whole process"
-        if not are_same(made, self._collate_fn(copy.deepcopy(samples))):
-            return "made two batches of the same samples: it has a random generator of its own"
-        return ""
+        kept = copy.deepcopy(function(copy.deepcopy([*samples, *samples])))
+        if any(map(ne, before, globals_state())):
+            problem = "drew random numbers from the generators of the whole process"
+        elif not are_same(kept, function(copy.deepcopy([*samples, *samples]))):
+            problem = "made two batches of the same samples: it has a random generator of its own"
+    remedy = (
+        ", so that no run can be repeated: draw in a transform with a parameter `rng`, or on the "
+        "device; or give it the attribute `deterministic = True` if its batches do not depend on "
+        "what it draws"
+    )
+    return function(samples), problem and problem + remedy
 
 
 def are_same(first: Any, second: Any) -> bool:
     """Whether two values hold the same arrays, tensors, numbers and texts; NaN equals itself.
 
-    They are looked for in collections and in attributes. Any other object counts as the same.
+    They are looked for in mappings, lists and tuples. Any other object counts as the same.
     """
     if type(first) is not type(second):
         return False
@@ -334,18 +342,10 @@ def are_same(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple):
         parts = cast("list[Any]", first)
         return len(parts) == len(second) and all(map(are_same, parts, second))
-    if is_tensor(first) or isinstance(first, _COMPARED):
-        return _are_equal(first, second)
-    return first is second or are_same(*(getattr(each, "__dict__", ()) for each in (first, second)))
-
-
-def _are_equal(first: Any, second: Any) -> bool:
     if not is_tensor(first):
+        if not isinstance(first, _COMPARED):
+            return True
         first, second = np.asarray(first), np.asarray(second)
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    try:
-        are_nan = ne(first, first) & ne(second, second)
-        return bool(((first == second) | are_nan).all())
-    except (TypeError, ValueError, RuntimeError):  # a sparse tensor, for instance
-        return True
+    return bool(((first == second) | ne(first, first) & ne(second, second)).all())

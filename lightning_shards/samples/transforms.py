@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
 from lightning_shards.samples.collate import BatchFormat, PixelLayout, Sample
 from lightning_shards.samples.generators import (
-    RepeatedTransform,
     SampleSeeds,
-    WatchedTransform,
     are_same,
+    callable_name,
+    may_draw_from_globals,
     outside_workers,
+    own_generators,
     preserved_globals,
-    seeded_objects,
+    takes_rng,
+    watched,
 )
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import torch_if_loaded
@@ -68,10 +70,6 @@ def _failed(transform: object, error: Exception) -> str:
     """An error in words, and, if the callable is of a known library, how that one is used."""
     library = type(inspect.unwrap(cast("Any", transform))).__module__.partition(".")[0]
     return f"{type(error).__name__}: {error}{_RECIPES.get(library, '')}"
-
-
-def _name_of(transform: SampleTransform) -> str:
-    return getattr(transform, "__name__", type(transform).__name__)
 
 
 @dataclass(frozen=True)
@@ -126,19 +124,22 @@ class SampleStep:
         return f"{self.called}, on {where}: {problem}"
 
 
-def sample_steps(
-    transforms: Sequence[SampleTransform], takes_rng: Callable[[SampleTransform], bool]
-) -> list[SampleStep]:
+def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
     """The sample transforms, with their names in errors."""
     return [
         SampleStep(
-            f"sample_transforms[{number}], which is {_name_of(transform)}",
+            f"sample_transforms[{number}], which is {callable_name(transform)}",
             transform,
             takes_rng(transform),
             _taken_fields(transform),
         )
         for number, transform in enumerate(transforms)
     ]
+
+
+def watched_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
+    """The sample transforms, as by `watched`."""
+    return tuple(watched(step.called, step.function) for step in sample_steps(transforms))
 
 
 def _problem_of(made: object, identity: Sample, others: Sample) -> str:
@@ -360,7 +361,7 @@ class SampleTransforms:
         self._names = frozenset(transforms) | frozenset(decoders)
         self.layouts = layouts_of(transforms, optional)
         self.sample_transforms = tuple(sample_transforms)
-        self._sample_steps = sample_steps(sample_transforms, takes_rng)
+        self._sample_steps = sample_steps(sample_transforms)
         crops = crops_of(transforms, optional)
         self._steps = [
             _Step(
@@ -459,55 +460,6 @@ class SampleTransforms:
         return preserved_globals() if self.draws_from_globals else nullcontext()
 
 
-def draw_from_globals(transforms: Mapping[str, Transform]) -> list[str]:
-    """Names of the transforms that may draw from generators that all threads share.
-
-    These are transforms with neither a parameter `rng` nor an attribute ``deterministic = True``,
-    and transforms with generators of their own.
-    """
-    return [name for name, transform in transforms.items() if may_draw_from_globals(transform)]
-
-
-def may_draw_from_globals(function: Transform) -> bool:
-    """Whether a transform or a decoder may draw from generators that all threads share."""
-    return _is_unkeyed(function) or bool(own_generators(function))
-
-
-def own_generators(transform: Transform) -> list[Any]:
-    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
-    return [] if getattr(transform, "deterministic", False) is True else seeded_objects(transform)
-
-
-def watched(transforms: Mapping[str, Transform]) -> dict[str, Transform]:
-    """The transforms, watched on a first value for randomness that cannot be repeated.
-
-    Those that may draw from global generators are run twice, and others may not draw from them.
-    """
-    return {
-        name: watched_callable(f"the transform of field {name!r}", transform)
-        for name, transform in transforms.items()
-    }
-
-
-def watched_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
-    """The sample transforms, as by `watched`."""
-    steps = sample_steps(transforms, takes_rng)
-    return tuple(watched_callable(step.called, step.function) for step in steps)
-
-
-def watched_callable(called: str, transform: Transform) -> Transform:
-    """A transform or a decoder, as by `watched`; those of this package are left as they are."""
-    if type(transform).__module__.startswith("lightning_shards."):
-        return transform
-    if _is_unkeyed(transform):
-        return RepeatedTransform(called, transform)
-    return transform if own_generators(transform) else WatchedTransform(called, transform)
-
-
-def _is_unkeyed(transform: Transform) -> bool:
-    return not takes_rng(transform) and getattr(transform, "deterministic", False) is not True
-
-
 def takes_bytes(transform: Transform | None) -> bool:
     """Whether a transform decodes by itself, as the crops of `samples.crops` do."""
     return getattr(transform, "takes_bytes", False) is True
@@ -532,14 +484,6 @@ def image_backend(transforms: Mapping[str, Transform]) -> str:
         if hasattr(each, "backend")
     }
     return "+".join(sorted(backends)) or "pillow"
-
-
-def takes_rng(transform: Transform) -> bool:
-    """Whether a transform has a parameter named `rng`."""
-    try:
-        return "rng" in inspect.signature(transform).parameters
-    except ValueError:  # a builtin without a signature
-        return False
 
 
 def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.samples import images
 from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.fields import Field, make_fields
-from lightning_shards.samples.transforms import takes_rng
+from lightning_shards.samples.generators import takes_rng
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
 

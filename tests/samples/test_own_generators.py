@@ -1,7 +1,6 @@
 """Transforms that draw from generators of their own give the same batches, or a warning."""
 
 import random
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,10 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.generators import (
-    RepeatedTransform,
-    are_same,
-)
+from lightning_shards.samples.generators import are_same, watched
 from lightning_shards.workers.threads import require_own_randomness
 
 
@@ -185,21 +181,8 @@ def test_the_comparison_leaves_generators_and_batches_alone(pack_shards, tmp_pat
     assert epoch_of(source) == expected
 
 
-class Plain:
-    def __init__(self, value):
-        self.value = value
-
-
-@dataclass(frozen=True)
-class Target:
-    boxes: torch.Tensor
-    name: str = "a"
-
-
 class Foreign:
-    """Without attributes that can be looked at, as a table or a bitmap of another library."""
-
-    __slots__ = ("numbers",)
+    """A table or a bitmap of another library."""
 
     def __init__(self, *numbers):
         self.numbers = numbers
@@ -212,9 +195,6 @@ SAME = [
     (torch.tensor([NAN]), torch.tensor([NAN])),
     (torch.tensor(2, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)),
     ({"a": [np.zeros(2), b"x"]}, {"a": [np.zeros(2), b"x"]}),
-    (Plain(np.ones(3)), Plain(np.ones(3))),
-    (Target(torch.ones(2, 4)), Target(torch.ones(2, 4))),
-    (np.array([b"a", None], object), np.array([b"a", None], object)),
     (complex(NAN, 2), complex(float("nan"), 2)),
     (Foreign(1), Foreign(2)),
 ]
@@ -225,8 +205,6 @@ OTHERS = [
     (torch.zeros(2), torch.ones(2)),
     ({"a": [np.zeros(2)]}, {"a": [np.ones(2)]}),
     ([1], [1, 2]),
-    (Plain(np.ones(3)), Plain(np.zeros(3))),
-    (Target(torch.ones(2, 4)), Target(torch.zeros(2, 4))),
     (np.float32(1), np.float32(2)),
     ("a", "b"),
     ([Foreign(1), 3], [Foreign(1), 4]),
@@ -241,5 +219,5 @@ def test_arrays_tensors_and_numbers_are_compared(pairs, expected):
 
 
 def test_a_transform_that_fails_in_its_second_run_is_warned_of(caplog):
-    RepeatedTransform("a transform of field 'x'", [1].pop)(0)
+    watched("a transform of field 'x'", [1].pop)(0)
     assert "a transform of field 'x' made two values" in caplog.text
