@@ -53,6 +53,7 @@ from lightning_shards.samples.transforms import (
     first_taking,
     takes_arrays,
     takes_bytes,
+    where_of,
 )
 from lightning_shards.shards.classes import (
     DIGEST_LENGTH,
@@ -63,7 +64,6 @@ from lightning_shards.shards.classes import (
     numbered_by_name,
 )
 from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
-from lightning_shards.shards.urls import redact
 
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
@@ -207,7 +207,7 @@ class Field:
             return values if self.is_list else values[0]
         if self.is_optional:
             return self.missing_value()
-        raise self.lacking(_where(members), members)
+        raise self.lacking(where_of(members), members)
 
     def _decoded(self, suffix: str, members: Mapping[str, Any]) -> Any:
         """The value of one member."""
@@ -216,7 +216,7 @@ class Field:
             decoding = self.decoding_of(next(ends))
         else:
             decoding = self.decoding_of(suffix)
-        data, where = members[suffix], _where(members)
+        data, where = members[suffix], where_of(members)
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             return self.function(decoding)(data)
@@ -231,10 +231,6 @@ class Field:
                 f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
                 f"{decoding.remedy(self.name, data)}"
             ) from error
-
-
-def _where(members: Mapping[str, Any]) -> str:
-    return f"sample {members['__key__']!r} of {redact(members['__url__'])}"
 
 
 def _by_name(suffix: str) -> list[str | int]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,12 @@ from lightning_shards.samples.generators import (
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import torch_if_loaded
 from lightning_shards.shards.urls import redact
+
+if TYPE_CHECKING:
+    from lightning_shards.samples.crops import Crop
+
+Transform: TypeAlias = Callable[..., Any]
+"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
 
 SampleTransform: TypeAlias = Callable[..., Any]
 """A dict of fields to another one; with a parameter `rng` it gets a `numpy.random.Generator`."""
@@ -66,10 +72,30 @@ _RECIPES = {
 }
 
 
-def _failed(transform: object, error: Exception) -> str:
-    """An error in words, and, if the callable is of a known library, how that one is used."""
-    library = type(inspect.unwrap(cast("Any", transform))).__module__.partition(".")[0]
-    return f"{type(error).__name__}: {error}{_RECIPES.get(library, '')}"
+def where_of(sample: Mapping[str, Any]) -> str:
+    """What errors call a sample."""
+    return f"sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
+
+
+def _made(
+    called: str,
+    function: Transform,
+    sample: Mapping[str, Any],
+    given: Any,
+    settings: Mapping[str, Any],
+) -> Any:
+    """What a transform makes of what it is given, which is a sample or the value of a field."""
+    try:
+        return function(given, **settings)
+    except ConfigError:  # of no sample
+        raise
+    except Exception as error:
+        leave_out_own_frames(error)
+        library = type(inspect.unwrap(function)).__module__.partition(".")[0]
+        raise TransformError(
+            f"{called} failed on {where_of(sample)}: {type(error).__name__}: {error}"
+            f"{_RECIPES.get(library, '')}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -101,27 +127,17 @@ class SampleStep:
         fields = {name: sample[name] for name in fields_of(sample)}
         identity = {name: sample[name] for name in sample if name not in fields}
         taken = fields.keys() if self.taken is None else self.taken
-        if unknown := sorted(taken - sample.keys()):
-            problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
-            raise TransformError(self._message(sample, problem))
         given = {name: value for name, value in fields.items() if name in taken} | identity
         others = {name: value for name, value in fields.items() if name not in taken}
-        try:
-            made: object = self.function(given, **settings)
-        except ConfigError:  # of no sample
-            raise
-        except Exception as error:
-            leave_out_own_frames(error)
-            problem = f"failed: {_failed(self.function, error)}"
-            raise TransformError(self._message(sample, problem)) from error
-        problem = _problem_of(made, identity, others)
+        if unknown := sorted(taken - sample.keys()):
+            made: object = None
+            problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
+        else:
+            made = _made(self.called, self.function, sample, given, settings)
+            problem = _problem_of(made, identity, others)
         if problem:
-            raise TransformError(self._message(sample, problem))
+            raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
         return others | cast("Sample", made) | identity
-
-    def _message(self, sample: Sample, problem: str) -> str:
-        where = f"sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
-        return f"{self.called}, on {where}: {problem}"
 
 
 def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
@@ -173,10 +189,7 @@ def require_not_taken(sample: Sample, others: Iterable[str]) -> None:
     """
     taken = sorted(sample.keys() & set(others))
     if taken:
-        raise TransformError(
-            f"sample_transforms, on sample {sample['__key__']!r} of "
-            f"{redact(str(sample['__url__']))}: {_not_given(taken[0])}"
-        )
+        raise TransformError(f"sample_transforms, on {where_of(sample)}: {_not_given(taken[0])}")
 
 
 def require_same_fields(first: Sample, sample: Sample) -> None:
@@ -187,8 +200,7 @@ def require_same_fields(first: Sample, sample: Sample) -> None:
     """
     if first.keys() == sample.keys():
         return
-    names, others = fields_of(first), fields_of(sample)
-    differing = sorted(set(names) ^ set(others))
+    differing = sorted(set(fields_of(first)) ^ set(fields_of(sample)))
     if differing:
         has, lacks = (first, sample) if differing[0] in first else (sample, first)
         raise TransformError(
@@ -239,9 +251,6 @@ def batch_fields_of(
     return batch_fields(fields_of(samples[0]), fields, batch_format)
 
 
-Transform: TypeAlias = Callable[..., Any]
-"""A field's value to another; with a parameter `rng` it gets a `numpy.random.Generator`."""
-
 _DECODER_POSITIONS = 1 << 50
 """Where the positions begin that seed decoders of the user's own, far above those of samples."""
 
@@ -249,30 +258,9 @@ _CROPS = "lightning_shards.samples.crops"
 """The module of the crops, which only splits with images import."""
 
 
-class Crop(Protocol):
-    """A crop of this package: it can write the pixels of an image into given memory."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of every result."""
-        ...
-
-    @property
-    def channels_last(self) -> bool:
-        """Whether a batch has its channels last in memory."""
-        ...
-
-    def pixels(
-        self,
-        data: bytes,
-        rng: np.random.Generator | None = None,
-        out: NDArray[np.uint8] | None = None,
-    ) -> NDArray[np.uint8]:
-        """The pixels, written into `out` if it is given."""
-        ...
-
-
-def crops_of(transforms: Mapping[str, Transform], without: Collection[str] = ()) -> dict[str, Crop]:
+def crops_of(
+    transforms: Mapping[str, Transform], without: Collection[str] = ()
+) -> "dict[str, Crop]":
     """The transforms that are crops of this package.
 
     Those of the fields `without` are left out. A class of the user's that extends one is none of
@@ -328,6 +316,8 @@ Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
 """The rows of a batch that crops write one sample to, by field."""
 
 _NO_ROWS: Rows = {}
+
+_NO_CONTEXT = nullcontext()
 
 
 class SampleTransforms:
@@ -405,33 +395,24 @@ class SampleTransforms:
         """
         if self.decoders_draw:
             self._require_no_new_torch()
+        elif not self._has_torch:  # decoders of this package may have loaded it
+            self._has_torch = torch_if_loaded() is not None
         if not (self._steps or self._sample_steps):
             return sample
-        if self._has_torch:
-            return self._applied(sample, position, rows)
-        self._has_torch = torch_if_loaded() is not None  # the decoders may have loaded it
         try:
-            made = self._applied(sample, position, rows)
-        except SampleError:
+            with outside_workers() if self._own else _NO_CONTEXT:
+                self._seed_own_generators(position)
+                return self._apply(sample, position, rows)
+        finally:
             self._require_no_new_torch()
-            raise
-        self._require_no_new_torch()
-        return made
 
     def _require_no_new_torch(self) -> None:
         if not self._has_torch and torch_if_loaded() is not None:
             self._has_torch = True
             raise TorchLoadedError
 
-    def _applied(self, sample: Sample, position: int, rows: Rows) -> Sample:
-        if self._own:
-            with outside_workers():
-                self._seed_own_generators(position)
-                return self._apply(sample, position, rows)
-        return self._apply(sample, position, rows)
-
     def _seed_own_generators(self, position: int) -> None:
-        seeds = self._seeds.words(position, len(self._own))
+        seeds = self._seeds.words(position, len(self._own)) if self._own else []
         for generator, seed in zip(self._own, seeds, strict=True):
             generator.set_random_seed(seed)
 
@@ -457,7 +438,7 @@ class SampleTransforms:
 
     def keeping_globals(self) -> AbstractContextManager[None]:
         """A context for one batch, which restores the global generators if these may use them."""
-        return preserved_globals() if self.draws_from_globals else nullcontext()
+        return preserved_globals() if self.draws_from_globals else _NO_CONTEXT
 
 
 def takes_bytes(transform: Transform | None) -> bool:
@@ -493,13 +474,5 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
             f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
             "a stage dropped or renamed it, or a sample transform did"
         )
-    try:
-        return step.function(sample[name], **settings)
-    except ConfigError:  # of no sample
-        raise
-    except Exception as error:
-        leave_out_own_frames(error)
-        raise TransformError(
-            f"the transform of field {name!r} failed on sample {sample.get('__key__')!r} of "
-            f"{redact(str(sample.get('__url__')))}: {_failed(step.function, error)}"
-        ) from error
+    called = f"the transform of field {name!r}"
+    return _made(called, step.function, sample, sample[name], settings)
