@@ -5,10 +5,9 @@ in gray, so that images of any size fit one tensor. Put them in `transforms`; th
 decoded before. Operations on floats, such as a normalisation, belong in `device_transforms`.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -43,12 +42,7 @@ def require_whole(name: str, value: object, least: int) -> None:
 
 def is_finite(value: object) -> bool:
     """Whether it is a number, neither infinite nor NaN, and no bool."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number that no float comes near
-        return False
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < inf
 
 
 def require_growing(name: str, value: object) -> None:
@@ -67,7 +61,7 @@ _TRIES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Crop(ABC):
+class Crop(ABC):
     """The settings that all crops share.
 
     Attributes:
@@ -147,7 +141,7 @@ class _Crop(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeRandomResizedCrop(_Crop):
+class DecodeRandomResizedCrop(Crop):
     """A random part of the image, resized, and flipped left to right half of the time.
 
     The part has a uniformly drawn share of the image's area and a log-uniformly drawn ratio of
@@ -204,7 +198,7 @@ class DecodeRandomResizedCrop(_Crop):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeCenterCrop(_Crop):
+class DecodeCenterCrop(Crop):
     """The central square of an image whose shorter side was resized to `resize`, for evaluation.
 
     Attributes:
@@ -230,7 +224,7 @@ class DecodeCenterCrop(_Crop):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodeResize(_Crop):
+class DecodeResize(Crop):
     """The whole image, resized to a square whatever its ratio is."""
 
     deterministic: ClassVar[bool] = True

@@ -140,7 +140,7 @@ DECODERS: dict[str, Decoder] = {
     "pil": _of_images("decode_pil"),
     "rgb_oriented": _of_images("decode_rgb", is_oriented=True),
     "gray_oriented": _of_images("decode_gray", is_oriented=True),
-    "pil_oriented": _of_images("decode_pil_oriented"),
+    "pil_oriented": _of_images("decode_pil", is_oriented=True),
     LABELS: _of_images("decode_labels"),
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe

@@ -15,22 +15,18 @@ there are stops early, and the rows that it gives keep their pixels, but for tho
 row below.
 """
 
-import logging
 import struct
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
-from multiprocessing import current_process
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError
-
-_log = logging.getLogger(__name__)
 
 _MARKER_AND_LENGTH = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
@@ -43,7 +39,6 @@ _PLAIN = frozenset(
     | {_SCAN, _RESTART_INTERVAL, *_APPLICATION}
 )
 _END_OF_IMAGE = b"\xff\xd9"
-_JFIF, _JFIF_1 = b"JFIF\0", b"JFIF\0\1"
 
 _MCU_HEIGHTS = {
     b"\x11\x11\x11": 8,  # 4:4:4
@@ -121,8 +116,6 @@ def _segments(data: bytes) -> dict[int, int]:
     Each segment is skipped by its length, so that the frame of a thumbnail in it is not met.
     """
     segments: dict[int, int] = {}
-    if data.startswith(_JFIF, 6) and not data.startswith(_JFIF_1, 6):
-        return segments  # simplejpeg warns of other versions
     position, marker = 2, 0  # after the start-of-image marker
     while marker != _SCAN:
         marker, length = _MARKER_AND_LENGTH.unpack_from(data, position)
@@ -194,9 +187,8 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
-_TIFF_NUMBERS, _SIGNED = 339, 2  # the tag SampleFormat, and its value for signed numbers
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
-_MOST_OF_SHORT = {"L;2": 3, "L;4": 15}  # by raw mode; Pillow scales these to 255
+_MOST_OF_SHORT = {"L;2": 3, "L;4": 15}  # by raw mode; Pillow spreads these over 0 to 255
 
 
 class Box(NamedTuple):
@@ -206,31 +198,6 @@ class Box(NamedTuple):
     top: int
     width: int
     height: int
-
-
-class OpenImage(Protocol):
-    """An image whose header was read; attributes are its width and height in pixels."""
-
-    width: int
-    height: int
-
-    def cut(self, box: Box, out: Pixels) -> None:
-        """Write a part, resized to the size of `out`, without decoding more than needed.
-
-        JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as
-        large as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes
-        bilinearly, and by area averages when it reduces a side to two fifths, or both to half: on
-        photographs its pixels differ from Pillow's by 0.5 to 5 of 255 on average.
-
-        Args:
-            box: The part.
-            out: Shape (size, size, 3), or (size, size) in gray; dense.
-
-        Raises:
-            NotForTurboError: Only Pillow can decode it.
-            OSError: It cannot be read.
-        """
-        ...
 
 
 def require_backend(backend: str) -> None:
@@ -249,7 +216,7 @@ def require_backend(backend: str) -> None:
             )
 
 
-def decode_pil(data: bytes) -> Any:
+def decode_pil(data: bytes, *, is_oriented: bool = False) -> Any:
     """The image as a loaded `PIL.Image.Image` in its own mode.
 
     Raises:
@@ -259,13 +226,7 @@ def decode_pil(data: bytes) -> Any:
     """
     image = _open(data)
     image.load()
-    return image
-
-
-def decode_pil_oriented(data: bytes) -> Any:
-    """As `decode_pil`, turned as its EXIF orientation says."""
-    image = decode_pil(data)
-    return turned_upright(image, orientation_of(image))
+    return turned_upright(image, orientation_of(image)) if is_oriented else image
 
 
 def decode_rgb(data: bytes, backend: Backend = "pillow", *, is_oriented: bool = False) -> Pixels:
@@ -290,11 +251,12 @@ def decode_labels(data: bytes) -> NDArray[Any]:
     colours), uint16 for 16 bits, and int32 or float32 for 32. They are never turned by EXIF.
 
     Raises:
-        SampleError: The image has several channels, or numbers of 2**31 or more.
+        SampleError: The image has several channels.
         OSError: It cannot be read.
     """
     image = _open(data)
-    raw, most = _raw_mode(image)
+    raw: Any = image.tile[0][3] if image.tile else ""
+    most = _MOST_OF_SHORT.get(raw if isinstance(raw, str) else raw[0])
     image.load()
     values: NDArray[Any] = np.array(image)
     if values.ndim != 2:  # noqa: PLR2004 one channel
@@ -306,13 +268,8 @@ def decode_labels(data: bytes) -> NDArray[Any]:
         values = values.astype(np.uint8)
     elif image.mode == "I" and image.format in _UP_TO_16_BITS:
         values = values.astype(np.uint16)
-    elif _is_signed(image):
-        values = values.view(np.int8) if image.mode == "L" else values
-    elif image.mode == "I" and values.min(initial=0) < 0:
-        raise SampleError("its numbers reach 2**31, more than int32 holds; store smaller ones")
-    most = most or _MOST_OF_SHORT.get(raw)
-    if most is not None:  # Pillow spreads such numbers over the range of a type
-        values = np.rint(values * (most / np.iinfo(values.dtype).max)).astype(values.dtype)
+    if most is not None:
+        values = values // (255 // most)
     return values[None]
 
 
@@ -323,8 +280,13 @@ def open_image(
     is_gray: bool = False,
     is_oriented: bool = False,
     is_fast: bool = False,
-) -> OpenImage:
-    """Read the header of an image.
+) -> "_TurboImage | _PillowImage":
+    """Read the header of an image; `cut` then decodes a part, and no more than is needed for it.
+
+    JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as large
+    as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes bilinearly, and by
+    area averages when it reduces a side to two fifths, or both to half: on photographs its pixels
+    differ from Pillow's by 0.5 to 5 of 255 on average.
 
     Args:
         data: The bytes of an image file.
@@ -416,11 +378,10 @@ def _require_picture(image: Any, mode: str) -> None:
     Raises:
         SampleError: They are of one channel and longer, or indices of colours that would be gray.
     """
-    if image.mode[0] in "IF" or _is_signed(image):
+    if image.mode[0] in "IF":
         raise SampleError(
-            f"its pixels are one number each of more than 8 bits, or signed (Pillow's mode "
-            f"{image.mode!r}), which are no picture of 8 bits; decode classes, ids and depths as "
-            "'labels', and scale what is a picture by a transform"
+            f"its pixels are one number each of more than 8 bits (Pillow's mode {image.mode!r}); "
+            "decode classes, ids and depths as 'labels', and scale what is a picture by a transform"
         )
     if mode == "L" and image.mode == "P":
         colours = np.array(image.getpalette()).reshape(-1, 3)
@@ -429,29 +390,6 @@ def _require_picture(image: Any, mode: str) -> None:
                 "its pixels are indices of a palette of colours, and their brightness would stand "
                 "for them; decode the indices as 'labels', or the colours as 'rgb'"
             )
-    if ";16" in _raw_mode(image)[0] and current_process().name == "MainProcess":
-        _say_upper_bits()
-
-
-def _raw_mode(image: Any) -> tuple[str, int | None]:
-    """How an image that was just opened stores pixels; of some PPM also their largest number."""
-    given: Any = image.tile[0][3] if image.tile else ""
-    if not isinstance(given, tuple):
-        return str(given), None
-    raw, *rest = cast("tuple[Any, ...]", given)
-    return str(raw), rest[0] if image.format == "PPM" else None
-
-
-def _is_signed(image: Any) -> bool:
-    return image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
-
-
-@cache
-def _say_upper_bits() -> None:
-    _log.warning(
-        "photographs of 16 bits a channel are decoded to their upper 8 bits; decode them as 'pil' "
-        "or by a function of your own if the others matter"
-    )
 
 
 def _factor(box: Box, size: int) -> int:
@@ -477,6 +415,7 @@ class _PillowImage:
         return (sides[1], sides[0]) if self._orientation in SWAPPING_SIDES else sides
 
     def cut(self, box: Box, out: Pixels) -> None:
+        """Write a part, resized to the size of `out`, which is dense."""
         from PIL import Image
 
         size = len(out)
@@ -509,6 +448,7 @@ class _TurboImage:
         return self._rows(self.height, 1)
 
     def cut(self, box: Box, out: Pixels) -> None:
+        """Write a part, resized to the size of `out`; raises NotForTurboError for damage."""
         size = len(out)
         left, top, width, height = box
         right, bottom = left + width, top + height

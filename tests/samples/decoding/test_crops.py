@@ -244,7 +244,7 @@ def test_settings_that_cannot_be_are_refused(make, message):
         make()
 
 
-PAIRS = [0.5, None, (0.5,), (0.1, 0.5, 1), (0.1, float("inf")), (0.1, 10**400), {0.1: 1}]
+PAIRS = [0.5, None, (0.5,), (0.1, 0.5, 1), (0.1, float("inf")), {0.1: 1}]
 PAIRS += [(float("nan"), 1), ("0.1", "1"), (True, 1)]
 
 

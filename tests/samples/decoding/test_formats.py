@@ -161,11 +161,9 @@ def test_lists_of_numbers_in_json_are_arrays(decoder, text, expected):
         ("json_float32", "[1, null]", "it holds object"),
         ("json_float32", "[[1], [2, 3]]", "inhomogeneous"),
         ("json_int64", "[true]", "it holds bool"),
-        ("json_int64", "[true, 3]", "it holds true or false among numbers"),
-        ("json_float32", "[[2.5, 1], [0, false]]", "it holds true or false among numbers"),
         ("json_int64", "[9223372036854775808]", "it holds uint64"),
         ("json_float64", "1" * 400, "it holds object"),
-        ("json_float32", "[1, -1e39]", r"it holds numbers that fit no float32, as -1e\+39"),
+        ("json_float32", "[1, -1e39]", "overflow"),
         ("json_float32", '{"a": 1}', "it holds object"),
     ],
 )

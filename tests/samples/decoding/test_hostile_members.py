@@ -40,9 +40,9 @@ def npz(save=np.savez, **arrays):
     return file.getvalue()
 
 
-def zip_of(*entries, method=zipfile.ZIP_DEFLATED):
+def zip_of(*entries):
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", method) as archive:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in entries:
             archive.writestr(name, data)
     return file.getvalue()
@@ -71,8 +71,8 @@ def png_of(width, height):
 HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
-    "a huge array": ("npy", npy(header((1 << 40,))), "speaks of 4398046511104 bytes, 0 follow"),
-    "a huge item": ("npy", npy(header((1,), "|V2000000000")), "speaks of 2000000000"),
+    "a huge array": ("npy", npy(header((1 << 40,))), "decoded as 'npy'"),
+    "a huge item": ("npy", npy(header((1,), "|V2000000000")), "decoded as 'npy'"),
     "a negative shape": ("npy", npy(header((-1,))), "decoded as 'npy'"),
     "deep header": ("npy", npy("(" * 9000), "decoded as 'npy'"),
     "cut": ("npy", b"\x93NUMPY\x01", "decoded as 'npy'"),
@@ -88,7 +88,6 @@ HOSTILE = {
     "an npz of a pickle": ("npz", npz(a=np.array([{}], object)), "allow_pickle"),
     "an npz bomb": ("npz", zip_of(*[(f"{n}.npy", BOMB[:-n]) for n in (1, 2)]), "more than 4194304"),
     "an npz that lies": ("npz", lying_npz(), "decoded as 'npz'"),
-    "an npz by lzma": ("npz", zip_of(("a", b"a"), method=zipfile.ZIP_LZMA), "compressed by method"),
     "a cut npz": ("npz", npz()[:-30], "no whole archive"),
     "a .gz bomb": ("txt.gz", PACKED_BOMB, "holds more than 4194304 bytes"),
     "a .gz bomb of json": ("json.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
