@@ -31,7 +31,6 @@ from lightning_shards.readers.read_ahead import (
     ReadAhead,
     ReadBuffer,
 )
-from lightning_shards.samples.arrays import NUMBER_COLUMNS, SCALAR_COLUMNS, npy_column
 from lightning_shards.samples.collate import (
     BUILT_IN_COLLATION,
     Collation,
@@ -43,7 +42,7 @@ from lightning_shards.samples.collate import (
     join_columns,
     numbers_or_list,
 )
-from lightning_shards.samples.decoders import CLASS, Decoding
+from lightning_shards.samples.decoders import CLASS, COLUMN_DECODERS, Decoding
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import (
     FieldMembers,
@@ -142,8 +141,7 @@ _COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
     Decoding("int"): _ints,
     Decoding("text"): _texts,
     Decoding("json"): _jsons,
-    Decoding("npy"): npy_column,
-    **{Decoding(name): column for name, column in (NUMBER_COLUMNS | SCALAR_COLUMNS).items()},
+    **{Decoding(name): column for name, column in COLUMN_DECODERS.items()},
 }
 
 

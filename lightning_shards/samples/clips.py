@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.samples.crops import is_finite, require_whole
+from lightning_shards.errors import ConfigError, require_at_least
+from lightning_shards.samples.crops import is_finite
 from lightning_shards.samples.images import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class DecodeAudioClip:
 
     def __post_init__(self) -> None:
         _require_torchcodec()
-        require_whole("sample_rate", self.sample_rate, 1)
-        require_whole("num_channels", self.num_channels, 1)
+        require_at_least("sample_rate", self.sample_rate, 1)
+        require_at_least("num_channels", self.num_channels, 1)
         if self.seconds is not None and not is_finite(self.seconds):
             raise ConfigError(f"seconds must be a number or None, got {self.seconds!r}")
         num_values = self._num_samples * self.num_channels
@@ -140,10 +140,10 @@ class DecodeVideoClip:
 
     def __post_init__(self) -> None:
         _require_torchcodec()
-        require_whole("num_frames", self.num_frames, 1)
-        require_whole("stride", self.stride, 1)
+        require_at_least("num_frames", self.num_frames, 1)
+        require_at_least("stride", self.stride, 1)
         if self.start is not None:
-            require_whole("start", self.start, 0)
+            require_at_least("start", self.start, 0)
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The clip of one file."""

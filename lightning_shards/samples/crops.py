@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, require_at_least
 from lightning_shards.samples.images import (
     Backend,
     Box,
@@ -28,16 +28,6 @@ from lightning_shards.samples.tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
-
-
-def require_whole(name: str, value: object, least: int) -> None:
-    """Check a whole number against its least value.
-
-    Raises:
-        ConfigError: It is smaller, or no whole number.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def is_finite(value: object) -> bool:
@@ -83,7 +73,7 @@ class Crop(ABC):
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require_whole("size", self.size, 1)
+        require_at_least("size", self.size, 1)
         if self.fast and self.backend != "turbo":
             raise ConfigError(
                 f"fast is libjpeg's and needs backend='turbo', got backend={self.backend!r}; "
@@ -170,16 +160,9 @@ class DecodeRandomResizedCrop(Crop):
         """The pixels, uint8 of the shape `shape`."""
         return as_tensor(self.pixels(data, rng))
 
-    def pixels(
-        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
-    ) -> Pixels:
-        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
+    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
         if rng is None:
             raise TypeError("a random part needs rng, a numpy.random.Generator; got None")
-        return super().pixels(data, rng, out)
-
-    def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
-        assert rng is not None
         (least, most), (narrow, broad) = self.scale, map(log, self.ratio)
         for _ in range(_TRIES):  # to the bit what rng.uniform draws, in a third of its time
             area = width * height * (least + (most - least) * rng.random())
@@ -210,7 +193,7 @@ class DecodeCenterCrop(Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_whole("resize", self.resize, 1)
+        require_at_least("resize", self.resize, 1)
         if self.resize < self.size:
             raise ConfigError(f"resize must be at least size={self.size}, got {self.resize}")
 

@@ -19,16 +19,9 @@ from lightning_shards.errors import (
     count_of,
     leave_out_own_frames,
 )
-from lightning_shards.samples.arrays import (
-    MOST_OBJECT_BYTES,
-    MOST_UNPACKED_BYTES,
-    SCALAR_DECODERS,
-    gunzip,
-)
 from lightning_shards.samples.decoders import (
     CLASS,
     DECODERS,
-    OBJECT_DECODERS,
     PIXEL_DECODERS,
     RAW,
     TORCH_DECODERS,
@@ -45,7 +38,6 @@ from lightning_shards.samples.decoders import (
 )
 from lightning_shards.samples.generators import takes_rng
 from lightning_shards.samples.optional_fields import optional_among, suffixes_of
-from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -158,19 +150,7 @@ class Field:
 
     def function(self, decoding: Decoding) -> Decoder:
         """The function from bytes to a value that does this."""
-        if decoding.is_gzipped:
-            decode = self.function(Decoding(decoding.decoder))
-            most = MOST_OBJECT_BYTES if decoding.decoder in OBJECT_DECODERS else MOST_UNPACKED_BYTES
-            return lambda data: decode(gunzip(data, most))
-        decoder = decoding.decoder
-        if isinstance(decoder, OwnDecoder):
-            return decoder.function
-        if decoder == CLASS:
-            assert self.classes is not None  # `with_found_classes` gave them, or raised
-            return self.classes.number_of
-        if decoder in PIXEL_DECODERS and not self.gives_arrays:
-            return lambda data: as_tensor(DECODERS[decoder](data))
-        return SCALAR_DECODERS.get(decoder) or DECODERS[decoder]
+        return decoding.function(self.classes, gives_arrays=self.gives_arrays)
 
     def lacking(self, where: str, members: Iterable[str]) -> MissingFieldError:
         """The error about a place without a member for this field, but with these."""

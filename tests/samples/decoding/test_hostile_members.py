@@ -12,7 +12,7 @@ import pytest
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples import arrays, fields
+from lightning_shards.samples import decoders
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 
@@ -107,9 +107,8 @@ def field_of(suffix):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
-    monkeypatch.setattr(arrays, "MOST_UNPACKED_BYTES", 2**22)
-    monkeypatch.setattr(fields, "MOST_UNPACKED_BYTES", 2**22)
-    monkeypatch.setattr(fields, "MOST_OBJECT_BYTES", 2**21)
+    monkeypatch.setattr(decoders, "MOST_UNPACKED_BYTES", 2**22)
+    monkeypatch.setattr(decoders, "MOST_OBJECT_BYTES", 2**21)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     with pytest.raises(SampleError, match=message):
         field_of(suffix).decode(MEMBERS | {suffix: data})

@@ -14,8 +14,7 @@ from safetensors.torch import save
 
 from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples.arrays import JSON_DECODERS, NUMBER_DECODERS
-from lightning_shards.samples.decoders import DECODERS
+from lightning_shards.samples.decoders import DECODERS, JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.images import decode_gray, decode_rgb
 from lightning_shards.samples.member_bytes import ListedBytes
