@@ -32,7 +32,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.shards import counts
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import piece_folder
+from lightning_shards.shards.remote import cache as piece_cache
 from lightning_shards.shards.tar.plain_runs import count_samples
 
 if TYPE_CHECKING:
@@ -372,7 +372,7 @@ def failing_lock_calls(monkeypatch):
         left[0] = number
 
     for name in ("fcntl", "flock"):
-        monkeypatch.setattr(piece_folder.fcntl, name, failing(getattr(piece_folder.fcntl, name)))
+        monkeypatch.setattr(piece_cache.fcntl, name, failing(getattr(piece_cache.fcntl, name)))
     return fail
 
 

@@ -12,16 +12,16 @@ from benchmarks.remote.job import FAST, LINKS, RemoteJob
 from benchmarks.remote.loaders import CACHE_GIB
 from benchmarks.remote.server import ask
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.piece_cache import RunSize, cache_of_run
-from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetcher import Fetcher
-from lightning_shards.shards.remote.open_pieces import ObjectReads
+from lightning_shards.shards.remote.cache import CacheNeed, cache_of_run
+from lightning_shards.shards.remote.pieces import Piece
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     StampedTransport,
     TransportSettings,
     version_of_stamp,
 )
+from lightning_shards.shards.storage.fetcher import Fetcher
+from lightning_shards.shards.storage.open_pieces import ObjectReads
 from lightning_shards.shards.storage.remote import version_number
 
 PIECE, SMALL = 1_300_000, 4_096
@@ -91,7 +91,7 @@ def _fetch_ahead(
     pieces = sorted({Piece(url, stamps[url], begin, end) for url, begin, end in ranges})
     total = sum(piece.size for piece in pieces)
     with scratch() as folder:
-        size = RunSize("cpu", total, tables_bytes=0, working_set_bytes=total)
+        size = CacheNeed("cpu", total, working_set_bytes=total)
         cache = cache_of_run(CacheFolder(folder), "cpu", size, CACHE_GIB)
         fetcher = Fetcher(StampedTransport(transport, version_number), cache, threads=CONNECTIONS)
         url, version = pieces[0].url, pieces[0].version

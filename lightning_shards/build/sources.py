@@ -523,7 +523,16 @@ def _storages(
     batch_size = data.split(split).batch_size
     assert batch_size is not None  # the settings are complete
     prepared = ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker)
-    size = size_of_run(index, order, folder, settings, prepared=prepared, nodes=nodes)
+    size = size_of_run(
+        index,
+        order,
+        folder,
+        settings,
+        prepared=prepared,
+        messages=ranks * data.num_workers * loader.prefetch_factor,
+        batch_size=batch_size,
+        nodes=nodes,
+    )
     cache = cache_of_source(split, size, order, folder, loader.cache_gib, job=job_name(ranks))
     return remote_storages(settings, cache)
 

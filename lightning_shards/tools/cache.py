@@ -7,21 +7,14 @@ from typing import Any, Final
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder, clear_made, list_made
 from lightning_shards.shards.progress_line import bytes_bar
-from lightning_shards.shards.remote.cache.piece_folder import folder_of_pieces
-from lightning_shards.shards.remote.cache.upkeep import (
-    Freed,
-    clear_pieces,
-    list_pieces,
-    piece_folders,
-)
+from lightning_shards.shards.remote.cache import clear_pieces, list_pieces
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 _EPILOG: Final = """\
 list: what is there, and how many runs have it open. fill: fetch what the first epoch of a split
 needs, up to the limit; run again after an interruption, it goes on. clear: remove all pieces, never
 while a run has them open, unless --force is given, and what was made of joins and filters; a run
-that needs it makes it again. On a network file system each machine has pieces of its own, and
-clears those alone. Member tables and counts stay."""
+that needs it makes it again. Member tables and counts stay."""
 
 _OF_FILL: Final = ("config", "split", "ranks_per_node", "node")
 _ACTION_OF: Final = {**dict.fromkeys(_OF_FILL, "fill"), "force": "clear"}
@@ -52,22 +45,12 @@ def _run(options: Namespace) -> int:
 
 def _list(options: Namespace) -> dict[str, Any]:
     cache = CacheFolder(options.cache_dir)
-    folders = [
-        {
-            "path": str(listing.path),
-            "pieces": listing.pieces,
-            "bytes": listing.size_bytes,
-            "shards": len(listing.objects),
-            "open_runs": len(listing.runs),
-        }
-        for listing in map(list_pieces, piece_folders(cache))
-    ]
     made = [
         {"path": str(file.path), "bytes": file.size_bytes, "of": of}
         for of, files in list_made(cache).items()
         for file in files
     ]
-    return {"cache_dir": str(cache.root), "folders": folders, "made": made}
+    return {"cache_dir": str(cache.root), "folders": list_pieces(cache), "made": made}
 
 
 def _fill(options: Namespace) -> dict[str, Any]:
@@ -96,12 +79,10 @@ def _fill(options: Namespace) -> dict[str, Any]:
 
 
 def _clear(options: Namespace) -> dict[str, Any]:
-    cache, freed = CacheFolder(options.cache_dir), Freed(0, 0)
-    for folder in piece_folders(cache):
-        if folder.path == folder_of_pieces(cache):
-            freed = clear_pieces(folder, force=options.force)
-    files, made_bytes = clear_made(cache)
-    return {**freed._asdict(), "made_files": files, "made_bytes": made_bytes}
+    cache = CacheFolder(options.cache_dir)
+    pieces, size = clear_pieces(cache, force=options.force)
+    files, made = clear_made(cache)
+    return {"pieces": pieces, "size_bytes": size, "made_files": files, "made_bytes": made}
 
 
 _ACTIONS: Final = {"list": _list, "fill": _fill, "clear": _clear}

@@ -1,6 +1,5 @@
 """Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
 
-import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -16,10 +15,8 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.shards.ahead.piece_plan import PiecePlan, window_of
 from lightning_shards.shards.ahead.shard_tables import ShardTables
-from lightning_shards.shards.remote.cache.limits import kept_fraction, limit_of_pieces
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import TRAILER_BYTES, Piece, share_of
-from lightning_shards.shards.remote.open_pieces import AnnouncedPieces
+from lightning_shards.shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
+from lightning_shards.shards.remote.pieces import TRAILER_BYTES, Piece, share_of
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
@@ -27,20 +24,19 @@ from lightning_shards.shards.remote.transport import (
     Transport,
     version_of_stamp,
 )
+from lightning_shards.shards.storage.open_pieces import AnnouncedPieces
 from lightning_shards.shards.storage.remote import MakeRemoteStorage, version_number
-from lightning_shards.shards.urls import is_local, redact
+from lightning_shards.shards.urls import is_local
 
 _BLOCKS: Final = 2
 """Blocks that are fetched whole: batches begin with them. Of the later ones the cache keeps a
 fraction, and only that is worth fetching before the run."""
 
-_OTHERS_S: Final = 60.0
-"""Seconds that a piece of another process is waited for until a warning says so."""
+_LOOK_S: Final = 0.05
+"""How often a piece is looked for that another process fetches."""
 
 _BEGUN_S: Final = 5.0
 """Seconds for what is under way when a piece cannot be had: what comes till then is kept."""
-
-_log = logging.getLogger(__name__)
 
 
 class Filled(NamedTuple):
@@ -101,10 +97,10 @@ class Filling:
             number = size_bytes = 0
             for piece, is_kept in _loaded(self._pieces(stack), load, threads, room):
                 if not is_kept:
-                    return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=True)
+                    return Filled(number, size_bytes, transport.counts.bytes, is_full=True)
                 number, size_bytes = number + 1, size_bytes + piece.size
                 step(piece.size)
-            return Filled(number, size_bytes, cache.counts.fetched_bytes, is_full=False)
+            return Filled(number, size_bytes, transport.counts.bytes, is_full=False)
 
     def _pieces(self, stack: ExitStack) -> Iterator[Piece]:
         """Each piece once, in the order of first use: of the first blocks all, then what stays."""
@@ -192,15 +188,7 @@ def _is_kept(piece: Piece, cache: PieceCache, transport: Transport, ended: Event
     def fetch() -> bytearray:
         return transport.read(piece.url, piece.begin, piece.end, piece.version).data
 
-    while (opened := cache.load(piece, fetch, wait_s=_OTHERS_S)) is None:
-        if ended.is_set():
+    while (is_there := cache.has(piece) or cache.load(piece, fetch)) is None:
+        if ended.wait(_LOOK_S):
             return False
-        _log.warning(
-            "another process has been fetching %s at byte %d for %g s; it is waited for, and "
-            "fetched here as soon as that process ends",
-            redact(piece.url),
-            piece.begin,
-            _OTHERS_S,
-        )
-    opened.close()
-    return opened.file is not None
+    return is_there

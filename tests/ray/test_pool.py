@@ -23,7 +23,7 @@ from lightning_shards import Cursor, Place, RayConfig
 from lightning_shards.errors import ConfigError, ShardNotFoundError, WorkerError
 from lightning_shards.samples.generators import are_same
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.piece_cache import CacheNeed, PieceCache
+from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from tests.ray.actor_samples import (
@@ -138,8 +138,8 @@ def test_what_is_shared_is_named_by_all_that_batches_depend_on(urls, tmp_path, c
         given = {"train": {"urls": urls, "keep": {"hash_of": "key", "of": 4, "parts": [0, 1, 2]}}}
         module = make_module(tmp_path, loader=SHARED, **given | settings)
         with module.loader("train") as loader:
-            need = CacheNeed("data", 1, 1, 1, 1, 1, 1, used)
-            cache = PieceCache(CacheFolder(str(tmp_path)), tmp_path, cache, need)
+            need = CacheNeed("data", 1, 1, 1, is_drawn=used)
+            cache = PieceCache(CacheFolder(str(tmp_path)), cache, need)
             source = replace(loader.source, storages=remote_storages(TransportSettings(), cache))
             if used:
                 next(loader.source.batches(Place(), Cursor()))

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from contextlib import closing, suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.plan.alike import AlikeOrder
@@ -19,14 +19,8 @@ from lightning_shards.shards.ahead.piece_plan import (
 )
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.piece_cache import (
-    PieceCache,
-    RunSize,
-    cache_of_run,
-    is_drawn_anew,
-    working_set_of,
-)
-from lightning_shards.shards.remote.cache.piece_files import groups_of
+from lightning_shards.shards.remote.byte_ranges import is_sample_the_unit
+from lightning_shards.shards.remote.cache import CacheNeed, PieceCache, cache_of_run
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
@@ -36,12 +30,18 @@ from lightning_shards.shards.urls import is_local, without_credentials
 _TABLE_BYTES: Final = 80
 """Bytes a sample of a kept table, where none has been looked at: samples of two members have 73."""
 
+_LARGE_BATCHES: Final = 3
+"""Batches of large samples that are worked on: that which is read and two that follow."""
+
+_MESSAGE_BYTES, _MESSAGE_BATCHES = 1 << 22, 16
+"""A worker hands over several small batches in one message, which has so much at most."""
+
 _log = logging.getLogger(__name__)
 
 
 def cache_of_source(
     split: str,
-    size: RunSize | None,
+    size: CacheNeed | None,
     order: Order,
     folder: CacheFolder,
     cache_gib: float | None = None,
@@ -88,65 +88,44 @@ def size_of_run(
     settings: TransportSettings,
     *,
     prepared: int,
+    messages: int = 0,
+    batch_size: int = 1,
     nodes: int = 1,
-) -> RunSize | None:
+) -> CacheNeed | None:
     """What is read, by the sizes in the index; where it has none, as the table of one shard says.
 
-    Args:
-        index: The shards and their counts; some are remote. Each component of a mixture counts by
-            itself, as their samples differ in size.
-        order: The order of their samples.
-        folder: Where tables are kept.
-        settings: How remote shards are reached.
-        prepared: Samples of a batch times the workers of a node.
-        nodes: How many nodes read from the same window.
-
-    Returns:
-        None where nothing is fetched ahead: in the order of the files, or without samples.
+    Each component of a mixture counts by itself. `messages` are those of batches that the workers
+    of a node keep ready, `prepared` the samples of a batch times these workers; `nodes` read from
+    the same window. None: nothing is fetched ahead, as in the order of the files.
 
     Raises:
         ShardError: The table of the shard cannot be had, and the index has no sizes.
     """
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
-    blocks = blocks_of_window(prepared * nodes, samples_of_blocks(order))
-    parts = [
-        _Part.of(part.samples or 0, each, found, blocks, prepared)
-        for part, each in zip(index.parts, components_of(order), strict=True)
-        if (found := _bytes_of(part, folder, settings)) is not None
-    ]
-    if not parts:
+    of_blocks = samples_of_blocks(order)
+    blocks = blocks_of_window(prepared * nodes, of_blocks)
+    size, tables, works, are_drawn = 0, 0, 0, list[bool]()
+    for part, each in zip(index.parts, components_of(order), strict=True):
+        samples, found = part.samples or 0, _bytes_of(part, folder, settings)
+        if found is None:
+            continue
+        is_large = is_sample_the_unit(found[0], samples)
+        ready = messages * nodes * _samples_of_message(batch_size, found[0] // samples)
+        small = 2 * blocks * _read_of_block(each) + ready * (block_of(each) or WINDOW) // of_blocks
+        read = _LARGE_BATCHES * prepared if is_large else small
+        size, tables = size + found[0], tables + found[1]
+        works += min(found[0], found[0] * read // samples)
+        are_drawn.append(each.identity()["sampling"] == "resampled" and not is_large)
+    if not are_drawn:
         return None
-    size, tables, works, are_drawn = zip(*parts, strict=True)
-    read = sum(size) // shares_of_nodes(order, nodes), sum(tables), sum(works)
-    groups = groups_of(url for url in index.urls if not is_local(url))
-    return RunSize(_data_of(index), *read, groups, all(are_drawn))
+    size //= shares_of_nodes(order, nodes)
+    return CacheNeed(_data_of(index), size, works, tables, is_drawn=all(are_drawn))
 
 
-class _Part(NamedTuple):
-    """What is read of one component, or of all shards where there are none.
-
-    Attributes:
-        size_bytes: Of its shards.
-        tables_bytes: Of their tables.
-        works_bytes: Of what is worked on.
-        is_drawn: Whether its runs are drawn, of which no piece comes again.
-    """
-
-    size_bytes: int
-    tables_bytes: int
-    works_bytes: int
-    is_drawn: bool
-
-    @classmethod
-    def of(
-        cls, samples: int, order: Order, found: tuple[int, int], blocks: int, prepared: int
-    ) -> "_Part":
-        """With so many blocks in a window."""
-        size, tables = found
-        works = working_set_of(size, samples, blocks * _read_of_block(order), prepared)
-        is_drawn = is_drawn_anew(str(order.identity()["sampling"]), size, samples)
-        return cls(size, tables, works, is_drawn)
+def _samples_of_message(batch_size: int, sample_bytes: int) -> int:
+    in_message = _MESSAGE_BYTES // max(sample_bytes, 1)
+    return max(batch_size, min(_MESSAGE_BATCHES * batch_size, in_message))
 
 
 def _data_of(index: ShardIndex) -> str:

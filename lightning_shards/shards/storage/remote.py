@@ -14,10 +14,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetcher import FetchCounts, Fetcher
-from lightning_shards.shards.remote.open_pieces import ObjectReads
+from lightning_shards.shards.remote.cache import PieceCache
+from lightning_shards.shards.remote.pieces import Piece
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
@@ -32,6 +30,8 @@ from lightning_shards.shards.scheme_table import (
     pinned_commits,
     take_over_commits,
 )
+from lightning_shards.shards.storage.fetcher import FetchCounts, Fetcher
+from lightning_shards.shards.storage.open_pieces import ObjectReads
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,

@@ -20,7 +20,7 @@ from lightning_shards.shards.filters.applying import MappedNumbers
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.tables import TableFile
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
+from lightning_shards.shards.remote.cache import PieceCache
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
 

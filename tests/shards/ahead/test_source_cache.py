@@ -103,6 +103,17 @@ def test_the_cache_is_told_of_the_window_that_all_nodes_read_from(tmp_path):
     assert large.working_set_bytes == 3 * 16 * (2 << 20)
 
 
+def test_what_workers_keep_ready_is_worked_on_too(tmp_path):
+    """16 small batches in a message, or 4 MiB of them; nothing is fetched for large samples."""
+    order, workers = kept_order([ALL], block=40), {"prepared": 4, "batch_size": 2, "messages": 3}
+    ready = told(order, tmp_path, **workers).working_set_bytes // SAMPLE_BYTES - 2 * 40
+    assert ready == 3 * 16 * 2
+    few = told(order, tmp_path, (1 << 19,), **workers).working_set_bytes // (1 << 19) - 2 * 40
+    assert few == 3 * 8
+    large = told(order, tmp_path, (2 << 20,), **workers)
+    assert large.working_set_bytes == 3 * 4 * (2 << 20)
+
+
 @pytest.mark.parametrize(
     ("sampling", "sample_bytes", "expected"),
     [("resampled", 1000, True), ("resampled", 2 << 20, False), ("shuffled", 1000, False)],
@@ -130,5 +141,5 @@ def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
 def test_of_strands_a_node_reads_those_that_no_other_one_reads(tmp_path, number, nodes, share):
     """8 strands in turns fall to 6 nodes so that each reads four of them, in epoch after epoch."""
     order = strands([100], number, run=2)
-    whole = told(make([100]), tmp_path).size_bytes
-    assert told(order, tmp_path, nodes=nodes).size_bytes == whole // share
+    whole = told(make([100]), tmp_path).reads_bytes
+    assert told(order, tmp_path, nodes=nodes).reads_bytes == whole // share

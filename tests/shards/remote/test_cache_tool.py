@@ -1,5 +1,6 @@
 """`lightning-shards cache`: what a run finds after a fill, and what the tool refuses."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,8 +13,7 @@ from fault_server import Fault
 from waiting import wait_for
 
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.shards.remote.cache.piece_folder import is_locked
-from lightning_shards.tools import cache, filling
+from lightning_shards.tools import cache
 from tests.shards.remote.published import batches, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -142,26 +142,22 @@ def test_a_fill_from_a_store_that_does_not_answer_ends_with_its_error(
     assert "500 Internal Server Error (try " in told
 
 
-def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(
-    config, run_document, monkeypatch, caplog
-):
+def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(config, run_document):
     """It did not bring the piece, so the cache would lack it."""
-    monkeypatch.setattr(filling, "_OTHERS_S", 0.02)
     written, told = config(), []
     whole = run_document("fill", "--config", written)
     folder = Path(written).parent / "cache" / "pieces"
     piece = next(path for path in folder.glob("*/*") if len(path.parent.name) == DIGITS)
     size = int(piece.name.partition("-")[2]) - int(piece.name.partition("-")[0])
     piece.unlink()
-    part = os.open(
-        folder / "parts" / f"{piece.parent.name}-{piece.name}", os.O_RDWR | os.O_CREAT, 0o600
-    )
-    assert is_locked(part)
+    part = os.open(f"{piece}.part", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(part, fcntl.LOCK_EX)
     waiting = threading.Thread(
         target=lambda: told.append(run_document("fill", "--config", written))
     )
     waiting.start()
-    assert wait_for(lambda: caplog.text.count("it is waited for") > 1, WITHIN_S)
+    waiting.join(0.2)
+    assert waiting.is_alive()
     os.close(part)
     waiting.join(WITHIN_S)
     assert told == [whole | {"fetched_bytes": size}]

@@ -17,7 +17,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.shards.ahead import shard_tables
 from lightning_shards.shards.ahead.shard_tables import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import piece_cache
+from lightning_shards.shards.remote import cache as piece_cache
 from tests.shards.remote.published import COUNTS, batches, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -193,7 +193,7 @@ def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_othe
         monkeypatch.setenv("MASTER_PORT", port)
         source = module(published_shards, tmp_path, loader=ROOMY).source("train")
         (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
-        names.append(cache.__reduce__()[1][2])
+        names.append(cache.__reduce__()[1][1])
     assert names[0] == names[2] != names[1]
 
 

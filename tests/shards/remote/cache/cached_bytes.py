@@ -4,20 +4,17 @@ from contextlib import suppress
 from pathlib import Path
 
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.limits import CacheNeed
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import Piece, groups_of
+from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
+from lightning_shards.shards.remote.pieces import OpenPiece, Piece
 
 SIZE = 1000  # of each piece
 FILE = SIZE + 64
 
 
-def piece_number(
-    number: int, version: str = '"v"', size: int = SIZE, bucket: str = "bucket"
-) -> Piece:
+def piece_number(number: int, version: str = '"v"', bucket: str = "bucket") -> Piece:
     """A piece; 16 of them are in one object."""
     shard, part = divmod(number, 16)
-    return Piece(f"s3://{bucket}/{shard}.tar", version, part * SIZE, part * SIZE + size)
+    return Piece(f"s3://{bucket}/{shard}.tar", version, part * SIZE, (part + 1) * SIZE)
 
 
 def bytes_of(piece: Piece) -> bytes:
@@ -32,25 +29,25 @@ def make_need(pieces: int, **others: int) -> CacheNeed:
     return CacheNeed(**{"data": "data", "working_set_bytes": 2 * FILE} | given | others)
 
 
-def reading(need: CacheNeed, bucket: str, begun_ns: int = 0) -> CacheNeed:
-    """The same need of a run that reads the objects of this bucket, and began then."""
-    groups = groups_of([piece_number(0, bucket=bucket).url])
-    return need._replace(data=bucket, groups=groups, begun_ns=begun_ns)
-
-
 def make_cache(folder: Path, need: CacheNeed, run: str = "run") -> PieceCache:
     """A cache as one process of a run sees it."""
-    return PieceCache(CacheFolder(folder), folder / "pieces", run, need)
+    return PieceCache(CacheFolder(folder), run, need)
 
 
-def load(cache: PieceCache, piece: Piece) -> bytes:
-    """The bytes of a piece by way of the cache."""
-    loaded = cache.load(piece, lambda: bytes_of(piece))
-    assert loaded is not None
-    try:
-        return loaded.read(piece.begin, piece.end)
-    finally:
-        loaded.close()
+def bytes_in(opened: OpenPiece, start: int, stop: int) -> bytes:
+    """The bytes at these offsets of the object."""
+    data = bytearray(stop - start)
+    opened.read_into(start, memoryview(data))
+    return bytes(data)
+
+
+def is_kept(cache: PieceCache, piece: Piece) -> bool:
+    """Load a piece; whether it is in the cache, with the right bytes."""
+    if not cache.load(piece, lambda: bytes_of(piece)):
+        return False
+    opened = cache.open(piece)
+    assert opened is None or bytes_in(opened, *piece[2:]) == bytes_of(piece)
+    return opened is not None
 
 
 def disk_bytes(folder: Path) -> int:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from cached_bytes import FILE
+from killed_readers import LIMIT, READERS
 
 HERE = Path(__file__).parent
 
@@ -32,3 +34,11 @@ def test_no_failing_call_leaves_a_wrong_byte(tmp_path):
     failed = dict(line.split() for line in lines)
     assert set(failed) == {"EIO", "ENOSPC", "EINTR", "SIGKILL"}
     assert min(map(int, failed.values())) > 50
+
+
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.matrix)])
+def test_killed_readers_leave_no_wrong_byte_and_exceed_the_limit_by_a_piece_each(seconds, tmp_path):
+    killed, most, found = map(int, run("killed_readers.py", tmp_path, seconds).split())
+    assert killed > 5 * seconds
+    assert most <= (LIMIT + READERS) * FILE
+    assert found > LIMIT // 2

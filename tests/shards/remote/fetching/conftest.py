@@ -4,7 +4,7 @@ import pytest
 from held_fetcher import DATA, LARGE
 from held_transport import HeldTransport, cache_in
 
-from lightning_shards.shards.remote.fetcher import Fetcher
+from lightning_shards.shards.storage.fetcher import Fetcher
 
 
 @pytest.fixture

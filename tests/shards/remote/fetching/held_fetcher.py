@@ -5,7 +5,7 @@ import random
 from held_transport import MIB
 from waiting import wait_for
 
-from lightning_shards.shards.remote.cache.piece_files import Piece
+from lightning_shards.shards.remote.pieces import Piece
 
 DATA = random.Random(1).randbytes(64_000)
 LARGE = random.Random(2).randbytes(20 * MIB)

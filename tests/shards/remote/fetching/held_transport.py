@@ -6,10 +6,9 @@ from pathlib import Path
 
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache.limits import CacheNeed
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.open_pieces import ObjectReads
+from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.shards.remote.transport import Body, Transport
+from lightning_shards.shards.storage.open_pieces import ObjectReads
 
 MIB = 1 << 20
 
@@ -64,8 +63,8 @@ class HeldTransport(Transport):
 
 def cache_in(folder: Path, limit_bytes: int = 64 * MIB) -> PieceCache:
     """A cache as one process sees it."""
-    need = CacheNeed("data", limit_bytes, reads_bytes=limit_bytes, working_set_bytes=0)
-    return PieceCache(CacheFolder(folder), folder / "pieces", "run", need)
+    need = CacheNeed("data", limit_bytes, working_set_bytes=0, limit_bytes=limit_bytes)
+    return PieceCache(CacheFolder(folder), "run", need)
 
 
 def reads_of(url: str, spans: list[tuple[int, int]], version: str | None = '"v"') -> ObjectReads:

@@ -1,7 +1,7 @@
 """Which announced pieces hold the bytes that a batch wants."""
 
-from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.open_pieces import AnnouncedPieces, Segment
+from lightning_shards.shards.remote.pieces import Piece
+from lightning_shards.shards.storage.open_pieces import AnnouncedPieces, Segment
 
 SIZE = 60
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import StorageError
-from lightning_shards.shards.remote.cache.piece_files import Piece
-from lightning_shards.shards.remote.fetcher import Fetcher
+from lightning_shards.shards.remote.pieces import Piece
+from lightning_shards.shards.storage.fetcher import Fetcher
 
 
 def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):

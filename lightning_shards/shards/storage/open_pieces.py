@@ -12,8 +12,8 @@ from weakref import WeakSet
 import numpy as np
 
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, joined, parts_of
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import OpenPiece, Piece
+from lightning_shards.shards.remote.cache import PieceCache
+from lightning_shards.shards.remote.pieces import OpenPiece, Piece
 from lightning_shards.system.process import share_of_files
 
 

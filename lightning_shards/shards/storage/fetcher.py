@@ -20,9 +20,11 @@ from typing import Final
 
 from lightning_shards.errors import ShardError, StorageError
 from lightning_shards.shards.remote.byte_ranges import parts_of
-from lightning_shards.shards.remote.cache.piece_cache import PieceCache
-from lightning_shards.shards.remote.cache.piece_files import OpenPiece, Piece
-from lightning_shards.shards.remote.open_pieces import (
+from lightning_shards.shards.remote.cache import PieceCache
+from lightning_shards.shards.remote.pieces import Piece
+from lightning_shards.shards.remote.request_threads import RequestThreads
+from lightning_shards.shards.remote.transport import Transport
+from lightning_shards.shards.storage.open_pieces import (
     AnnouncedPieces,
     BatchMemory,
     ObjectReads,
@@ -32,8 +34,6 @@ from lightning_shards.shards.remote.open_pieces import (
     joined_segments,
     lengths_read,
 )
-from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.shards.remote.transport import Transport
 from lightning_shards.shards.urls import redact
 from lightning_shards.system.process import Fetching, raise_if_cancelled, result_of
 
@@ -169,7 +169,7 @@ class ProcessFetcher:
     def _kept(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Those that are in the cache."""
         try:
-            return self._cache.kept(pieces)
+            return [piece for piece in pieces if self._cache.has(piece)]
         except ShardError:  # whoever reads a batch gets it
             return []
 
@@ -223,26 +223,26 @@ class ProcessFetcher:
         return not under_way or under_way + piece.size <= _MOST_AHEAD
 
     def _fetch_piece(self, piece: Piece) -> None:
-        opened, is_failed = None, True
+        is_kept, is_failed = None, True
         try:
-            opened = self._cache.load(piece, partial(self._piece, piece))
+            is_kept = self._cache.load(piece, partial(self._piece, piece))
             is_failed = False
         except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
             _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
         with self._changed:
             self._under_way.discard(piece)
             self._bytes_under_way -= piece.size
-            self._note(piece, opened, is_failed=is_failed)
+            self._note(piece, is_kept, is_failed=is_failed)
             self._changed.notify_all()
 
-    def _note(self, piece: Piece, opened: OpenPiece | None, *, is_failed: bool) -> None:
+    def _note(self, piece: Piece, is_kept: bool | None, *, is_failed: bool) -> None:
         """Learn what became of a piece; called with the lock."""
         if is_failed:
             self._coming.discard(piece)
-        elif opened is None:
+        elif is_kept is None:
             if piece in self._coming:
                 self._left_to_others.append(piece)
-        elif opened.file is None:
+        elif not is_kept:
             # There is no room, and what is fetched now would be fetched again by who needs it.
             self._coming = set[Piece]()
             self._soon.clear()

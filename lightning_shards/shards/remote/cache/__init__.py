@@ -1,1 +1,0 @@
-"""The cache of fetched pieces that the processes of a node share."""

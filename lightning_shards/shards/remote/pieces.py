@@ -1,0 +1,175 @@
+"""Files that hold one piece each: written once, checked when they are opened, never changed.
+
+A file holds the bytes of the piece and a trailer of 64 bytes: magic, version, length and crc32. It
+is not synced to the disk. After a power cut it may be torn, so each process checks length and crc32
+of a piece before it uses a byte of it for the first time.
+"""
+
+import errno
+import hashlib
+import os
+import stat
+import struct
+import weakref
+from contextlib import suppress
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.urls import without_credentials
+
+TRAILER_BYTES: Final = 64
+_TRAILER: Final = struct.Struct("<8sIQI40x")
+_MAGIC: Final = b"lsPIECE\n"
+_VERSION: Final = 2
+"""Pieces of version 1 may hold what was still encrypted: they are fetched again."""
+
+_CHUNK: Final = 1 << 20
+
+_checked: Final[set[tuple[int, int]]] = set()
+"""The pieces that this process wrote or checked: inode and time of change, which a write moves."""
+
+_MOST_CHECKED: Final = 1 << 16
+
+
+class Piece(NamedTuple):
+    """One range of bytes of one version of an object.
+
+    Attributes:
+        url: The object.
+        version: Its version, as its store names it.
+        begin: Offset of the first byte.
+        end: Offset behind the last one.
+    """
+
+    url: str
+    version: str
+    begin: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the piece."""
+        return self.end - self.begin
+
+    @property
+    def folder(self) -> str:
+        """The name of the folder of all pieces of this version: a hash without any credential."""
+        return _folder_of(self.url, self.version)
+
+    @property
+    def name(self) -> str:
+        """The name of the file in that folder."""
+        return f"{self.begin}-{self.end}"
+
+
+class OpenPiece:
+    """The bytes of one piece in its open file; they cannot change any more.
+
+    Threads may share it. Its file stays readable when the cache drops it, and is closed with this.
+
+    Args:
+        begin: Offset in the object of the first byte, which is that of the file, too.
+        end: Offset behind the last byte.
+        file: The descriptor of its file.
+        path: Where its file was, for errors.
+    """
+
+    def __init__(self, begin: int, end: int, file: int, path: str) -> None:
+        self.begin, self.end, self.file, self.path = begin, end, file, path
+        weakref.finalize(self, os.close, file)
+
+    def read_into(self, start: int, into: memoryview) -> None:
+        """Fill this memory with the bytes from this offset of the object on.
+
+        Raises:
+            OSError: The file cannot be read, or the piece ends before; it names the file.
+        """
+        assert self.begin <= start <= start + len(into) <= self.end
+        first, done = start - self.begin, 0
+        while done < len(into):
+            try:
+                more = os.preadv(self.file, [into[done:]], first + done)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self.path) from error
+            if not more:
+                raise OSError(errno.EIO, f"the file ends after {first + done:,} bytes", self.path)
+            done += more
+
+
+def write_piece(file: int, data: memoryview) -> None:
+    """Write the bytes of a piece and its trailer to a new file, which this process then believes.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    with open(file, "wb", closefd=False) as out:
+        out.seek(0)
+        out.write(data)
+        out.write(_TRAILER.pack(_MAGIC, _VERSION, len(data), crc32(data)))
+
+
+def believe(file: int) -> None:
+    """Take this file for a whole piece from now on, as this process has written or checked it."""
+    if len(_checked) >= _MOST_CHECKED:
+        _checked.clear()
+    _checked.add(_identity(os.fstat(file)))
+
+
+def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
+    """The piece in this file; None if there is no such file, or it is not whole.
+
+    What is not whole is removed.
+
+    Raises:
+        OSError: The file cannot be opened or read.
+    """
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    opened = OpenPiece(begin, end, file, path)
+    if _is_whole(file, end - begin):
+        return opened
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 a hot path of strings
+    return None
+
+
+def is_there(path: str, size: int) -> bool:
+    """Whether there is a piece of so many bytes, which is not opened."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
+
+
+def _is_whole(file: int, size: int) -> bool:
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
+        return False
+    if _identity(status) in _checked:
+        return True
+    checksum = 0
+    for start in range(0, size, _CHUNK):
+        checksum = crc32(os.pread(file, min(_CHUNK, size - start), start), checksum)
+    if os.pread(file, TRAILER_BYTES, size) != _TRAILER.pack(_MAGIC, _VERSION, size, checksum):
+        return False
+    believe(file)
+    return True
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_ino, status.st_ctime_ns
+
+
+@lru_cache(maxsize=1024)  # a block has pieces of a few hundred shards, and is announced three times
+def _folder_of(url: str, version: str) -> str:
+    named = f"{without_credentials(url)}\n{version}"
+    return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
+
+
+def share_of(folder: str, name: str) -> float:
+    """A number from 0 to 1 that a piece has for ever, each number equally likely."""
+    return int.from_bytes(hashlib.sha256(f"{folder}/{name}".encode()).digest()[:6]) / 2**48
