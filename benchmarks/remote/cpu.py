@@ -14,6 +14,7 @@ from benchmarks.remote.server import ask
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import CacheNeed, cache_of_run
 from lightning_shards.shards.remote.pieces import Piece
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     StampedTransport,
@@ -21,7 +22,7 @@ from lightning_shards.shards.remote.transport import (
     version_of_stamp,
 )
 from lightning_shards.shards.storage.fetcher import Fetcher
-from lightning_shards.shards.storage.open_pieces import ObjectReads
+from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.remote import version_number
 
 PIECE, SMALL = 1_300_000, 4_096
@@ -93,12 +94,12 @@ def _fetch_ahead(
     with scratch() as folder:
         size = CacheNeed("cpu", total, working_set_bytes=total)
         cache = cache_of_run(CacheFolder(folder), "cpu", size, CACHE_GIB)
-        fetcher = Fetcher(StampedTransport(transport, version_number), cache, threads=CONNECTIONS)
-        url, version = pieces[0].url, pieces[0].version
+        stamped, threads = StampedTransport(transport, version_number), RequestThreads(CONNECTIONS)
+        fetcher, url = Fetcher(stamped, threads, cache), pieces[0].url
         with _counted(result, f"{scheme}, to the cache, s a GB", total / 1e9):
             fetcher.fetch_ahead(pieces)
-            fetcher.read([ObjectReads(url, version, [0], [512], memoryview(bytearray(512)))])
-            while fetcher.counts.ahead_requests < len(pieces):
+            fetcher.read([ShardReads(url, [0], [512], None, memoryview(bytearray(512)))])
+            while not fetcher.has_all():
                 sleep(0.05)
         fetcher.close()
 

@@ -22,9 +22,8 @@ from lightning_shards.shards.remote.transport import (
     RemoteTransport,
     StampedTransport,
     Transport,
-    version_of_stamp,
 )
-from lightning_shards.shards.storage.open_pieces import AnnouncedPieces
+from lightning_shards.shards.storage.fetcher import pieces_of
 from lightning_shards.shards.storage.remote import MakeRemoteStorage, version_number
 from lightning_shards.shards.urls import is_local
 
@@ -119,13 +118,7 @@ class Filling:
         )
         fraction, named = kept_fraction([self._cache.need]), set[Piece]()
         for number, block in enumerate(plan.first_epoch()):
-            pieces = [
-                Piece(url, version_of_stamp(stat), start, stop)
-                for url, starts, stops, stat, _ in block.reads
-                if stat is not None and not is_local(url)
-                for start, stop in zip(starts, stops, strict=True)
-            ]
-            for piece in AnnouncedPieces(pieces).pieces:
+            for piece in pieces_of(read for read in block.reads if not is_local(read.url)):
                 if piece in named:
                     continue  # a component of a mixture stays in its block, or is passed again
                 if number < _BLOCKS or share_of(piece.folder, piece.name) < fraction:

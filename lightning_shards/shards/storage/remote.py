@@ -3,19 +3,15 @@
 import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import lt
-from queue import SimpleQueue
 from time import perf_counter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST, parts_of
+from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.shards.remote.cache import PieceCache
-from lightning_shards.shards.remote.pieces import Piece
 from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.remote.transport import (
     RemoteTransport,
@@ -30,8 +26,7 @@ from lightning_shards.shards.scheme_table import (
     pinned_commits,
     take_over_commits,
 )
-from lightning_shards.shards.storage.fetcher import FetchCounts, Fetcher
-from lightning_shards.shards.storage.open_pieces import ObjectReads
+from lightning_shards.shards.storage.fetcher import Fetcher, pieces_of
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
@@ -41,7 +36,7 @@ from lightning_shards.shards.storage.protocol import (
     Storage,
 )
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
-from lightning_shards.system.process import Fetching, result_of, take_from
+from lightning_shards.system.process import Fetching, result_of
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
@@ -52,8 +47,7 @@ _T = TypeVar("_T")
 class RemoteStorage(Storage):
     """Reads objects by ranges, over as many connections as it may use.
 
-    The version of an object is kept from the first answer until `close`, and sent with each later
-    request. Any thread may call any method.
+    What is asked for without a stat is one version until `close`. Any thread may call any method.
 
     Args:
         transport: Makes the requests, and those of no other storage. It is pickled as its settings
@@ -78,15 +72,13 @@ class RemoteStorage(Storage):
         ahead: StreamAhead | None = None,
     ) -> None:
         self._given = (transport, connections, cache, ahead)
-        self._transport, self._connections = transport, connections
+        self._transport = StampedTransport(transport, version_number)
         self._versions: dict[str, str] = {}
-        self._threads = RequestThreads(connections)
+        self._threads = RequestThreads(connections + (cache is not None))
         self._streams = RangeStreams(transport, connections, ahead)
-        self._fetcher: Fetcher | None = None
+        self._fetcher = Fetcher(self._transport, self._threads, cache)
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
         if cache is not None:
-            stamped = StampedTransport(transport, version_number)
-            self._fetcher = Fetcher(stamped, cache, threads=connections)
             self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
 
     def stat(self, url: str) -> ShardStat:
@@ -107,14 +99,23 @@ class RemoteStorage(Storage):
             StorageError: The bytes could not be had, after all retries.
         """
         began = perf_counter()
-        (data,) = self._results([partial(self._fetched, url, start, stop, stat)])
-        self._count_read(len(data or b""), began)
-        return bytes(data or b"")
+        version = self._versions.get(url) if stat is None else version_of_stamp(stat)
+        try:
+            (body,) = self._results([partial(self._transport.read, url, start, stop, version)])
+        except IndexMismatchError:
+            if stat is None:
+                raise
+            return b""
+        finally:
+            self._member_wait_s += perf_counter() - began
+        if stat is None:
+            self._versions[url] = body.version
+        self._read_bytes += len(body.data)
+        return bytes(body.data)
 
     def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
         """Fetch these pieces to the cache, in this order, and nothing that was named before."""
-        if self._fetcher is not None:
-            self._fetcher.fetch_ahead(_pieces_of(reads))
+        self._fetcher.fetch_ahead(pieces_of(reads))
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.
@@ -122,63 +123,21 @@ class RemoteStorage(Storage):
         Raises:
             ShardError: As of `read`, but for another version, which is -1.
         """
-        wanted = [
-            ObjectReads(each.url, version_of_stamp(each.stat), each.starts, each.stops, each.into)
-            for each in reads
-            if each.stat is not None and any(map(lt, each.starts, each.stops))
-        ]
-        if self._fetcher is None or len(wanted) < len(reads):
-            return self._read_exactly(reads)  # also where nothing but a request shows a change
-        try:
-            return self._fetcher.read(wanted)
-        except IndexMismatchError:
-            return self._read_exactly(reads)  # which says of which shard
+        return self._fetcher.read(reads)
 
     def has_fetched_ahead(self) -> bool:
         """Whether pieces were named, and all that were named last are in the cache."""
-        return self._fetcher is None or self._fetcher.has_all()
+        return self._fetcher.has_all()
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        asked, streamed = self._transport.counts, self._streams.counts
-        counts = FetchCounts() if self._fetcher is None else self._fetcher.counts
+        fetched, streamed = self._fetcher, self._streams.counts
         return FetchTotals(
-            *asked,
-            self._read_bytes + counts.read_bytes + streamed.read_bytes,
+            *self._transport.counts,
+            self._read_bytes + fetched.read_bytes + streamed.read_bytes,
             self._table_wait_s,
-            self._member_wait_s + counts.waited_s + streamed.waited_s,
+            self._member_wait_s + fetched.waited_s + streamed.waited_s,
         )
-
-    def _count_read(self, size: int, began: float) -> None:
-        self._read_bytes += size
-        self._member_wait_s += perf_counter() - began
-
-    def _read_exactly(self, reads: Sequence[ShardReads]) -> list[list[int]]:
-        began = perf_counter()
-        sizes = [[0] * len(shard_reads.starts) for shard_reads in reads]
-        answered: SimpleQueue[Future[bytearray | None]] = SimpleQueue()
-        begun = {
-            self._threads.begin(partial(self._fetched_if_same, part)): part
-            for part in _parts(reads)
-        }
-        for future in begun:
-            future.add_done_callback(answered.put)
-        try:
-            # Memory is filled here alone, so that nothing writes to it after an error
-            while begun:
-                with Fetching():
-                    future = take_from(answered)
-                part, data = begun.pop(future), future.result()  # so that the bytes are freed
-                if data is None:
-                    sizes[part.shard] = [-1] * len(sizes[part.shard])
-                elif sizes[part.shard][part.range] >= 0:
-                    part.into[: len(data)] = data
-                    sizes[part.shard][part.range] += len(data)
-        finally:
-            for future in begun:
-                future.cancel()
-        self._count_read(sum(size for of_shard in sizes for size in of_shard if size > 0), began)
-        return sizes
 
     def read_whole(self, urls: Sequence[str], max_bytes: int) -> list[bytes | None]:
         """Small objects, read at once; None for one that is not there or is not given."""
@@ -209,8 +168,7 @@ class RemoteStorage(Storage):
         """Close all connections and end all threads, also those that wait for a server."""
         self._threads.close()
         self._streams.close()
-        if self._fetcher is not None:
-            self._fetcher.close()
+        self._fetcher.close()
         self._transport.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,34 +177,12 @@ class RemoteStorage(Storage):
 
     def __repr__(self) -> str:
         """The transport, which shows no options."""
-        return f"{type(self).__name__}({self._transport!r}, {self._connections})"
+        return f"{type(self).__name__}({self._given[0]!r}, {self._given[1]})"
 
     def _stat(self, url: str) -> ShardStat:
         body = self._transport.read(url, 0, 0)
         self._versions[url] = body.version
-        return ShardStat(body.size, version_number(body.version))
-
-    def _fetched(
-        self, url: str, start: int, stop: int, stat: tuple[int, int] | None
-    ) -> bytearray | None:
-        """The bytes of a range; None if the object is not what `stat` says.
-
-        Raises:
-            IndexMismatchError: It is not what this storage has read before.
-        """
-        known = self._versions.get(url)
-        if known is not None and stat is not None and version_number(known) != stat[1]:
-            return None
-        body = self._transport.read(url, start, stop, known)
-        if stat is not None and (body.size, version_number(body.version)) != tuple(stat):
-            return None
-        return body.data if self._versions.setdefault(url, body.version) == body.version else None
-
-    def _fetched_if_same(self, part: "_Part") -> bytearray | None:
-        try:
-            return self._fetched(part.url, part.start, part.stop, part.stat)
-        except IndexMismatchError:
-            return None
+        return ShardStat(body.size, int(body.version.partition("-")[2]))
 
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         try:
@@ -275,47 +211,6 @@ class RemoteStorage(Storage):
 def version_number(version: str) -> int:
     """A hash of an object's version that fits where a file has its time of change: 63 bits."""
     return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
-
-
-def _pieces_of(reads: Sequence[ShardReads]) -> list[Piece]:
-    return [
-        Piece(each.url, version_of_stamp(each.stat), start, stop)
-        for each in reads
-        if each.stat is not None
-        for start, stop in zip(each.starts, each.stops, strict=True)
-    ]
-
-
-class _Part(NamedTuple):
-    """What one request asks for: a range, or a part of one."""
-
-    shard: int
-    range: int
-    url: str
-    start: int
-    stop: int
-    stat: tuple[int, int] | None
-    into: memoryview
-
-
-def _parts(reads: Sequence[ShardReads]) -> list[_Part]:
-    """The requests for these ranges.
-
-    One for an empty range is made only if no other shows what the object is.
-    """
-    parts: list[_Part] = []
-    for shard, (url, starts, stops, stat, into) in enumerate(reads):
-        begin = 0
-        is_asked = stat is None
-        for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
-            for first, last in parts_of(start, stop):
-                at = begin + first - start
-                parts.append(_Part(shard, number, url, first, last, stat, into[at:]))
-                is_asked = True
-            begin += stop - start
-        if starts and not is_asked:
-            parts.append(_Part(shard, 0, url, starts[0], starts[0], stat, into[:0]))
-    return parts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from fault_server import Fault
 
 from lightning_shards.errors import StorageError
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.shards.storage import remote
+from lightning_shards.shards.storage import fetcher
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.remote import RemoteStorage
 from tests.shards.remote.conftest import QUICK
@@ -19,7 +19,8 @@ pytestmark = pytest.mark.network
 
 
 @pytest.fixture
-def storage(server):
+def storage(server, monkeypatch):
+    monkeypatch.setattr(fetcher, "_GAP", 0)
     server.objects["data/0.tar"] = DATA
     made = RemoteStorage(RemoteTransport(TransportSettings(policy=QUICK)), connections=5)
     yield made
@@ -38,7 +39,7 @@ def small_parts(monkeypatch):
     def parts_of(start, stop):
         return [(at, min(at + 999, stop)) for at in range(start, stop, 999)]
 
-    monkeypatch.setattr(remote, "parts_of", parts_of)
+    monkeypatch.setattr(fetcher, "parts_of", parts_of)
 
 
 def reads_of(url, ranges, stat=None):
@@ -135,7 +136,7 @@ def test_a_stalled_read_ends_when_the_storage_is_closed(server, url):
 
     reader = threading.Thread(target=read)
     reader.start()
-    while len(server.asked) < 2:
+    while not server.asked:
         time.sleep(0.005)
     storage.close_all()
     wait_until_gone([reader])

@@ -4,6 +4,7 @@ import pytest
 from held_fetcher import DATA, LARGE
 from held_transport import HeldTransport, cache_in
 
+from lightning_shards.shards.remote.request_threads import RequestThreads
 from lightning_shards.shards.storage.fetcher import Fetcher
 
 
@@ -18,7 +19,7 @@ def make_fetcher(transport, tmp_path):
 
     def make(cache=None, threads=4, **others):
         cache = cache or cache_in(tmp_path / "cache")
-        made.append(Fetcher(transport, cache, threads=threads, **others))
+        made.append(Fetcher(transport, RequestThreads(threads + 1), cache, **others))
         made[-1].read([])  # what is announced is fetched from the first batch on
         return made[-1]
 

@@ -7,16 +7,18 @@ from pathlib import Path
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
-from lightning_shards.shards.remote.transport import Body, Transport
-from lightning_shards.shards.storage.open_pieces import ObjectReads
+from lightning_shards.shards.remote.transport import Body, Transport, version_of_stamp
+from lightning_shards.shards.storage.protocol import ShardReads
 
 MIB = 1 << 20
+STAMP = (9, 7)
+VERSION = version_of_stamp(STAMP)
 
 
 class HeldTransport(Transport):
     """Counts what is read. A range waits where a test has put a gate, until that is opened."""
 
-    def __init__(self, objects: dict[str, bytes], version: str = '"v"') -> None:
+    def __init__(self, objects: dict[str, bytes], version: str = VERSION) -> None:
         self.objects, self.version = objects, version
         self.asked: list[tuple[str, int, int]] = []
         self.failing: dict[int, Exception] = {}  # by the first byte
@@ -67,8 +69,8 @@ def cache_in(folder: Path, limit_bytes: int = 64 * MIB) -> PieceCache:
     return PieceCache(CacheFolder(folder), "run", need)
 
 
-def reads_of(url: str, spans: list[tuple[int, int]], version: str | None = '"v"') -> ObjectReads:
+def reads_of(url: str, spans: list[tuple[int, int]]) -> ShardReads:
     """Ranges of an object, with memory of their own."""
     starts, stops = [start for start, _ in spans], [stop for _, stop in spans]
     memory = bytearray(sum(stops) - sum(starts))
-    return ObjectReads(url, version, starts, stops, memoryview(memory))
+    return ShardReads(url, starts, stops, STAMP, memoryview(memory))

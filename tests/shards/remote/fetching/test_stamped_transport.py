@@ -19,7 +19,7 @@ def number_of(version):
 @pytest.fixture
 def below():
     """What is asked, with the versions that it is told."""
-    transport = HeldTransport({"s3://b/u?sig=s3cr3t": bytes(range(100))})
+    transport = HeldTransport({"s3://b/u?sig=s3cr3t": bytes(range(100))}, '"v"')
     transport.told = []
     read = transport.read
 
