@@ -533,7 +533,8 @@ def _storages(
         batch_size=batch_size,
         nodes=nodes,
     )
-    cache = cache_of_source(split, size, order, folder, loader.cache_gib, job=job_name(ranks))
+    run = (job_name(ranks), split, str(order.identity()["seed"]), str(loader.cache_gib))
+    cache = cache_of_source(size, run, folder, loader.cache_gib)
     return remote_storages(settings, cache)
 
 

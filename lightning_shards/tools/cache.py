@@ -16,6 +16,7 @@ needs, up to the limit; run again after an interruption, it goes on. clear: remo
 while a run has them open, unless --force is given, and what was made of joins and filters; a run
 that needs it makes it again. Member tables and counts stay."""
 
+_FILLED: Final = ("pieces", "size_bytes", "fetched_bytes", "is_full")
 _OF_FILL: Final = ("config", "split", "ranks_per_node", "node")
 _ACTION_OF: Final = {**dict.fromkeys(_OF_FILL, "fill"), "force": "clear"}
 
@@ -59,7 +60,7 @@ def _fill(options: Namespace) -> dict[str, Any]:
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.indexed import IndexedSource
     from lightning_shards.tools.configured_data import open_data, trainer_size
-    from lightning_shards.tools.filling import Filling
+    from lightning_shards.tools.filling import fill, most_bytes_of
 
     configured, split = open_data(options.config), options.split or "train"
     trainer = trainer_size(options.config, "--ranks-per-node", options.ranks_per_node)
@@ -73,9 +74,9 @@ def _fill(options: Namespace) -> dict[str, Any]:
             "member tables by `lightning-shards index --format wids,members` and put them beside "
             "the shards"
         )
-    filling = Filling(source, place, configured.loader_config.connections)
-    with bytes_bar("fetched", filling.most_bytes) as step:
-        return filling.run(step)._asdict()
+    with bytes_bar("fetched", most_bytes_of(source)) as step:
+        filled = fill(source, place, configured.loader_config.connections, step)
+    return dict(zip(_FILLED, filled, strict=True))
 
 
 def _clear(options: Namespace) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The member tables of remote shards, which the processes of a node fetch for each other."""
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Event
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Final
 
-from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
@@ -15,9 +13,6 @@ from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
-
-_PAUSE_S: Final = 30.0
-"""Seconds for which nothing is asked of a store that did not answer, after all retries."""
 
 _OTHERS_S: Final = 0.2
 """Seconds without a table after which those of other processes are fetched by this one, too."""
@@ -27,10 +22,6 @@ _LOOK_S: Final = 0.01
 _MOST_HELD: Final = 64
 """So few tables stay open for the next blocks. To open one takes longer than to look up its pieces,
 but more of them would take too much memory, and too many file descriptors."""
-
-_T = TypeVar("_T")
-
-_log = logging.getLogger(__name__)
 
 
 class ShardTables:
@@ -46,8 +37,6 @@ class ShardTables:
         storages: Make what reads the shards, for the tables alone.
         share: The number of this process among those of the node that fetch, and how many these
             are.
-        is_patient: Whether stores that do not answer are asked again until `close`, as by who
-            fetches ahead. Otherwise their error is raised: someone waits for the tables.
 
     Attributes:
         unwritten: Tables that could not be written, for all who read by them in this process.
@@ -59,13 +48,11 @@ class ShardTables:
         cache: CacheFolder,
         storages: Mapping[str, MakeStorage] | None,
         share: tuple[int, int] = (0, 1),
-        *,
-        is_patient: bool = True,
     ) -> None:
         self._index, self._storages, self._share = index, Storages(storages), share
         self.unwritten = UnwrittenTables()
         self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
-        self._closed, self._total, self._is_patient = Event(), FetchTotals(), is_patient
+        self._closed = Event()
         self._just_fetched, self._are_others_there = set[str](), True
         self._held: dict[int, MemberTable] = {}
 
@@ -98,18 +85,17 @@ class ShardTables:
             if not storage.is_remote:
                 continue  # it is compared when it is opened
             tables = self.tables_of([numbers[url] for url in urls])
-            stats = self._until_answered(partial(storage.stats, urls))
+            stats = storage.stats(urls)
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, url, self._index.urls)
                 ShardReader(url, table, storage, on_change=refresh).require_same(stat)
 
     def fetch_totals(self) -> FetchTotals:
-        """What was fetched for the tables up to the last answer; nobody waits for it."""
-        return self._total
+        """What was fetched for the tables; nobody waits for it."""
+        return self._storages.fetch_totals()._replace(table_wait_s=0.0, member_wait_s=0.0)
 
     def close(self) -> None:
         """End the threads and connections of the storages."""
-        self._count()
         self._closed.set()
         self._storages.close()
 
@@ -119,18 +105,14 @@ class ShardTables:
         number, processes = self._share
         urls = {shard: self._index.urls[shard] for shard in shards}
         of_others = [url for shard, url in urls.items() if shard % processes != number]
-        self._fetch([url for shard, url in urls.items() if shard % processes == number])
+        own = [url for shard, url in urls.items() if shard % processes == number]
+        self._just_fetched.update(self._tables.fetch(own))
         self._wait_for_others(of_others)
-        self._fetch(of_others)
-        return self._until_answered(
-            lambda: {  # which fetches those that were dropped from the cache meanwhile
-                shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
-                for shard, url in urls.items()
-            }
-        )
-
-    def _fetch(self, urls: Sequence[str]) -> None:
-        self._just_fetched.update(self._until_answered(lambda: self._tables.fetch(urls)))
+        self._just_fetched.update(self._tables.fetch(of_others))
+        return {  # which fetches those that were dropped from the cache meanwhile
+            shard: self._tables.table_of(url, expected_samples=int(counts[shard]))
+            for shard, url in urls.items()
+        }
 
     def _wait_for_others(self, urls: Sequence[str]) -> None:
         """Wait as long as other processes bring some of these tables.
@@ -143,30 +125,3 @@ class ShardTables:
             left = self._tables.missing(missing)
             came = perf_counter() if len(left) < len(missing) else came
             missing, self._are_others_there = left, perf_counter() - came < _OTHERS_S
-
-    def _until_answered(self, ask: Callable[[], _T]) -> _T:
-        """What is asked for, again after a pause for as long as stores do not give it.
-
-        They may refuse for a while, too, as where credentials are renewed too late.
-        Batches do not wait for it: each raises an error of its own if that is what it lacks.
-        """
-        while True:
-            try:
-                return self._counted(ask)
-            except (StorageError, FileAccessError) as error:
-                if self._closed.is_set() or not self._is_patient:
-                    raise
-                _log.warning("nothing is fetched ahead for %g s: %s", _PAUSE_S, error)
-                if self._closed.wait(_PAUSE_S):
-                    raise
-
-    def _counted(self, ask: Callable[[], _T]) -> _T:
-        try:
-            return ask()
-        finally:
-            self._count()
-
-    def _count(self) -> None:
-        if not self._closed.is_set():  # closed storages count from zero
-            totals = self._storages.fetch_totals()
-            self._total = totals._replace(table_wait_s=0.0, member_wait_s=0.0)

@@ -40,39 +40,31 @@ _log = logging.getLogger(__name__)
 
 
 def cache_of_source(
-    split: str,
-    size: CacheNeed | None,
-    order: Order,
+    need: CacheNeed | None,
+    run: tuple[str, ...],
     folder: CacheFolder,
     cache_gib: float | None = None,
-    *,
-    job: str = "",
 ) -> PieceCache | None:
     """The cache that all processes of a node read these remote shards through.
 
-    Runs of one job over the same data, split and seed count as one run: the ranks of a node.
-
     Args:
-        split: The split, which has a need of its own.
-        size: What is read; None if nothing is fetched ahead.
-        order: The order of the samples.
+        need: What is read; None if nothing is fetched ahead.
+        run: What only the ranks of one job have in common that read this split.
         folder: The cache folder of the user.
         cache_gib: The limit in GiB that the user set; None: the default.
-        job: What only the ranks of one job have in common; see `job_name`.
 
     Returns:
-        None without a size and, with a warning, where the default limit is too low or the user has
+        None without a need and, with a warning, where the default limit is too low or the user has
         no folder that can be written to.
 
     Raises:
         ConfigError: The limit that was given is too low.
         FileAccessError: The folder belongs to another user, or others may write to it.
     """
-    if size is None:
+    if need is None:
         return None
-    run = _hash(f"{job} {split} {size.data} {order.identity()['seed']} {cache_gib}")[:32]
     try:
-        return cache_of_run(folder, run, size, cache_gib)
+        return cache_of_run(folder, _hash(" ".join((*run, need.data)))[:32], need, cache_gib)
     except OSError as error:
         if isinstance(error, FileAccessError) and not str(folder.root).startswith("~"):
             raise

@@ -21,6 +21,10 @@ def reads_named(name):
     return [ShardReads(name, [0], [1])]
 
 
+def named(turn, position, stop, name="next"):
+    return Announcement(turn, position, stop, reads_named(name))
+
+
 def forever():
     """No announcement for as long as a test runs."""
     threading.Event().wait(WITHIN_S)
@@ -46,8 +50,8 @@ def told():
 def make_ahead(told):
     made = []
 
-    def make(announcements):
-        made.append(FetchAhead(lambda: announcements, FakeStorages(told)))
+    def make(announcements, *end):
+        made.append(FetchAhead(announcements, FakeStorages(told), *end))
         return made[-1]
 
     yield make
@@ -55,39 +59,46 @@ def make_ahead(told):
         ahead.close()
 
 
+def reach(ahead, *position):
+    """Come to a position when the next announcement is known."""
+    assert wait_for(lambda: ahead._next is None or ahead._next.done(), WITHIN_S)
+    ahead.reach(*position)
+
+
 def test_it_is_told_when_the_batches_have_come_there(make_ahead, told):
     due = [(0, 0), (0, 50), (1, 0), (1, 50)]
-    ahead = make_ahead(
-        iter([Announcement(*each, each[1] + 50, reads_named(str(each))) for each in due])
-    )
-    ahead.reach(0, 10)
-    assert wait_for(lambda: told == ["(0, 0)"], WITHIN_S)
-    ahead.reach(0, 49)
-    ahead.reach(0, 60)
-    ahead.reach(0, 20)  # of another batch that is looked up later
-    assert wait_for(lambda: told == ["(0, 0)", "(0, 50)"], WITHIN_S)
-    ahead.reach(1, 70)
-    assert wait_for(lambda: told[2:] == ["(1, 0)", "(1, 50)"], WITHIN_S)
+    ahead = make_ahead(iter([named(*each, each[1] + 50, str(each)) for each in due]))
+    reach(ahead, 0, 10)
+    assert told == ["(0, 0)"]
+    reach(ahead, 0, 49)
+    reach(ahead, 0, 49)
+    assert told == ["(0, 0)"]
+    reach(ahead, 0, 60)
+    reach(ahead, 0, 20)  # of another batch that is looked up later
+    assert told == ["(0, 0)", "(0, 50)"]
+    for _ in range(2):
+        reach(ahead, 1, 70)
+    assert told[2:] == ["(1, 0)", "(1, 50)"]
 
 
-def batches_together(ahead, steps, following, *, batch_size=10):
+def batches_together(ahead, steps, *, batch_size=10):
     """How many batches may be read together at each of these steps, and those that follow."""
     epochs = EpochSchedule(100, batch_size, "drop").worker_epochs(Place(0, 1), Cursor(0))
     seen = {}
     for turn, epoch in islice(enumerate(epochs), 2):
         for step, _ in enumerate(ahead.announcing(turn, epoch, iter(epoch.own_steps()))):
             if (turn, step) in steps:
-                wait_for(lambda: ahead.most_batches() == following[len(seen)], WITHIN_S)
                 seen[turn, step] = ahead.most_batches()
+            if (turn, step) < steps[-1]:
+                wait_for(lambda: ahead._next is None or ahead._next.done(), WITHIN_S)
     return list(seen.values())
 
 
 def test_batches_of_the_next_block_are_read_when_it_was_announced(make_ahead):
-    due = [(0, 0, 50), (0, 25, 50), (0, 50, 100), (1, 0, 50)]
-    ahead = make_ahead(chain((Announcement(*each, []) for each in due), forever()))
+    due = [(0, 0, 50), (0, 25, 50), (0, 50, 100), (1, 0, 50), (9, 0, 0)]
+    ahead = make_ahead(chain((named(*each) for each in due), forever()))
     steps = [(0, 0), (0, 1), (0, 4), (0, 5), (0, 9), (1, 0), (1, 1)]
-    following = [5, 4, 1, 5, 1, 5, 4]
-    assert batches_together(ahead, steps, following) == following
+    assert batches_together(ahead, steps) == [5, 4, 1, 5, 1, 5, 4]
 
 
 def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeypatch):
@@ -96,53 +107,50 @@ def test_a_batch_does_not_wait_long_for_the_arithmetic(make_ahead, told, monkeyp
 
     def slow():
         assert gate.wait(WITHIN_S)
-        yield Announcement(0, 0, 50, reads_named("late"))
+        yield named(0, 0, 50, "late")
 
     ahead = make_ahead(slow())
     ahead.reach(0, 0)
     ahead.reach(0, 5)
     assert told == []
     gate.set()
-    assert wait_for(lambda: told == ["late"], WITHIN_S)
+    reach(ahead, 0, 6)
+    assert told == ["late"]
 
 
-def test_what_cannot_be_known_is_said_once_and_ends_the_thread(make_ahead, told, caplog):
+def test_what_cannot_be_known_is_said_once(make_ahead, told, caplog):
     def failing():
-        yield Announcement(0, 0, 50, reads_named("first"))
+        yield named(0, 0, 50, "first")
         raise ShardNotFoundError("no such table")
 
     ahead = make_ahead(failing())
-    ahead.reach(0, 0)
-    ahead.reach(0, 5)
-    assert wait_for(lambda: "no such table" in caplog.text, WITHIN_S)
-    ahead.reach(0, 9)
+    for position in range(5):
+        reach(ahead, 0, position)
     assert told == ["first"]
+    assert caplog.text.count("no such table") == 1
 
 
 def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
-    asked = threading.Event()
-
     def announcements():
-        yield Announcement(0, 0, 50, reads_named("first"))
-        assert asked.wait(WITHIN_S)
+        yield named(0, 0, 50, "first")
         raise IndexMismatchError("another object")
 
+    def go_on():
+        for position in range(3):
+            reach(ahead, 0, position)
+
     ahead = make_ahead(announcements())
-    ahead.reach(0, 0)
-    ahead.reach(0, 5)
-    asked.set()
-    assert wait_for(lambda: ahead._error is not None, WITHIN_S)
     with pytest.raises(IndexMismatchError, match="another object"):
-        ahead.reach(0, 9)
+        go_on()
 
 
 def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):
     asked = threading.Event()
 
     def announcements():
-        yield Announcement(0, 0, 50, reads_named("first"))
+        yield named(0, 0, 50)
         asked.set()
-        yield Announcement(0, 5, 50, reads_named("second"))
+        yield named(0, 5, 50)
 
     ahead = make_ahead(announcements())
     ahead.reach(0, 9)
@@ -151,35 +159,21 @@ def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):
     assert asked.wait(WITHIN_S)
 
 
-def test_nothing_is_told_after_closing(make_ahead, told, caplog):
-    reached = threading.Event()
-
-    def announcements():
-        yield Announcement(0, 0, 50, reads_named("first"))
-        assert reached.wait(WITHIN_S)
-        yield Announcement(0, 5, 50, reads_named("second"))
-
-    ahead = make_ahead(announcements())
-    ahead.reach(0, 9)
-    ahead.reach(0, 9)
-    ahead.close()
-    reached.set()
-    gone = lambda: not any(each.name == "fetch-ahead" for each in threading.enumerate())  # noqa: E731
-    assert wait_for(gone, WITHIN_S)
-    assert told == ["first"]
-    assert caplog.text == ""
-
-
-def test_closing_ends_a_table_that_is_being_read(told, monkeypatch):
+def test_closing_ends_what_is_being_read_and_nothing_is_told_afterwards(
+    make_ahead, told, caplog, monkeypatch
+):
     monkeypatch.setattr(fetch_ahead, "_FIRST_S", 0.05)
-    ended = threading.Event()
+    before, ended = set(threading.enumerate()), threading.Event()
 
     def stalled():
         assert ended.wait(WITHIN_S)
-        yield from ()
+        yield named(0, 0, 50)
 
-    ahead = FetchAhead(stalled, FakeStorages(told), ended.set)
+    ahead = make_ahead(stalled(), ended.set)
     ahead.reach(0, 0)
     assert not ended.is_set()
     ahead.close()
     assert ended.is_set()
+    assert wait_for(lambda: set(threading.enumerate()) <= before, WITHIN_S)
+    assert told == []
+    assert caplog.text == ""
