@@ -1,17 +1,16 @@
 """Which storage reads the shards of which URL, as the table of schemes says how each is read.
 
-What only some schemes need is imported with the first of their shards: the storage of remote ones,
-and webdataset, whose openers start the programs of those that are only streamed, such as `pipe:`.
-webdataset imports torch; nothing but its openers is used here.
+The storage of remote shards is imported with the first of them. What is only streamed is what a
+program gives: that of a `pipe:`, or curl.
 """
 
-import re
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import reduce
-from subprocess import TimeoutExpired
-from typing import Any, Final, cast
+from signal import SIGPIPE
+from subprocess import PIPE, Popen, TimeoutExpired
+from typing import IO, Final
 
 from lightning_shards.errors import ConfigError, DamagedShardError, ShardError
 from lightning_shards.shards.scheme_table import ANY_FURTHER, SCHEMES, is_further, row_of
@@ -27,12 +26,10 @@ from lightning_shards.shards.storage.protocol import (
 )
 from lightning_shards.shards.urls import redact, scheme_of
 
-_EXIT_STATUS = re.compile(r"exit (-?\d+) \(read\)")
-"""The text by which webdataset's `Pipe` says that its program failed; the command is before it."""
-
-_ENDED: Final = "the program that fetches it ended with status"
 _END_S: Final = 0.5
 """A program that has closed its output ends within so many seconds."""
+
+_WELL: Final = (0, 128 + SIGPIPE)
 
 
 class Storages:
@@ -136,75 +133,45 @@ class StreamOnlyStorage(Storage):
         Raises:
             ConfigError: Always.
         """
-        raise _only_streamed(url)
+        raise ConfigError(
+            f"{redact(url)} can only be read from its start to its end; take reader='stream', copy "
+            "it here, or mount the bucket"
+        )
 
     def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
-        """Refuse.
+        """Refuse, as `stat` does."""
+        return bytes(self.stat(url).size)
 
-        Raises:
-            ConfigError: Always.
-        """
-        raise _only_streamed(url)
-
-    def open_stream(self, url: str) -> AbstractContextManager[Any]:
+    @contextmanager
+    def open_stream(self, url: str) -> Generator[IO[bytes]]:
         """The program's output. Its exit status is checked; it is killed if it is left early."""
-        return _opened(url)
-
-
-@contextmanager
-def _opened(url: str) -> Generator[Any, None, None]:
-    from webdataset.gopen import Pipe, gopen
-
-    stream = cast("Any", gopen(url))
-    try:
-        yield stream
-    except BaseException as error:
-        if not isinstance(stream, Pipe):
-            stream.close()
-            raise
-        is_of_others = isinstance(error, ShardError) and not isinstance(error, DamagedShardError)
-        is_of_reading = isinstance(error, Exception) and not is_of_others
-        status = _failed_with(stream) if is_of_reading else 0
-        _kill(stream)
-        if not status:
-            raise
-    else:
-        while stream.read(1 << 16):
-            pass  # bytes after the archive are read too, so that the program can end by itself
-        stream.close()  # a Pipe raises here when its program failed
-        return
-    # What it gave until then, such as no byte at all, says less than this
-    raise OSError(f"{_ENDED} {status}")
-
-
-def _only_streamed(url: str) -> ConfigError:
-    return ConfigError(
-        f"{redact(url)} can only be read from its start to its end; take reader='stream', copy it "
-        "here, or mount the bucket"
-    )
+        is_command, command = url.startswith("pipe:"), url.removeprefix("pipe:")
+        curl = ["curl", "-f", "-s", "-L", "--connect-timeout", "30", "--retry", "30", command]
+        command = command if is_command else curl
+        with Popen(command, stdout=PIPE, shell=is_command) as program:  # noqa: S603 switched on
+            stream, status = program.stdout, 0
+            assert stream is not None
+            try:
+                yield stream
+                while stream.read(1 << 16):
+                    pass  # bytes after the archive are read too, so that the program can end
+                status = program.wait()
+            except Exception as error:
+                is_of_others = isinstance(error, ShardError)
+                if not is_of_others or isinstance(error, DamagedShardError):
+                    with suppress(TimeoutExpired):  # its failure says more than what it gave
+                        status = program.wait(_END_S)
+                if not status:
+                    raise
+            finally:
+                program.kill()
+        if status not in _WELL:
+            raise OSError(f"the program that fetches it ended with status {status}")
 
 
 def program_problem(error: Exception) -> str:
     """The message without streams, URLs and commands, which may hold secrets."""
-    text = str(error.args[0]) if error.args else ""
-    status = _EXIT_STATUS.search(text)
-    if status:
-        return f"{_ENDED} {status[1]}"
-    return text.partition(" @ ")[0]
-
-
-def _failed_with(stream: Any) -> int:
-    """The status of the Pipe's program if it has failed; 0 if it is still running."""
-    with suppress(TimeoutExpired):
-        return stream.proc.wait(_END_S)
-    return 0
-
-
-def _kill(stream: Any) -> None:
-    """End the program of a Pipe; closing it would wait for a program that waits for its server."""
-    stream.proc.kill()
-    stream.proc.wait()
-    stream.stream.close()
+    return str(error.args[0] if error.args else "").partition(" @ ")[0]
 
 
 def _remote_storage() -> Storage:
