@@ -67,7 +67,7 @@ def _announce(reader: ShardReader, samples: Ints, begins: Ints) -> None:
         for first, last in _pieces(begins[1:] - begins[:-1] > _NEAR)
     ]
     stops = [start + length for start, length in pieces]
-    reader.storage.announce([ShardReads(reader.url, [start for start, _ in pieces], stops)])
+    reader.storage.prefetch([ShardReads(reader.url, [start for start, _ in pieces], stops)])
 
 
 def _extents(

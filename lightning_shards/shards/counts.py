@@ -95,7 +95,7 @@ def _is_empty(url: str, claim: CountClaim, storages: Storages) -> bool:
     if is_local(url):
         is_empty, reason = not holds_samples(url), "it holds some"
     else:
-        start = storages.of(url).read_whole([url], BLOCK)[0]
+        start = storages.of(url).read_beside([url], BLOCK)[0][0]
         is_empty, reason = start == bytes(BLOCK), "it does not begin with its end"
     if not is_empty:
         _log.warning(
@@ -271,7 +271,7 @@ def bytes_beside(url: str, max_bytes: int, storages: Storages) -> bytes | None:
     Raises:
         ShardError: The store does not answer.
     """
-    return storages.of(url).read_whole([url], max_bytes + 1)[0]
+    return storages.of(url).read_beside([url], max_bytes + 1)[0][0]
 
 
 def _read_json(url: str, storages: Storages, unread: list[str]) -> object:

@@ -419,7 +419,7 @@ def opened_table(url: str, data: bytes, shard_bytes: int) -> MemberTable:
 
 def is_beside(url: str, storage: Storage) -> bool:
     """Whether there is a table beside this shard; errors as of the store."""
-    return storage.read_whole([published_url(url)], 1)[0] is not None
+    return storage.read_beside([published_url(url)], 1)[0][0] is not None
 
 
 def index_command(patterns: str) -> str:

@@ -210,10 +210,12 @@ def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
 class Told:
     """A storage that notes what it is to fetch ahead."""
 
+    fetches_ahead = True
+
     def __init__(self):
         self.urls = []
 
-    def fetch_ahead(self, reads):
+    def prefetch(self, reads):
         self.urls.append([read.url for read in reads])
 
 
@@ -222,5 +224,5 @@ def test_a_storage_of_several_schemes_is_told_at_once_what_to_fetch_ahead():
     further, other = Told(), Told()
     storages = Storages({ANY_FURTHER: lambda: further, "mem": lambda: other})
     urls = ["smb://h/1.tar", "mem://b/1.tar", "lakefs://h/0.tar", "mem://b/0.tar", "smb://h/0.tar"]
-    storages.fetch_ahead([ShardReads(url, [0], [1]) for url in urls])
+    storages.prefetch([ShardReads(url, [0], [1]) for url in urls])
     assert (further.urls, other.urls) == ([urls[0::2]], [urls[1::2]])

@@ -176,9 +176,9 @@ def test_a_stream_gives_the_whole_shard(store):
         assert stream.read(100) + stream.read() == CONTENT["a"]
 
 
-def test_announcing_changes_nothing(store):
-    store.storage.announce([request(store, "a", [(0, 9), (3000, 4000)])[0]])
-    store.storage.announce([ShardReads(store.url("absent"), [0], [1])])
+def test_prefetching_changes_nothing(store):
+    store.storage.prefetch([request(store, "a", [(0, 9), (3000, 4000)])[0]])
+    store.storage.prefetch([ShardReads(store.url("absent"), [0], [1])])
     assert store.storage.read(store.url("a"), 5, 7) == CONTENT["a"][5:7]
 
 
@@ -197,10 +197,9 @@ def test_ranges_are_read_of_files_and_of_remote_schemes_that_have_them():
 
 def test_small_files_beside_shards_are_read_at_once_and_none_is_absent(store):
     urls = [store.url(name) for name in ("a", "absent", "b")]
-    contents = store.storage.read_whole(urls, 100)
-    assert contents == [CONTENT["a"][:100], None, CONTENT["b"][:100]]
+    contents = [CONTENT["a"][:100], None, CONTENT["b"][:100]]
     stats = [store.storage.stat(url) for url in urls[::2]]
-    assert store.storage.stats(urls[::2]) == stats
+    assert store.storage.read_beside(urls, 100) == (contents, [])
     assert store.storage.read_beside(urls, 100, urls[::2]) == (contents, stats)
 
 
@@ -213,10 +212,10 @@ def test_the_system_is_told_of_the_ranges_of_an_open_file(tmp_path, monkeypatch,
     monkeypatch.setattr(os, "posix_fadvise", lambda *what: found.append(what[1:3]))
     with store_of("local", tmp_path) as local:
         reads, _ = request(local, "a", ranges)
-        local.storage.announce([reads])
+        local.storage.prefetch([reads])
         assert found == []  # it is not open
         local.storage.stat(reads.url)
-        local.storage.announce([reads])
+        local.storage.prefetch([reads])
     assert found == asked
 
 
@@ -228,4 +227,4 @@ def test_a_system_that_takes_no_advice_is_no_error(tmp_path, monkeypatch):
     with store_of("local", tmp_path) as local:
         reads, _ = request(local, "a", [(0, 9)])
         local.storage.stat(reads.url)
-        local.storage.announce([reads])
+        local.storage.prefetch([reads])

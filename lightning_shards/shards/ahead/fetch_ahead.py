@@ -107,7 +107,7 @@ class FetchAhead:
                 wait_for_event(is_there, _FIRST_S)
             self.waited_s = perf_counter() - began
         while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
-            self._storages.fetch_ahead(planned.reads)
+            self._storages.prefetch(planned.reads)
             self._until = planned.turn, planned.stop
             self._next = None if is_first else self._thread.begin(self._plan)
 

@@ -85,7 +85,7 @@ class ShardTables:
             if not storage.is_remote:
                 continue  # it is compared when it is opened
             tables = self.tables_of([numbers[url] for url in urls])
-            stats = storage.stats(urls)
+            _, stats = storage.read_beside((), 0, urls)
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, url, self._index.urls)
                 ShardReader(url, table, storage, on_change=refresh).require_same(stat)

@@ -48,7 +48,7 @@ class LocalStorage(Storage):
         """Read all ranges, and return how many bytes of each were read."""
         return [self._read_ranges(shard_reads) for shard_reads in reads]
 
-    def announce(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> None:
         """Ask the system to fetch these ranges of open files; it may ignore this."""
         if not hasattr(os, "posix_fadvise"):
             return

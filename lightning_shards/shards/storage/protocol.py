@@ -74,7 +74,7 @@ class ShardReads(NamedTuple):
         starts: Offset of the first byte of each range, ascending.
         stops: Offset behind its last byte.
         stat: What the shard must be; None if the caller checks the bytes by their crc32.
-        into: Writable memory for the ranges, one after the other; of no use to `announce`.
+        into: Writable memory for the ranges, one after the other; of no use to `prefetch`.
     """
 
     url: str
@@ -100,7 +100,7 @@ class Storage(Protocol):
         is_remote: Whether a request takes so long that shards are not scanned: their member tables
             lie beside them. A kept table is believed until a read finds another version, so each
             read must be told what the shard is, and compares it at no cost.
-        fetches_ahead: Whether `fetch_ahead` has an effect.
+        fetches_ahead: Whether `prefetch` brings ranges to a cache.
     """
 
     has_ranges: bool = True
@@ -154,39 +154,30 @@ class Storage(Protocol):
         """
         return [self._read_ranges(shard_reads) for shard_reads in reads]
 
-    def stats(self, urls: Sequence[str]) -> list[ShardStat]:
-        """What `stat` gives for each shard; errors as of `stat`."""
-        return [self.stat(url) for url in urls]
-
-    def read_whole(self, urls: Sequence[str], max_bytes: int) -> list[bytes | None]:
-        """Small files that lie beside shards: their bytes from the first on, `max_bytes` at most.
+    def read_beside(
+        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """Small files that lie beside shards, and what shards are now, asked at once.
 
         Returns:
-            None for one that does not exist, or that this process may not read.
+            Of each file the first bytes, `max_bytes` at most, or None if it does not exist or this
+            process may not read it; and the stat of each shard.
 
         Raises:
-            ShardError: The store does not answer.
+            ShardError: As of `stat` for the shards, or the store does not answer.
         """
-        return [self._whole(url, max_bytes) for url in urls]
+        return [self._whole(url, max_bytes) for url in urls], list(map(self.stat, shards))
 
-    def read_beside(
-        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str]
-    ) -> tuple[list[bytes | None], list[ShardStat]]:
-        """What `read_whole` gives for files and `stats` for their shards, asked at once."""
-        return self.read_whole(urls, max_bytes), self.stats(shards)
-
-    def announce(self, reads: Sequence[ShardReads]) -> None:
-        """Learn what will be read soon: ranges that hold it. Nothing here is urgent."""
-
-    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> None:
         """Begin to fetch these ranges, in this order, and nothing that was named so before.
 
-        All processes of a node name the same ranges, each with its own share of them first, so
-        that each range is fetched once. Errors are not raised: whoever reads the bytes gets them.
+        Of remote shards all processes of a node name the same ranges, each with its own share of
+        them first, so that each range is fetched once. Nothing here is urgent, and errors are not
+        raised: whoever reads the bytes gets them.
         """
 
     def has_fetched_ahead(self) -> bool:
-        """Whether all that was named to `fetch_ahead` last is there, so that no read waits."""
+        """Whether all that was named to `prefetch` last is there, so that no read waits."""
         return True
 
     def fetch_totals(self) -> FetchTotals:

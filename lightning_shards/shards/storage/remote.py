@@ -83,11 +83,7 @@ class RemoteStorage(Storage):
 
     def stat(self, url: str) -> ShardStat:
         """Size of the object and a hash of its version, asked anew by one request."""
-        return self.stats([url])[0]
-
-    def stats(self, urls: Sequence[str]) -> list[ShardStat]:
-        """What `stat` gives for each, asked at once."""
-        return self._at_once([partial(self._stat, url) for url in urls])
+        return self.read_beside((), 0, [url])[1][0]
 
     def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
         """One range; fewer bytes if the object ends, none if it is not what `stat` says.
@@ -113,7 +109,7 @@ class RemoteStorage(Storage):
         self._read_bytes += len(body.data)
         return bytes(body.data)
 
-    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> None:
         """Fetch these pieces to the cache, in this order, and nothing that was named before."""
         self._fetcher.fetch_ahead(pieces_of(reads))
 
@@ -139,17 +135,17 @@ class RemoteStorage(Storage):
             self._member_wait_s + fetched.waited_s + streamed.waited_s,
         )
 
-    def read_whole(self, urls: Sequence[str], max_bytes: int) -> list[bytes | None]:
-        """Small objects, read at once; None for one that is not there or is not given."""
-        return self._at_once([partial(self._whole, url, max_bytes) for url in urls])
-
     def read_beside(
-        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str]
+        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[ShardStat]]:
-        """Small objects, and what `stat` gives for each shard: one round trip for all of them."""
+        """Small objects, and what shards are: one round trip for all of them."""
         calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
         calls += [partial(self._stat, url) for url in shards]
-        answers = self._at_once(calls)
+        began = perf_counter()
+        try:
+            answers = self._results(calls)
+        finally:
+            self._table_wait_s += perf_counter() - began
         return answers[: len(urls)], answers[len(urls) :]
 
     def open_stream(self, url: str) -> io.BufferedReader:
@@ -189,14 +185,6 @@ class RemoteStorage(Storage):
             return bytes(self._transport.read(url, 0, max_bytes).data)
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
-
-    def _at_once(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """What these calls return; they ask for small objects and stats, on which tables rest."""
-        began = perf_counter()
-        try:
-            return self._results(calls)
-        finally:
-            self._table_wait_s += perf_counter() - began
 
     def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
         begun = [self._threads.begin(call) for call in calls]

@@ -68,11 +68,12 @@ class Storages:
             groups[self._known_scheme(url)].append(url)
         return [(self.of(group[0]), group) for group in groups.values()]
 
-    def fetch_ahead(self, reads: Sequence[ShardReads]) -> None:
-        """Tell each storage what it is to fetch, as `Storage.fetch_ahead` says; by any thread."""
+    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+        """Tell each storage that has a cache what to bring there, as `Storage.prefetch` says."""
         for storage, urls in self.grouped({read.url for read in reads}):
             of_storage = set(urls)
-            storage.fetch_ahead([read for read in reads if read.url in of_storage])
+            if storage.fetches_ahead:
+                storage.prefetch([read for read in reads if read.url in of_storage])
 
     def has_fetched_ahead(self) -> bool:
         """Whether none of them is still fetching what it was told to fetch ahead."""

@@ -37,7 +37,7 @@ class FakeStorages:
     def __init__(self, told):
         self._told = told
 
-    def fetch_ahead(self, reads):
+    def prefetch(self, reads):
         self._told.extend(each.url for each in reads)
 
 

@@ -10,7 +10,7 @@ from lightning_shards.shards.ahead.fetch_ahead import FetchAhead
 from lightning_shards.shards.remote.request_threads import RequestThreads
 
 LONGEST_S = 10
-NOTHING = SimpleNamespace(fetch_ahead=list)
+NOTHING = SimpleNamespace(prefetch=list)
 
 
 @pytest.fixture
