@@ -15,7 +15,7 @@ from lightning_shards.shards.index import (
     shared_index,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.retries import LOOK_UP
+from lightning_shards.shards.remote.backend import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.storage.remote import remote_storages

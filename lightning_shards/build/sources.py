@@ -41,7 +41,7 @@ from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges

@@ -47,7 +47,7 @@ _OPENER: Final = Scheme("opener")
 _WEB: Final = Scheme(
     "ranges",
     "http",
-    options={},
+    options={"ca": str},
     secrets_in="the URL itself, as user and password or as a signature",
 )
 
@@ -98,10 +98,10 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "hf": Scheme(
         "ranges",
         "hub",
-        options={"endpoint": str, "anonymous": bool},
+        options={"endpoint": str, "anonymous": bool, "ca": str},
         secrets_in="HF_TOKEN or ~/.cache/huggingface/token",
     ),
-    "ais": Scheme("ranges", "ais", options={"endpoint": str}),
+    "ais": Scheme("ranges", "ais", options={"endpoint": str, "ca": str}),
     "sftp": Scheme("ranges", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
     "ftp": Scheme("ranges"),
     "hdfs": Scheme("ranges"),

@@ -13,9 +13,8 @@ from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.index import remote_class_files
-from lightning_shards.shards.remote.backend import require_store_options
+from lightning_shards.shards.remote.backend import LOOK_UP, require_store_options
 from lightning_shards.shards.remote.proxies import require_shards
-from lightning_shards.shards.remote.retries import LOOK_UP
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages

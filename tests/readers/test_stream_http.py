@@ -19,7 +19,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.stream_stages import read_shard
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages

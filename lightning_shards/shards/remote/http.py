@@ -1,351 +1,496 @@
-"""Shards over http and https: single ranged GETs, and what their answers claim to be."""
+"""Shards over http and https, of AIStore clusters and of the Hugging Face hub, by urllib3.
 
+urllib3 has the pools of connections, TLS, proxies and redirects; behind a redirect to another host
+it sends no `Authorization`. It repeats nothing here: all requests for a range have one limit of
+time, and its pauses are drawn from the generator of `random`, which belongs to users' transforms.
+"""
+
+import logging
+import os
 import re
+import ssl
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from email.utils import parsedate_to_datetime
-from functools import partial
+from hashlib import sha256
 from itertools import chain
-from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from os import fdopen
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote, urljoin
 
-from urllib3.exceptions import HTTPError
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    MaxRetryError,
+    NameResolutionError,
+    NewConnectionError,
+    ProxyError,
+    ProxySchemeUnknown,
+    ReadTimeoutError,
+    ResponseError,
+    SSLError,
+)
 from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.remote.backend import (
+    UNKNOWN_SIZE,
     RangeAnswer,
-    RequestBackend,
     RequestFailure,
+    Store,
+    TransportSettings,
     failure_of_status,
     is_exact,
     require_store_options,
     version_of,
 )
-from lightning_shards.shards.remote.http_client import (
-    HttpClient,
-    HttpReply,
-    HttpTarget,
-    basic,
-    drain,
-    failure_of_http_error,
-)
-from lightning_shards.shards.remote.retries import RetryPolicy
-from lightning_shards.shards.urls import has_broken_password, split_user
+from lightning_shards.shards.remote.proxies import proxy_of
+from lightning_shards.shards.scheme_table import commit_of, is_commit, pin_commit
+from lightning_shards.shards.urls import split_user
 
 LARGEST_WHOLE: Final = 64 << 20
 """Bytes of an object of which a server that knows no ranges sends more than its beginning."""
 
 LARGEST_IN_PARTS: Final = 4 << 20
-"""Bytes of an object that is sent in parts, without its length: a wids JSON of 40,000 shards."""
+"""Bytes of an object that is sent in parts, without its length, up to which its size is found."""
 
-RANGE_BEYOND: Final = 416
-"""The status of a range that begins behind the object's end."""
+MAX_REDIRECTS: Final = 5
 
+_ONE_REQUEST: Final = urllib3.Retry(
+    None, connect=0, read=0, other=0, redirect=MAX_REDIRECTS, respect_retry_after_header=False
+)
 _CHUNK: Final = 1 << 18
-_OK, _PARTIAL = 200, 206
-_NUMBER: Final = "[0-9]{1,18}"  # Python refuses to read a number of thousands of digits
-_CONTENT_RANGE = re.compile(f"bytes ({_NUMBER})-({_NUMBER})/({_NUMBER})")
+_OK, _PARTIAL, _BEYOND = 200, 206, 416
+_CONTENT_RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
-_AS_IT_IS: Final = frozenset({"", "identity", "aws-chunked"})  # the last one is how it was written
+_REFUSED: Final = 400
+_AS_IT_IS: Final = ("", "identity", "aws-chunked")  # the last one is how it was written
+
+_REASONS: Final[Mapping[type[Exception], str]] = {
+    ProxySchemeUnknown: "the proxy is of another kind than http:// and https://",
+    ValueError: "the URL cannot be read, or the server redirects to what is no http(s) URL",
+    ResponseError: f"the server redirects more than {MAX_REDIRECTS} times",
+    ReadTimeoutError: "the server stalled",
+    NameResolutionError: "the host has no address",
+    ProxyError: "the proxy cannot be reached, or refuses",
+    NewConnectionError: "no connection can be made",
+    ConnectTimeoutError: "no connection was made in time",  # also the root of those above
+}
+
+for _name in ("connection", "connectionpool", "poolmanager", "util.retry"):
+    # what urllib3 logs of less than an error may hold the queries of signed URLs
+    logging.getLogger(f"urllib3.{_name}").setLevel(logging.ERROR)
 
 
-class HttpBackend(RequestBackend):
-    """Reads http and https URLs; queries of signed ones are kept, and belong to no other URL.
+class HttpTarget(NamedTuple):
+    """A URL without user and password, and the headers that only its host may see."""
+
+    url: str
+    credentials: Mapping[str, str]
+
+
+class HttpClient:
+    """Connections to any number of hosts.
 
     Args:
-        options: None are known.
-        policy: Its time limits.
-        connections: Idle connections that are kept for each host.
+        scheme: Of the store.
+        settings: Its options may have `ca`, a file of certificates, as REQUESTS_CA_BUNDLE has it.
+
+    Attributes:
+        options: Of the store.
     """
 
-    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
-        require_store_options("http", options)
-        self._client = HttpClient(policy, connections)
+    def __init__(self, scheme: str, settings: TransportSettings) -> None:
+        self.options = dict(settings.options.get(scheme, {}))
+        require_store_options(scheme, self.options)
+        policy = settings.policy
+        self._settings: dict[str, Any] = {
+            "maxsize": settings.connections,
+            "num_pools": 64,
+            "retries": _ONE_REQUEST,
+            "timeout": urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s),
+            "ca_certs": self.options.get("ca") or os.environ.get("REQUESTS_CA_BUNDLE"),
+        }
+        self._managers: dict[str, urllib3.PoolManager] = {}  # by scheme and host
 
+    def request(
+        self,
+        method: str,
+        target: HttpTarget,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        follows: bool = True,
+    ) -> BaseHTTPResponse:
+        """The response to a request, with its body not read yet, behind a few redirects if told so.
+
+        Raises:
+            RequestFailure: There is none.
+        """
+        try:
+            return self._manager(target.url).urlopen(
+                method,
+                target.url,
+                follows,
+                body=body,
+                headers={"User-Agent": "lightning-shards", **(headers or {}), **target.credentials},
+                preload_content=False,
+                decode_content=False,
+            )
+        except (HTTPError, OSError, ValueError) as error:
+            failure = _failure_of(error)
+        raise failure
+
+    def close(self) -> None:
+        """Close all idle connections; one in use ends by its read timeout."""
+        for manager in tuple(self._managers.values()):
+            manager.clear()
+
+    def _manager(self, url: str) -> urllib3.PoolManager:
+        """The connections to a host, and to those that it redirects to, by its proxy."""
+        host = "/".join(url.split("/", 3)[:3])
+        manager = self._managers.get(host)
+        if manager is None:
+            plain, user = split_user(proxy_of(url))
+            headers = {"Proxy-Authorization": _basic(user)} if user else None
+            manager = (
+                urllib3.ProxyManager(plain, proxy_headers=headers, **self._settings)
+                if plain
+                else urllib3.PoolManager(**self._settings)
+            )
+            manager = self._managers.setdefault(host, manager)  # that of the first thread
+        return manager
+
+
+class HttpStore(Store):
+    """Reads what a URL stands for at a server.
+
+    Args:
+        client: Makes the requests.
+        target_of: Where the object of a URL is.
+    """
+
+    def __init__(self, client: HttpClient, target_of: Callable[[str], HttpTarget]) -> None:
+        self._client, self._target_of = client, target_of
+        self._has_answered = False
+
+    @contextmanager
     def get(
         self, url: str, begin: int, end: int, version: str | None
-    ) -> AbstractContextManager[RangeAnswer]:
+    ) -> Generator[RangeAnswer, None, None]:
         """Ask for a range; a refusal of its beginning is answered by the whole object's size."""
-        return answered(self._client, target_of(url), begin, end, version)
+        target, headers = self._target_of(url), {"Range": f"bytes={begin}-{end - 1}"}
+        if version is not None and is_exact(version):
+            headers["If-Match"] = version
+        response = self._client.request("GET", target, headers)
+        if response.status == _BEYOND:  # which says neither version nor, often, size
+            response.drain_conn()
+            response = self._client.request("GET", target)
+        try:
+            yield self._answer(response, begin, is_known=version is not None)
+        finally:
+            response.close()  # one that was read to its end has given its connection back before
 
     def put(self, url: str, data: bytes) -> None:
         """Write by PUT, which few servers allow."""
-        put_object(self._client, target_of(url), data)
+        target = self._target_of(url)
+        response = self._client.request("PUT", target, body=data)
+        if response.status not in range(200, 300):
+            raise refusal(response)
+        response.drain_conn()
 
     def close(self) -> None:
         """Close all connections that are not in use."""
         self._client.close()
 
-
-def target_of(url: str) -> HttpTarget:
-    """The URL without its user and password, and the header that they stand for.
-
-    Raises:
-        RequestFailure: It cannot be read.
-    """
-    if has_broken_password(url):
-        raise RequestFailure(
-            "the password holds a /, ? or #", "final", remedy="write %2F, %3F or %23 instead"
-        )
-    if "#" in url:
-        raise RequestFailure("a # would end the name", "final", remedy="write %23 instead")
-    plain, user = split_user(url)
-    host = ""
-    with suppress(ValueError):
-        host = urlsplit(plain).hostname
-    if not host:
-        raise RequestFailure("the URL cannot be read", "final", remedy="check its host and port")
-    return HttpTarget(plain, {"Authorization": basic(user)} if user else {})
-
-
-@contextmanager
-def answered(
-    client: HttpClient, target: HttpTarget, begin: int, end: int, version: str | None
-) -> Generator[RangeAnswer, None, None]:
-    """The answer to one ranged GET.
-
-    Raises:
-        RequestFailure: There is none.
-    """
-    reply = client.request("GET", target, range_headers(begin, end, version))
-    if reply.response.status == RANGE_BEYOND:  # which says neither version nor, often, size
-        drain(reply.response)
-        reply = client.request("GET", target, {})
-    with read_reply(reply, begin, end) as answer:
-        yield answer
-
-
-@contextmanager
-def read_reply(reply: HttpReply, begin: int, end: int) -> Generator[RangeAnswer, None, None]:
-    """The answer that a response is; its connection is kept if the body is read to its end.
-
-    Raises:
-        RequestFailure: It is none.
-    """
-    response = reply.response
-    try:
-        yield _answer_of(reply.response, begin, end)
-    except RequestFailure as failure:
-        failure.what += reply.through
-        raise
-    finally:
-        # A response that was read to its end has given its connection back before
-        response.close()
-
-
-def range_headers(begin: int, end: int, version: str | None) -> dict[str, str]:
-    """The headers that ask for a range of one version."""
-    headers = {"Range": f"bytes={begin}-{end - 1}"}
-    if version is not None and is_exact(version):
-        headers["If-Match"] = version
-    return headers
-
-
-def put_object(client: HttpClient, target: HttpTarget, data: bytes) -> None:
-    """Write an object by PUT.
-
-    Raises:
-        RequestFailure: It is not written.
-    """
-    response, _, _, through = client.request("PUT", target, {}, data)
-    if response.status not in range(200, 300):
-        failure = _refused(response)
-        failure.what += through
-        raise failure
-    drain(response)
-
-
-def _answer_of(response: BaseHTTPResponse, begin: int, end: int) -> RangeAnswer:
-    if response.status == _PARTIAL:
-        return _answer_of_range(response)
-    if response.status != _OK:
-        raise _refused(response)
-    chunks = chunks_of(response)
-    first = next(chunks, b"")
-    _require_no_page(first, response.headers.get("Content-Type", ""))
-    size = _whole_size(response)
-    if size is None:
-        first += _rest_in_parts(response)
-        size = len(first)
-    version = _version_of(response, size)
-    if begin >= size:
-        return RangeAnswer(begin, begin, size, version, (), has_ranges=False)
-    if begin and size > LARGEST_WHOLE:
-        raise RequestFailure(
-            f"the server answers with all of its {size:,} bytes and not with a range",
-            "final",
-            remedy="use a server that knows ranges, or copy the shards here",
-        )
-    cut = _Cut(first, chunks, begin, min(end, size))
-    return RangeAnswer(
-        begin, cut.stop, size, version, cut, has_ranges=False, arrived=lambda: cut.arrived
-    )
+    def _answer(self, response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
+        if response.status == _PARTIAL:
+            answer = _answer_of_range(response)
+        elif response.status == _OK:
+            answer = _answer_of_whole(response, begin, is_known=is_known or self._has_answered)
+        else:
+            raise refusal(response)
+        self._has_answered = True
+        return answer
 
 
 def _answer_of_range(response: BaseHTTPResponse) -> RangeAnswer:
-    headers = response.headers
-    match = _CONTENT_RANGE.fullmatch(headers.get("Content-Range", "").strip())
-    kind = headers.get("Content-Type", "")
-    if match is None or kind.lower().startswith("multipart/byteranges"):
+    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+    if match is None:
         raise RequestFailure("the server does not say which bytes of how many it answers with")
     first, last, size = map(int, match.groups())
-    if not first <= last < size:
+    if not first <= last < size or response.length_remaining not in (None, last + 1 - first):
         raise RequestFailure("the server answers with an impossible range")
-    if headers.get("Content-Length") != str(last + 1 - first):
-        _require_uncompressed(response)  # a range of a file that is stored compressed is right
-    return RangeAnswer(first, last + 1, size, _version_of(response, size), chunks_of(response))
+    return RangeAnswer(first, last + 1, size, _version(response, size), _chunks(response))
 
 
-def _version_of(response: BaseHTTPResponse, size: int) -> str:
-    headers = response.headers
-    # The checksum of an AIStore is no version: it is of the range where its bucket is set so
-    number = headers.get("Ais-Version")
-    return version_of(headers.get("ETag"), headers.get("Last-Modified"), size, number)
+def _answer_of_whole(response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
+    """The whole object, of a server that knows no ranges, unless it is a page for people.
 
-
-def _whole_size(response: BaseHTTPResponse) -> int | None:
-    """The length of a whole object; None if it is sent in parts, of which the last says its end."""
-    _require_uncompressed(response)
-    length = response.headers.get("Content-Length", "")
-    if re.fullmatch(_NUMBER, length):
-        return int(length)
-    if response.headers.get("Transfer-Encoding", "").lower() == "chunked":
-        return None
-    raise _unknown_length()
-
-
-def _require_uncompressed(response: BaseHTTPResponse) -> None:
-    if response.headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
+    Such a page may come from a server in trouble where the object is known.
+    """
+    headers, size, chunks = response.headers, response.length_remaining, _chunks(response)
+    first = next(chunks, b"")
+    if headers.get("Content-Type", "").lower().startswith("text/html") or _PAGE.match(first):
+        raise RequestFailure(
+            "the server answers with a page for people and not with a shard",
+            "again" if is_known else "final",
+            "check the URL, and whether the server wants a login",
+        )
+    if headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
         raise RequestFailure(
             "the server compresses what it sends, so that no range of it is one of the file",
             "final",
-            remedy="switch its compression off for shards, or copy the shards here",
+            "switch its compression off for shards, or copy the shards here",
         )
+    if size is None and response.chunked:  # only its end says that it is whole
+        while len(first) < LARGEST_IN_PARTS and (chunk := next(chunks, b"")):
+            first += chunk
+        size = len(first) if len(first) < LARGEST_IN_PARTS else UNKNOWN_SIZE
+    if size is None or (begin > 0 and size > max(begin, LARGEST_WHOLE)):
+        told = "an object of unknown length" if size in (None, UNKNOWN_SIZE) else "all of its "
+        told += "" if size in (None, UNKNOWN_SIZE) else f"{size:,} bytes"
+        raise RequestFailure(
+            f"the server answers with {told} and not with a range",
+            "final",
+            "use a server that knows ranges, or copy the shards here",
+        )
+    body = chain((first,), chunks)
+    return RangeAnswer(0, size, size, _version(response, size), body, has_ranges=False)
 
 
-def _rest_in_parts(response: BaseHTTPResponse) -> bytes:
-    """What else comes of a small object that is sent in parts."""
-    rest = _received(partial(response.read, LARGEST_IN_PARTS))
-    if len(rest) == LARGEST_IN_PARTS:
-        raise _unknown_length()
-    return rest
+def _version(response: BaseHTTPResponse, size: int) -> str:
+    headers = response.headers
+    # The checksum of an AIStore is no version: it is of the range where its bucket is set so
+    number = headers.get("Ais-Version")
+    return version_of(headers.get("ETag") or number, headers.get("Last-Modified"), size)
 
 
-def _unknown_length() -> RequestFailure:
-    return RequestFailure(
-        "the server answers with an object of unknown length and not with a range",
-        "final",
-        remedy="use a server that knows ranges, or copy the shards here",
-    )
-
-
-def _refused(response: BaseHTTPResponse) -> RequestFailure:
+def refusal(response: BaseHTTPResponse) -> RequestFailure:
     """Why a request was refused; what its page says is not shown, as it may repeat the URL."""
-    retry_after_s = _retry_after_s(response.headers)
-    drain(response)
-    return failure_of_status(response.status, retry_after_s=retry_after_s)
+    response.drain_conn()
+    asked_s = 0.0
+    with suppress(HTTPError):  # of one that is no time
+        asked_s = _ONE_REQUEST.get_retry_after(response) or 0.0
+    return failure_of_status(response.status, asked_s)
 
 
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """The seconds that a server asks to wait: a number, or up to a time by its own clock."""
-    asked = headers.get("Retry-After", "").strip()
-    if asked.isascii() and asked.isdecimal():
-        return float(asked[:9])
-    with suppress(ValueError, TypeError, OverflowError):
-        then, now = map(parsedate_to_datetime, (asked, headers.get("Date", "")))
-        return max(0.0, (then - now).total_seconds())
-    return None
-
-
-def chunks_of(response: BaseHTTPResponse) -> Iterator[bytes]:
+def _chunks(response: BaseHTTPResponse) -> Iterator[bytes]:
     """The body as it arrives, a piece for each time that the socket is read.
 
     Raises:
         RequestFailure: It broke off.
     """
-    while chunk := _received(partial(response.read1, _CHUNK)):
-        yield chunk
-
-
-def _received(read: Callable[..., bytes]) -> bytes:
-    """What is read of the body, as it was sent."""
+    failure = None
     try:
-        return read(decode_content=False)
+        while chunk := response.read1(_CHUNK, decode_content=False):
+            yield chunk
     except (HTTPError, OSError, ValueError) as error:
-        failure = failure_of_http_error(error if isinstance(error, HTTPError) else OSError())
-    raise failure
+        failure = _failure_of(error if isinstance(error, HTTPError) else OSError())
+    if failure is not None:
+        raise failure
 
 
-class _Cut:
-    """The range out of a whole object, of which what lies before it must come, too.
-
-    Attributes:
-        stop: Offset in the object behind the last byte.
-        arrived: Bytes of the object that have come so far.
-    """
-
-    def __init__(self, first: bytes, others: Iterator[bytes], begin: int, stop: int) -> None:
-        self.stop, self.arrived = stop, 0
-        self._chunks, self._begin = chain((first,), others), begin
-
-    def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._chunks:
-            offset, self.arrived = self.arrived, self.arrived + len(chunk)
-            yield chunk[max(0, self._begin - offset) : max(0, self.stop - offset)]
-            if self.arrived >= self.stop:
-                return
-
-
-def _require_no_page(chunk: bytes, kind: str) -> None:
-    """Refuse a page for people by its first bytes, before its size and version are believed."""
-    if kind.lower().startswith("text/html") or _PAGE.match(chunk):
-        raise RequestFailure(
-            "the server answers with a page for people and not with a shard",
+def _failure_of(error: Exception) -> RequestFailure:
+    """Why there is no response, in words of ours: those of urllib3 hold the URL."""
+    cause = error.reason if isinstance(error, MaxRetryError) else error
+    tls = cause.args[0] if isinstance(cause, SSLError) else None
+    if isinstance(tls, ssl.SSLError) and not isinstance(tls, ssl.SSLEOFError):
+        return RequestFailure(
+            "the server's certificate is not trusted, or it does not speak TLS at this port",
             "final",
-            remedy="check the URL, and whether the server wants a login",
+            "check the host and the port, and the certificates of this machine (SSL_CERT_FILE, "
+            "REQUESTS_CA_BUNDLE, or ca in storage_options)",
         )
+    reasons = (reason for kind, reason in _REASONS.items() if isinstance(cause, kind))
+    is_final = isinstance(cause, (ValueError, ResponseError))
+    return RequestFailure(
+        next(reasons, "the connection broke"),
+        "final" if is_final else "again",
+        "check the URL, and the proxy in http_proxy and no_proxy" if is_final else "",
+    )
 
 
-class AisBackend(RequestBackend):
-    """Asks a gateway, which redirects to the machine that holds the object.
+def _basic(user: str) -> str:
+    """The header value for a user and a password that were part of a URL."""
+    return f"Basic {b64encode(unquote(user).encode()).decode()}"
+
+
+def web_target(url: str) -> HttpTarget:
+    """An http(s) URL; the query of a signed one is kept."""
+    plain, user = split_user(url)
+    return HttpTarget(plain, {"Authorization": _basic(user)} if user else {})
+
+
+def make_ais_store(client: HttpClient) -> HttpStore:
+    """The store of an AIStore, whose gateway redirects to the machine that holds an object.
 
     Args:
-        options: `endpoint`, the URL of a gateway.
-        policy: Its time limits.
-        connections: Idle connections that are kept for each host.
+        client: Its option `endpoint`, or AIS_ENDPOINT, is the URL of a gateway.
 
     Raises:
-        ConfigError: There is no endpoint.
+        ConfigError: There is none.
+    """
+    gateway = str(client.options.get("endpoint") or os.environ.get("AIS_ENDPOINT", "")).rstrip("/")
+    if not gateway.startswith(("http://", "https://")):
+        raise ConfigError(
+            "ais:// shards need the URL of a gateway: set AIS_ENDPOINT, or storage_options to "
+            "{'ais': {'endpoint': 'http://host:51080'}}"
+        )
+
+    def target_of(url: str) -> HttpTarget:
+        bucket, _, name = url.partition("://")[2].partition("/")
+        return web_target(f"{gateway}/v1/objects/{quote(bucket)}/{quote(name)}?provider=ais")
+
+    return HttpStore(client, target_of)
+
+
+_HUB: Final = "https://huggingface.co"
+_HUB_PATH = re.compile(
+    r"hf://(?P<kind>datasets/|spaces/)?(?P<repo>(?!datasets/|spaces/)[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)"
+)
+
+
+class HubStore(Store):
+    """Reads `hf://datasets/OWNER/NAME[@REVISION]/PATH`, and models and spaces in the same way.
+
+    The hub allows few requests, and its storage many. So a signed location is kept until it is
+    refused, for all processes of this machine in a file that only this user can read. The first
+    answer of the hub pins a revision to its commit, see `scheme_table`.
+
+    Args:
+        client: Its options are `endpoint`, of a mirror, and `anonymous`, to send no token.
+        cache_dir: In which folder locations are kept.
     """
 
-    def __init__(self, options: Mapping[str, Any], policy: RetryPolicy, connections: int) -> None:
-        require_store_options("ais", options)
-        self._endpoint = str(options.get("endpoint", "")).rstrip("/")
-        if not self._endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                "ais:// shards need the URL of a gateway: set storage_options to {'ais': "
-                "{'endpoint': 'http://host:51080'}}, as AIS_ENDPOINT has it"
-            )
-        self._client = HttpClient(policy, connections)
+    def __init__(self, client: HttpClient, cache_dir: str | None) -> None:
+        self._client, self._objects = client, HttpStore(client, self._target_of)
+        self._endpoint = str(client.options.get("endpoint", _HUB)).rstrip("/")
+        self._is_anonymous = bool(client.options.get("anonymous", False))
+        self._cache = CacheFolder(cache_dir)
+        self._known: dict[str, str] = {}
+        self._asking: dict[str, Lock] = {}
 
     def get(
         self, url: str, begin: int, end: int, version: str | None
     ) -> AbstractContextManager[RangeAnswer]:
-        """Ask for a range."""
-        return answered(self._client, self._target(url), begin, end, version)
+        """Ask the shard's location for a range; the hub only where none is known."""
+        return self._objects.get(url, begin, end, version)
 
     def put(self, url: str, data: bytes) -> None:
-        """Write by PUT."""
-        put_object(self._client, self._target(url), data)
+        """Refuse.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("the hub is written by commits, not by file; upload with its own tools")
+
+    def refresh(self, url: str) -> None:
+        """Ask the hub again where the object is."""
+        self._known.pop(url, None)
+        with suppress(OSError):
+            self._file(url).unlink()
 
     def close(self) -> None:
         """Close all connections that are not in use."""
         self._client.close()
 
-    def _target(self, url: str) -> HttpTarget:
-        bucket, _, name = url.partition("://")[2].partition("/")
-        path = f"/v1/objects/{quote(bucket)}/{quote(name)}"
-        prefix = urlsplit(self._endpoint).path
-        base = self._endpoint.removesuffix(prefix) if prefix else self._endpoint
-        return target_of(f"{base}{prefix}{path}?provider=ais")
+    def _target_of(self, url: str) -> HttpTarget:
+        """The location that this process, or another one of this machine, has found.
+
+        Raises:
+            RequestFailure: The hub does not say it.
+        """
+        with self._asking.setdefault(url, Lock()):  # the threads of this process ask the hub once
+            location = self._known.get(url) or self._read(url)
+            if not location:
+                location = self._asked(url)
+                with suppress(OSError):  # others ask for themselves
+                    self._cache.write(self._file(url), location.encode())
+            self._known[url] = location
+        return self._target(location)
+
+    def _asked(self, url: str) -> str:
+        """What the hub answers for the commit that a revision is pinned to."""
+        location, commit = self._head(self._resolved(url))
+        pinned = pin_commit(self._endpoint, self._revision(url), commit) if commit else ""
+        if (
+            pinned != commit
+        ):  # a branch moved while two threads asked, and is asked for by its commit
+            raise RequestFailure("the branch has moved")
+        return location
+
+    def _head(self, url: str) -> tuple[str, str]:
+        """Where the hub redirects to, its own redirects apart, and the commit that it names."""
+        commit = ""
+        for _ in range(MAX_REDIRECTS):
+            response = self._client.request("HEAD", self._target(url), follows=False)
+            if response.status >= _REFUSED:
+                raise refusal(response)
+            response.drain_conn()
+            said = response.headers.get("X-Repo-Commit")
+            commit = said if is_commit(said) else commit
+            following = urljoin(url, response.get_redirect_location() or url)
+            if following == url or not self._is_hub(following):
+                return following, commit
+            url = following
+        raise RequestFailure(f"the hub redirects more than {MAX_REDIRECTS} times", "final")
+
+    def _target(self, location: str) -> HttpTarget:
+        token = "" if self._is_anonymous or not self._is_hub(location) else hub_token()
+        return HttpTarget(location, {"Authorization": f"Bearer {token}"} if token else {})
+
+    def _is_hub(self, location: str) -> bool:
+        return location.startswith(f"{self._endpoint}/")
+
+    def _resolved(self, url: str) -> str:
+        match = _matched(url)
+        revision = commit_of(self._endpoint, self._revision(url))
+        revision = quote(revision or unquote(match["revision"] or "main"), safe="")
+        repo = f"{match['kind'] or ''}{quote(match['repo'])}"
+        return f"{self._endpoint}/{repo}/resolve/{revision}/{quote(match['path'])}"
+
+    def _revision(self, url: str) -> str:
+        """The repository and revision that a URL names, which are pinned together."""
+        match = _matched(url)
+        return f"{match['kind']}{match['repo']}@{match['revision']}"
+
+    def _read(self, url: str) -> str:
+        file = self._cache.open(self._file(url))
+        if file is None:
+            return ""
+        with fdopen(file, "rb") as opened:
+            return opened.read().decode()
+
+    def _file(self, url: str) -> Path:
+        commit = commit_of(self._endpoint, self._revision(url))
+        name = sha256(f"{self._endpoint} {url} {commit}".encode()).hexdigest()
+        return self._cache.root / "locations" / name
+
+
+def _matched(url: str) -> re.Match[str]:
+    match = _HUB_PATH.fullmatch(url)
+    if match is None:
+        remedy = "write hf://datasets/OWNER/NAME@REVISION/PATH"
+        raise RequestFailure("the URL cannot be read", "final", remedy)
+    return match
+
+
+def hub_token() -> str:
+    """The first token that there is, looked for again each time; the empty text if there is none.
+
+    Users renew theirs during a run.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    file = os.environ.get("HF_TOKEN_PATH") or f"{home}/token"
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        if token := os.environ.get(name, "").strip():
+            return token
+    with suppress(OSError, RuntimeError, UnicodeDecodeError):  # there is none that can be read
+        return Path(file).expanduser().read_text().strip()
+    return ""

@@ -2,7 +2,7 @@
 
 A transport is below the seam `Storage`: it knows neither shards nor samples. One object serves all
 threads of a process; it opens connections at the first use in each process, and a pickled one is
-its settings alone. Fewer requests are under way for a while when a server says that it is busy.
+its settings alone.
 
 A `StampedTransport` reads objects whose version is known by their stamp alone, as member tables
 have it: the size of a shard and a number made from its version. So the pieces of an object have
@@ -11,78 +11,44 @@ their names before anything was asked of its store.
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import lru_cache
-from threading import Condition, Event, Lock
+from threading import BoundedSemaphore, Event, Lock
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from lightning_shards.errors import ConfigError, IndexMismatchError, StorageError
-from lightning_shards.shards.remote.backend import RequestBackend, RequestFailure, closed_failure
-from lightning_shards.shards.remote.partial_body import ForwardBody, PartialBody
-from lightning_shards.shards.remote.retries import RetryPolicy, Tries, error_of
+import numpy as np
+
+from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.remote.backend import (
+    UNKNOWN_SIZE,
+    Chunk,
+    RangeAnswer,
+    RequestFailure,
+    RetryPolicy,
+    Store,
+    TransportSettings,
+    error_of,
+    is_exact,
+)
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES
 from lightning_shards.shards.urls import redact, scheme_of
 
+_PROGRESS: Final = 1 << 20
+"""Bytes by which a request that broke off has shown that the server works."""
 
-class Connections:
-    """A limit on the requests of a process.
-
-    Args:
-        limit: Requests at once, at least 1.
-        relief_s: Seconds for which a halved limit holds.
-        now: A clock, in seconds.
-    """
-
-    def __init__(self, limit: int, relief_s: float, now: Callable[[], float]) -> None:
-        self._full = max(1, limit)
-        self._halved = self._full
-        self._halved_at = -float("inf")
-        self._relief_s = relief_s
-        self._now = now
-        self._busy = 0
-        self._freed = Condition()
-
-    @property
-    def limit(self) -> int:
-        """Requests that may be under way now."""
-        is_relieved = self._now() - self._halved_at < self._relief_s
-        return self._halved if is_relieved else self._full
-
-    @contextmanager
-    def one(self) -> Generator[None, None, None]:
-        """Wait for a free place, and hold it."""
-        with self._freed:
-            while self._busy >= self.limit:
-                self._freed.wait()  # whoever holds one of the places notifies
-            self._busy += 1
-        try:
-            yield
-        finally:
-            with self._freed:
-                self._busy -= 1
-                self._freed.notify_all()
-
-    def halve(self, began: float) -> None:
-        """Halve the limit, unless that was done since `began`, when the busy answer's request was.
-
-        So the many refusals of one moment count as one.
-        """
-        with self._freed:
-            if began >= self._halved_at:
-                self._halved = max(1, self.limit // 2)
-                self._halved_at = self._now()
+_SHOWN: Final = 80  # characters of a version
 
 
 class TransportCounts(NamedTuple):
     """What a process has asked for so far.
 
     Attributes:
-        requests: Requests for ranges and writes, repeated ones included.
+        requests: Requests for ranges and writes, repeated ones included, but for those that
+            obstore repeats by itself.
         repeated: Requests that were made because one before them had failed.
-        bytes: Bytes of ranges that were read to their end.
+        bytes: Bytes that came, also those of answers that broke off.
     """
 
     requests: int
@@ -156,8 +122,9 @@ class Transport(Protocol):
     def read_forward(self, url: str, first: Body) -> Generator[bytes]:
         """All bytes of an object in order, by one request that is read as fast as they are taken.
 
-        It is for stores that know no ranges, or tell no version. After a break the object is sent
-        anew. What was taken before is passed over then, if its checksum shows that it is the same.
+        It is for stores that know no ranges. After a break the object is sent again, and what was
+        taken before is passed over. The request is one of those under way until the caller closes
+        the generator.
 
         Args:
             url: The object.
@@ -208,28 +175,8 @@ class Transport(Protocol):
         return TransportCounts(0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class TransportSettings:
-    """What a transport is made of, and all that travels to another process.
-
-    Attributes:
-        options: By scheme, how its store is reached, as the class of its backend says. No secrets.
-        connections: Requests that a process has under way at most.
-        policy: What is tried again, how often and how long.
-        cache_dir: Where signed locations of `hf://` are kept, in files of this user alone.
-            Default: ~/.cache/lightning_shards.
-    """
-
-    options: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict[str, Mapping[str, Any]], repr=False
-    )
-    connections: int = 64
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
-    cache_dir: str | None = None
-
-
 class RemoteTransport(Transport):
-    """Requests to the backend of each scheme, retried and held against the object's version.
+    """Requests to the store of each scheme, retried and held against the object's version.
 
     Args:
         settings: What is pickled.
@@ -273,52 +220,52 @@ class RemoteTransport(Transport):
         """One range of bytes, fetched by as many requests as its retries need."""
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
-        partial = PartialBody(url, begin, max(end, begin + 1), version)
-        self._persist(
+        reading = _Reading(url, begin, max(end, begin + 1), version, self._count)
+        request_s = self._settings.policy.request_s
+        data, at = bytearray(), 0
+        view = memoryview(data)
+        for chunk in self._arriving(
             url,
             lambda: f"bytes {begin:,} to {end:,} of {redact(url)} cannot be read",
-            lambda backend, closed: partial.fill(
-                backend, self._settings.policy, self._now, closed.is_set
-            ),
-            partial,
-        )
-        data = partial.data if end > begin else bytearray()
-        self._counter().add(size=len(data))
-        return Body(data, partial.version or "", partial.size, partial.has_ranges)
+            lambda store: reading.once(store, self._now() + request_s, self._now),
+            lambda: reading.is_whole,
+        ):
+            if not data:
+                data = bytearray(reading.stop - begin)
+                view = memoryview(data)  # slices of it take bytes without another copy
+            view[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        data = data if end > begin else bytearray()
+        return Body(data, reading.version or "", reading.size, reading.has_ranges)
 
     def read_forward(self, url: str, first: Body) -> Generator[bytes]:
-        """All bytes of an object in order, by one request that is read as fast as they are taken.
-
-        The request is one of those under way until the caller closes the generator.
-        """
-        opened, forward = self._of_this_process(), ForwardBody(url, first.version, first.size)
-        backend = opened.backend(scheme_of(url), self._settings)
-        policy, sleep = self._settings.policy, self._sleep or opened.closed.wait
-
-        def what() -> str:
-            return f"{redact(url)} cannot be read from byte {forward.given:,} on"
-
-        tries, given = Tries(policy, what, self._now, sleep), 0
-        while failure := (yield from self._forward_once(opened, backend, forward, tries)):
-            gained, given = forward.given - given, forward.given
-            failure = closed_failure() if opened.closed.is_set() else failure
-            if not tries.go_on(failure, gained):
-                raise error_of(failure, what(), tries)
-            if failure.kind == "denied":
-                backend.refresh(url, failure.used)
+        """All bytes of an object in order, by one request that is read as they are taken."""
+        reading = _Reading(url, 0, first.size, first.version, self._count, first.size)
+        reading.has_ranges = False
+        for chunk in self._arriving(
+            url,
+            lambda: f"{redact(url)} cannot be read from byte {reading.given:,} on",
+            lambda store: reading.once(store, float("inf"), self._now),
+            lambda: reading.is_whole,
+        ):
+            yield bytes(chunk)
 
     def size_of(self, url: str) -> int:
-        """Bytes of an object, asked anew by one request for a range; errors as of `read`."""
+        """Bytes of an object, asked again by one request for a range; errors as of `read`."""
         return self.read(url, 0, 0).size
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name."""
-        self._persist(
-            url,
-            lambda: f"{redact(url)} cannot be written",
-            lambda backend, _: backend.put(url, data),
-            None,
-        )
+        written: list[bool] = []
+
+        def put(store: Store) -> tuple[Chunk, ...]:
+            written.append(store.put(url, data) is None)
+            return ()
+
+        for _ in self._arriving(
+            url, lambda: f"{redact(url)} cannot be written", put, lambda: bool(written)
+        ):
+            pass
 
     def close(self) -> None:
         """Let go of all connections of this process."""
@@ -326,71 +273,44 @@ class RemoteTransport(Transport):
         if opened is not None:
             opened.close()
 
-    def _persist(
+    def _arriving(
         self,
         url: str,
         what: Callable[[], str],
-        act: Callable[[RequestBackend, Event], None],
-        partial: PartialBody | None,
-    ) -> None:
-        """Act on the backend until it is done; the last failure becomes an error of ours."""
-        opened = self._of_this_process()
-        backend = opened.backend(scheme_of(url), self._settings)
-        sleep = self._sleep or opened.closed.wait
-        tries = Tries(self._settings.policy, what, self._now, sleep)
-        failure: RequestFailure | None = None
-        while partial is None or not partial.is_whole:
-            failure = self._attempt(opened, backend, act, is_repeated=tries.failed > 0)
-            if opened.closed.is_set():  # what came meanwhile is not believed either
-                failure = closed_failure()
+        ask: Callable[[Store], Iterable[Chunk]],
+        is_done: Callable[[], bool],
+    ) -> Generator[Chunk]:
+        """What arrives while a store is asked until it is done.
+
+        Raises:
+            ShardError: The last failure; `what` could not be done.
+        """
+        opened, scheme, policy = self._of_this_process(), scheme_of(url), self._settings.policy
+        store = opened.store(scheme, self._settings)
+        tries = _Tries(policy, self._now)
+        while not is_done():
+            failure, gained = None, 0
+            with opened.places:
+                try:
+                    opened.require_open()
+                    self._counter().add(requests=1, repeated=int(tries.failed > 0))
+                    for chunk in ask(store):
+                        gained += len(chunk)
+                        yield chunk
+                        opened.require_open()
+                except RequestFailure as error:
+                    failure = error
             if failure is None:
-                if partial is None:
-                    return
                 continue
-            gained = partial.restart_or_keep() if partial else 0
-            if not tries.go_on(failure, gained):
-                # Outside of `except`, so that nothing foreign is its context
-                raise error_of(failure, what(), tries)
+            pause_s = tries.pause_s(failure, gained)
+            if pause_s is None:  # outside of `except`, so that nothing is its context
+                raise error_of(failure, scheme, what(), f"try {tries.failed} of {policy.tries}")
+            (self._sleep or opened.closed.wait)(pause_s)
             if failure.kind == "denied":
-                backend.refresh(url, failure.used)
+                store.refresh(url)
 
-    def _attempt(
-        self,
-        opened: "_Opened",
-        backend: RequestBackend,
-        act: Callable[[RequestBackend, Event], None],
-        *,
-        is_repeated: bool,
-    ) -> RequestFailure | None:
-        with opened.connections.one():
-            if opened.closed.is_set():
-                return closed_failure()
-            began = self._now()
-            self._counter().add(requests=1, repeated=int(is_repeated))
-            try:
-                act(backend, opened.closed)
-            except RequestFailure as failure:
-                if failure.kind == "busy":
-                    opened.connections.halve(began)
-                return failure
-        return None
-
-    def _forward_once(
-        self, opened: "_Opened", backend: RequestBackend, forward: ForwardBody, tries: Tries
-    ) -> Generator[bytes, None, RequestFailure | None]:
-        with opened.connections.one():
-            if opened.closed.is_set():
-                return closed_failure()
-            self._counter().add(requests=1, repeated=int(tries.failed > 0))
-            try:
-                for chunk in forward.chunks(backend, self._settings.policy, self._now):
-                    if opened.closed.is_set():
-                        return closed_failure()
-                    self._counter().add(size=len(chunk))
-                    yield chunk
-            except RequestFailure as failure:
-                return failure
-        return None
+    def _count(self, size: int) -> None:
+        self._counter().add(size=size)
 
     def _counter(self) -> RequestCounter:
         pid = os.getpid()
@@ -398,42 +318,190 @@ class RemoteTransport(Transport):
 
     def _of_this_process(self) -> "_Opened":
         """What this process opened; `setdefault` needs no lock, which a fork could inherit held."""
-        opened = self._opened.get(os.getpid())
-        if opened is None:
-            policy = self._settings.policy
-            connections = Connections(self._settings.connections, policy.relief_s, self._now)
-            opened = self._opened.setdefault(os.getpid(), _Opened(connections))
-        return opened
+        pid = os.getpid()
+        opened = self._opened.get(pid)
+        return opened or self._opened.setdefault(pid, _Opened(self._settings.connections))
 
 
 class _Opened:
-    """What one process has opened."""
+    """What one process has opened.
 
-    def __init__(self, connections: Connections) -> None:
-        self.connections = connections
-        self.closed = Event()
+    Attributes:
+        places: One for each request that may be under way.
+        closed: Whether it was closed since.
+    """
+
+    def __init__(self, connections: int) -> None:
+        self.places, self.closed = BoundedSemaphore(max(1, connections)), Event()
         self._lock = Lock()
-        self._backends: dict[str, RequestBackend] = {}
+        self._stores: dict[str, Store] = {}
 
-    def backend(self, scheme: str, settings: TransportSettings) -> RequestBackend:
+    def store(self, scheme: str, settings: TransportSettings) -> Store:
         with self._lock:
-            if scheme not in self._backends:
-                self._backends[scheme] = make_backend(scheme, settings)
-            if self.closed.is_set():  # this one may have been made too late for `close`
-                self._backends[scheme].close()
-            return self._backends[scheme]
+            if scheme not in self._stores:
+                self._stores[scheme] = make_store(scheme, settings)
+            return self._stores[scheme]
+
+    def require_open(self) -> None:
+        if self.closed.is_set():
+            raise RequestFailure("the connections were closed", "final")
 
     def close(self) -> None:
         self.closed.set()
         with self._lock:
-            backends = list(self._backends.values())
-        for backend in backends:
-            with suppress(StorageError):
-                backend.close()
+            for store in self._stores.values():
+                store.close()
 
 
-def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
-    """The backend of a scheme; its packages are imported here, with its first URL.
+class _Tries:
+    """The tries of one range, counted, within the limits of a policy."""
+
+    def __init__(self, policy: RetryPolicy, now: Callable[[], float]) -> None:
+        self.failed = 0
+        self._policy, self._now, self._began = policy, now, now()
+        self._was_denied = False
+
+    def pause_s(self, failure: RequestFailure, gained: int) -> float | None:
+        """Seconds until the next try; None if there is none.
+
+        Args:
+            failure: Why the last one failed.
+            gained: Bytes that it brought.
+        """
+        policy, drawn = self._policy, np.random.default_rng().uniform(1.0, 1.5)
+        pause_s = min(policy.first_pause_s * 2**self.failed, policy.longest_pause_s) * drawn
+        pause_s = max(pause_s, min(failure.retry_after_s, policy.longest_retry_after_s))
+        self.failed += 1
+        if gained >= _PROGRESS:
+            self._began = self._now()
+        can_help = failure.kind == "again" or (failure.kind == "denied" and not self._was_denied)
+        self._was_denied |= failure.kind == "denied"
+        latest = self._began + policy.total_s - policy.stall_s
+        is_in_time = self.failed < policy.tries and self._now() + pause_s <= latest
+        return pause_s if can_help and is_in_time else None
+
+
+class _Reading:
+    """A range that is being read: its bytes in order, each given once, all of one version.
+
+    After a break it goes on behind the last byte that was given. Where no ETag proves that the rest
+    would belong to it, what was given comes again and must have the same checksum.
+
+    Args:
+        url: The object.
+        begin: Offset of the first byte.
+        end: Offset behind the last one, beyond `begin`; the object may end before.
+        version: What the object must be; None: what the first answer says.
+        count: Called with the bytes of each chunk that came.
+        size: Its bytes; -1 if they are not known.
+
+    Attributes:
+        given: Bytes that were given so far.
+        has_ranges: Whether the last answer was a range, and not the whole object.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        begin: int,
+        end: int,
+        version: str | None,
+        count: Callable[[int], None],
+        size: int = -1,
+    ) -> None:
+        self.url, self.begin, self.end, self.version, self.size = url, begin, end, version, size
+        self.given, self.has_ranges = 0, True
+        self._checksum, self._count = 0, count
+
+    @property
+    def stop(self) -> int:
+        """Offset behind the last byte of it that the object has; `begin` or above."""
+        return max(self.begin, min(self.end, self.size))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it was given."""
+        return self.size >= 0 and self.begin + self.given >= self.stop
+
+    def once(self, store: Store, latest: float, now: Callable[[], float]) -> Iterator[Chunk]:
+        """What one request brings of it until a time.
+
+        Where the store refuses another version, it is asked once more what it has.
+
+        Raises:
+            RequestFailure: The answer is no such range, or it broke off.
+        """
+        try:
+            yield from self._asked(store, self.version, latest, now)
+        except RequestFailure as failure:
+            if failure.kind != "changed":
+                raise
+        else:
+            return
+        yield from self._asked(store, None, latest, now)
+
+    def _asked(
+        self, store: Store, condition: str | None, latest: float, now: Callable[[], float]
+    ) -> Iterator[Chunk]:
+        begin = self.begin + self.given * (is_exact(self.version) and self.has_ranges)
+        with store.get(self.url, begin, self.end, condition) as answer:
+            self._accept(answer, begin)
+            first, stop = self.begin + self.given, min(answer.stop, self.stop)
+            at, checksum = answer.begin, 0
+            for chunk in answer.chunks if first < stop else ():
+                self._count(len(chunk))
+                new = chunk[max(0, first - at) : max(0, stop - at)]
+                if not is_exact(self.version):
+                    checksum = self._followed(
+                        chunk[max(0, self.begin - at) : max(0, first - at)], checksum, new
+                    )
+                at += len(chunk)
+                self.given += len(new)
+                if new:  # to readers, no bytes are the end
+                    yield new
+                if at >= stop:
+                    break
+                if now() > latest:
+                    raise RequestFailure("the answer comes too slowly")
+            if at < stop < UNKNOWN_SIZE:
+                raise RequestFailure(f"the answer ends {stop - at:,} bytes too early")
+            if stop >= UNKNOWN_SIZE:
+                self.size = at
+
+    def _followed(self, known: Chunk, checksum: int, new: Chunk) -> int:
+        """The checksum of what came again, and of the new bytes behind it."""
+        checksum = crc32(known, checksum)
+        if not new:
+            return checksum
+        if checksum != self._checksum:
+            raise self._other("one with another beginning")
+        self._checksum = crc32(new, checksum)
+        return self._checksum
+
+    def _accept(self, answer: RangeAnswer, begin: int) -> None:
+        """Take version and size from the answer, and refuse one of another object or range."""
+        if self.size not in (-1, answer.size):
+            raise self._other(f"{answer.version}, {answer.size} bytes")
+        if self.version not in (None, answer.version):
+            raise self._other(answer.version)
+        stop = max(begin, min(self.end, answer.size))
+        is_range = begin < answer.stop <= stop or begin == answer.stop == stop
+        if answer.has_ranges and (answer.begin != begin or not is_range):
+            raise RequestFailure(
+                f"the server answers with bytes {answer.begin:,} to {answer.stop:,} of "
+                f"{answer.size:,} instead of {begin:,} to {stop:,}"
+            )
+        self.version, self.size, self.has_ranges = answer.version, answer.size, answer.has_ranges
+
+    def _other(self, found: str) -> RequestFailure:
+        expected, there = (ascii(text[:_SHOWN])[1:-1] for text in (self.version or "", found))
+        return RequestFailure(
+            f"it is another version: {expected} was expected, {there} is there", "changed"
+        )
+
+
+def make_store(scheme: str, settings: TransportSettings) -> Store:
+    """The store of a scheme; its packages are imported here, with its first URL.
 
     Args:
         scheme: What its URLs begin with.
@@ -446,26 +514,22 @@ def make_backend(scheme: str, settings: TransportSettings) -> RequestBackend:
     row = SCHEMES.get(scheme, FURTHER)
     if row.reading != "ranges":
         raise ConfigError(f"{scheme or 'local'} shards are not fetched by ranges")
-    options = settings.options.get(scheme, {})
-    if row.client == "http":
-        from lightning_shards.shards.remote.http import HttpBackend
-
-        return HttpBackend(options, settings.policy, settings.connections)
-    if row.client == "ais":
-        from lightning_shards.shards.remote.http import AisBackend
-
-        return AisBackend(options, settings.policy, settings.connections)
-    if row.client == "hub":
-        from lightning_shards.shards.remote.hub import HubBackend
-
-        return HubBackend(options, settings.policy, settings.connections, settings.cache_dir)
     if row.client == "cloud":
-        from lightning_shards.shards.remote.cloud import CloudBackend
+        from lightning_shards.shards.remote.cloud import CloudStore
 
-        return CloudBackend(scheme, options, settings.policy)
-    from lightning_shards.shards.remote.other import OtherBackend
+        return CloudStore(scheme, settings)
+    if row.client == "other":
+        from lightning_shards.shards.remote.other import OtherStore
 
-    return OtherBackend(scheme, options)
+        return OtherStore(scheme, settings)
+    from lightning_shards.shards.remote import http
+
+    client = http.HttpClient(scheme, settings)
+    if row.client == "hub":
+        return http.HubStore(client, settings.cache_dir)
+    if row.client == "ais":
+        return http.make_ais_store(client)
+    return http.HttpStore(client, http.web_target)
 
 
 @lru_cache(maxsize=1024)

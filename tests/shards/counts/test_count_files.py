@@ -17,7 +17,7 @@ from lightning_shards.errors import FileAccessError, IndexMismatchError
 from lightning_shards.shards import beside
 from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages

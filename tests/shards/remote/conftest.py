@@ -1,19 +1,26 @@
 """Servers that live for the session: our own, with its faults, and those of other makers."""
 
 import os
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
 from lightning_shards.build import reader_choice, sources
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.scheme_table import forget_commits
 from tests.shards.remote.contract import DATA, Store
@@ -21,6 +28,8 @@ from tests.shards.remote.published import COUNTS, publish, server_put
 
 SIGNED = "?X-Amz-Signature=s3cr3t-query"
 QUICK = RetryPolicy().scaled(0.01)
+FACES = ("http", "s3", "gs", "az", "ais", "hf")
+"""What our server looks like."""
 
 
 @pytest.fixture
@@ -34,6 +43,33 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def started_server() -> Iterator[FaultServer]:
     with fault_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultServer, str]]:
+    """Our server over https, and the file of its certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    with fault_server(tls_of(folder)) as server:
+        yield server, str(folder / "ca.pem")
+
+
+def tls_of(folder: Path) -> ssl.SSLContext:
+    """What serves https on the loopback, with a new certificate, which is written to `ca.pem`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = made.add_extension(host, critical=False).sign(key, SHA256())
+    certificate = signed.public_bytes(serialization.Encoding.PEM)
+    (folder / "ca.pem").write_bytes(certificate)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(private)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
+    return context
 
 
 @pytest.fixture
@@ -59,7 +95,7 @@ def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
 
 def url_of(server: FaultServer, face: str, name: str) -> str:
     """The URL of an object of our server."""
-    if face == "http":
+    if face in ("http", "https"):
         return f"{server.url}/data/{quote(name)}{SIGNED}"
     return f"hf://datasets/me/{face}/{name}" if face == "hf" else f"{face}://data/{name}"
 

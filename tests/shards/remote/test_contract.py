@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 from fault_server import Fault
-from fault_table import FACES
 
 from lightning_shards.errors import FileAccessError
+from tests.shards.remote.conftest import FACES
 from tests.shards.remote.contract import DATA, Store, TransportContract, read_in_process
 
 pytestmark = pytest.mark.network

@@ -13,7 +13,7 @@ from lightning_shards.errors import ShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, stage_of
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
 from lightning_shards.system.process import Cancellable

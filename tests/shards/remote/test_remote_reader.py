@@ -9,7 +9,7 @@ import pytest
 from fault_server import Fault
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
-from real_servers import TRAITS
+from real_servers import NAMES
 
 from lightning_shards import LoaderConfig, ShardDataset, SplitConfig
 from lightning_shards.build import reader_choice, sources
@@ -46,7 +46,7 @@ def test_two_ranks_get_what_local_shards_give(published_shards, local, server, t
     assert not any("s3cr3t" in str(path) for path in (tmp_path / "cache").rglob("*"))
 
 
-@pytest.mark.parametrize("name", TRAITS)
+@pytest.mark.parametrize("name", NAMES)
 def test_shards_in_servers_of_other_makers_are_read(name, real_store, real_server, local, tmp_path):
     store, server = real_store(name), real_server(name)
     publish(local, store.put, tmp_path)

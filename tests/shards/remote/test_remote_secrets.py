@@ -6,11 +6,10 @@ import traceback
 
 import pytest
 from fault_server import Fault
-from fault_table import FACES
 
 from lightning_shards.errors import ShardError
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
-from tests.shards.remote.conftest import QUICK, options_of, url_of
+from tests.shards.remote.conftest import FACES, QUICK, options_of, url_of
 from tests.shards.remote.contract import DATA
 from tests.test_secrets import all_of
 

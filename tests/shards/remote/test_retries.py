@@ -1,22 +1,35 @@
-"""How often and how long is tried again, by a clock that nobody waits for."""
+"""How often and how long is tried again, by a clock that is not waited for; what closing ends."""
 
+import random
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
-from lightning_shards.shards.remote.backend import RequestFailure
-from lightning_shards.shards.remote.retries import LOOK_UP, RetryPolicy, Tries
-from lightning_shards.shards.remote.transport import Connections
+from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
+from lightning_shards.shards.remote import transport as transports
+from lightning_shards.shards.remote.backend import (
+    LOOK_UP,
+    RangeAnswer,
+    RequestFailure,
+    RetryPolicy,
+    Store,
+    TransportSettings,
+)
+from lightning_shards.shards.remote.transport import RemoteTransport
 
 MIB = 1 << 20
+URL = "http://host/a.tar"
 
 
-class Clock:
-    """Time that passes only when it is slept."""
+class FailingStore(Store):
+    """Gives objects of zeros, but first what `failures` say: failures, after so many bytes."""
 
     def __init__(self):
-        self.time = 0.0
-        self.pauses = []
+        self.failures, self.takes_s, self.time, self.pauses = [], 0.0, 0.0, []
+        self.refreshed = self.asked = self.busy = self.most_busy = 0
+        self.down_until, self.lock = 0.0, threading.Lock()
 
     def now(self):
         return self.time
@@ -25,140 +38,156 @@ class Clock:
         self.pauses.append(seconds)
         self.time += seconds
 
+    @contextmanager
+    def get(self, url, begin, end, version):
+        self.asked += 1
+        self.time += self.takes_s
+        if self.time < self.down_until:
+            raise RequestFailure("no")
+        with self.lock:
+            self.busy += 1
+            self.most_busy = max(self.busy, self.most_busy)
+        failure, given = self.failures.pop(0) if self.failures else (None, end - begin)
+        yield RangeAnswer(begin, end, 100 * MIB, '"v"', self._chunks(failure, given))
+        with self.lock:
+            self.busy -= 1
 
-def run(failures, policy=RetryPolicy(), *, takes_s=0.0, gained=0, what="bytes"):  # noqa: B008 frozen
-    """The tries that these failures leave, and the pauses between them."""
-    clock = Clock()
-    tries = Tries(policy, lambda: what, clock.now, clock.sleep)
-    for failure in failures:
-        clock.time += takes_s
-        if not tries.go_on(failure, gained):
-            break
-    return tries.failed, clock
+    def _chunks(self, failure, given):
+        if given:
+            yield bytes(given)
+        if failure:
+            raise failure
+
+    def put(self, url, data):
+        self.get(url, 0, 1, None).__enter__()
+
+    def refresh(self, url):
+        self.refreshed += 1
 
 
-def test_the_time_of_a_request_is_that_of_its_bytes_at_the_least_rate_and_of_the_first_one():
-    policy = RetryPolicy(stall_s=30, least_rate=1024)
-    assert policy.longest_s(0) == 30
-    assert policy.longest_s(MIB) == 30 + 1024
+@pytest.fixture
+def store(monkeypatch):
+    store = FailingStore()
+    monkeypatch.setattr(transports, "make_store", lambda *_: store)
+    return store
 
 
-def test_ten_tries_are_made():
-    failed, clock = run([RequestFailure("no")] * 99)
-    assert (failed, len(clock.pauses)) == (10, 9)
+def read(store, failures, policy=RetryPolicy(), takes_s=0.0, gained=0, end=50 * MIB):  # noqa: B008
+    store.failures, store.takes_s = [(failure, gained) for failure in failures], takes_s
+    transport = RemoteTransport(TransportSettings(policy=policy), now=store.now, sleep=store.sleep)
+    return transport.read(URL, 0, end)
 
 
-def test_pauses_grow_at_random_between_their_limits():
-    policy = RetryPolicy(tries=1000, total_s=1e9)
-    _, clock = run([RequestFailure("no")] * 400, policy)
-    assert all(0.1 <= pause <= 15 for pause in clock.pauses)
-    assert clock.pauses[0] <= 0.3
-    assert max(clock.pauses) == 15
-    pairs = list(zip(clock.pauses, clock.pauses[1:], strict=False))
-    assert all(min(2 * a, 15) <= b <= 3 * a for a, b in pairs)
+def test_ten_tries_are_made_with_growing_pauses(store):
+    with pytest.raises(StorageError, match=r"no \(try 10 of 10\)"):
+        read(store, [RequestFailure("no")] * 99)
+    assert len(store.pauses) == 9
+    assert all(0.1 * 2**n <= pause <= 0.15 * 2**n for n, pause in enumerate(store.pauses[:8]))
+    assert 12.8 <= store.pauses[8] <= 1.5 * 15
 
 
 @pytest.mark.parametrize(
-    ("policy", "outage_s", "kind", "takes_s"),
-    [
-        (RetryPolicy(), 40, "again", 0.0),
-        (RetryPolicy(), 40, "busy", 1.0),
-        (LOOK_UP, 20, "again", 0.2),
-    ],
+    ("policy", "outage_s", "takes_s"),
+    [(RetryPolicy(), 40, 0), (RetryPolicy(), 40, 1), (LOOK_UP, 20, 0.2)],
 )
-def test_every_range_survives_an_outage(policy, outage_s, kind, takes_s):
+def test_every_range_survives_an_outage(policy, outage_s, takes_s, store):
     """A store that is started again refuses at once, or breaks off what comes, for some seconds."""
-    for number in range(500):
-        clock = Clock()
-        tries = Tries(policy, lambda number=number: f"bytes {number}", clock.now, clock.sleep)
-        while clock.time < outage_s:
-            clock.time += takes_s
-            assert tries.go_on(RequestFailure("no", kind), 0), (number, clock.time)
+    for _ in range(100):
+        store.down_until = store.time + outage_s
+        read(store, [], policy, takes_s, end=9)
 
 
-def test_two_ranges_do_not_wait_in_step_and_each_waits_the_same_again():
-    failures = [RequestFailure("no")] * 9
-    first, again = run(failures, what="bytes 0 to 9"), run(failures, what="bytes 0 to 9")
-    assert first[1].pauses == again[1].pauses
-    assert run(failures, what="bytes 9 to 18")[1].pauses != first[1].pauses
+def test_pauses_take_nothing_from_the_generator_of_transforms(store):
+    random.seed(0)
+    before = random.getstate()
+    read(store, [RequestFailure("no")] * 9)
+    assert random.getstate() == before
 
 
-def test_a_server_that_stalls_is_given_up_within_180_seconds():
-    failed, clock = run([RequestFailure("no")] * 99, takes_s=30)
-    assert failed < 10
-    assert clock.time <= 180
+@pytest.mark.parametrize("takes_s", [1, 7, 13, 29, 30])
+def test_a_server_that_stalls_is_given_up_within_180_seconds(takes_s, store):
+    with pytest.raises(StorageError):
+        read(store, [RequestFailure("no")] * 99, RetryPolicy(tries=99), takes_s)
+    assert store.time - takes_s + 30 <= 180
 
 
-def test_the_last_try_may_stall_and_still_ends_in_time():
-    for takes_s in (1, 7, 13, 29):
-        _, clock = run([RequestFailure("no")] * 99, RetryPolicy(tries=99), takes_s=takes_s)
-        assert clock.time - takes_s + 30 <= 180
-
-
-def test_time_counts_from_the_last_mebibyte_that_arrived():
-    failures = [RequestFailure("no")] * 99
-    assert run(failures, takes_s=100, gained=MIB - 1)[0] == 2
-    assert run(failures, takes_s=100, gained=MIB)[0] == 10
+def test_time_counts_from_the_last_mebibyte_that_arrived(store):
+    with pytest.raises(StorageError, match="try 2 of 10"):
+        read(store, [RequestFailure("no")] * 99, takes_s=100, gained=MIB - 1)
+    with pytest.raises(StorageError, match="try 10 of 10"):
+        read(store, [RequestFailure("no")] * 99, takes_s=100, gained=MIB)
 
 
 @pytest.mark.parametrize(("asked", "waited"), [(7, 7), (59, 59), (61, 60), (1e8, 60)])
-def test_a_server_may_ask_for_a_pause_of_a_minute(asked, waited):
-    _, clock = run([RequestFailure("busy", "busy", retry_after_s=asked)] * 2)
-    assert clock.pauses[0] == waited
+def test_a_server_may_ask_for_a_pause_of_a_minute(asked, waited, store):
+    read(store, [RequestFailure("busy", retry_after_s=asked)])
+    assert store.pauses == [waited]
 
 
-@pytest.mark.parametrize("kind", ["absent", "changed", "final", "beyond"])
-def test_what_would_not_change_is_tried_once(kind):
-    assert run([RequestFailure("no", kind)] * 9)[0] == 1
+@pytest.mark.parametrize("kind", ["absent", "final"])
+def test_what_would_not_change_is_tried_once(kind, store):
+    with pytest.raises((FileNotFoundError, StorageError)):
+        read(store, [RequestFailure("no", kind)] * 9)
+    assert store.asked == 1
 
 
-def test_who_is_denied_tries_once_more_in_all():
+def test_who_is_denied_tries_once_more_in_all_with_fresh_credentials(store):
     denied, broken = RequestFailure("no", "denied"), RequestFailure("no")
-    assert run([denied] * 9)[0] == 2
-    assert run([denied, broken, broken, denied, broken])[0] == 4
+    read(store, [broken, denied, broken])
+    assert store.refreshed == 1
+    with pytest.raises(FileAccessError):
+        read(store, [denied, broken, broken, denied, broken])
 
 
-def test_connections_are_halved_for_ten_seconds():
-    clock = Clock()
-    connections = Connections(64, 10, clock.now)
-    connections.halve(clock.now())
-    assert connections.limit == 32
-    clock.time = 9.9
-    assert connections.limit == 32
-    clock.time = 10
-    assert connections.limit == 64
+def test_another_version_is_asked_for_once_more_so_that_it_can_be_named(store):
+    store.failures = [(RequestFailure("412", "changed"), 0)]
+    transport = RemoteTransport(now=store.now, sleep=store.sleep)
+    with pytest.raises(IndexMismatchError, match='"u" was expected, "v" is there'):
+        transport.read(URL, 0, 9, '"u"')
+    assert store.pauses == []
 
 
-def test_the_refusals_of_one_moment_halve_once_and_later_ones_again():
-    clock = Clock()
-    connections = Connections(64, 10, clock.now)
-    clock.time = 1
-    for _ in range(9):
-        connections.halve(began=0.5)
-    assert connections.limit == 32
-    clock.time = 3
-    for _ in range(9):
-        connections.halve(began=2)
-    assert connections.limit == 16
+def test_an_answer_that_comes_too_slowly_is_left_and_what_it_brought_is_kept(store, monkeypatch):
+    def drip(failure, given):
+        for _ in range(given // MIB):
+            store.time += 60
+            yield bytes(MIB)
+
+    monkeypatch.setattr(store, "_chunks", drip)
+    assert read(store, [], end=5 * MIB).data == bytes(5 * MIB)
+    assert store.asked == 2
 
 
-def test_no_more_requests_are_under_way_than_the_limit():
-    connections = Connections(3, 10, Clock().now)
-    busy, seen, lock = 0, [], threading.Lock()
+def test_no_more_requests_are_under_way_than_the_limit(store):
+    transport = RemoteTransport(TransportSettings(connections=3))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: transport.read(URL, 0, 9), range(400)))
+    assert store.most_busy <= 3
 
-    def work():
-        nonlocal busy
-        for _ in range(50):
-            with connections.one():
-                with lock:
-                    busy += 1
-                    seen.append(busy)
-                with lock:
-                    busy -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert max(seen) <= 3
+def test_closing_ends_a_body_that_comes(store):
+    transport = RemoteTransport()
+
+    def chunks(failure, given):
+        yield bytes(MIB)
+        transport.close()
+        yield bytes(MIB)
+        pytest.fail("it goes on")
+
+    first, store._chunks = transport.read(URL, 0, 0)._replace(has_ranges=False), chunks
+    for act in (
+        lambda: transport.read(URL, 0, 9 * MIB),
+        lambda: list(transport.read_forward(URL, first)),
+    ):
+        with pytest.raises(StorageError, match="the connections were closed"):
+            act()
+
+
+def test_a_pause_ends_when_the_transport_is_closed(store):
+    transport = RemoteTransport()
+    store.failures = [(RequestFailure("no", retry_after_s=50), 0)]
+    thread = threading.Timer(0.1, transport.close)
+    thread.start()
+    with pytest.raises(StorageError, match="the connections were closed"):
+        transport.read(URL, 0, 9)
+    thread.join()

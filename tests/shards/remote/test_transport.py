@@ -1,12 +1,10 @@
-"""What a transport is made of, which schemes it reads, and what its stores may be told."""
+"""Which schemes a transport reads, and what its stores may be told."""
 
 import sys
 
 import pytest
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
-from lightning_shards.shards.remote import cloud
-from lightning_shards.shards.remote.cloud import failure_of_error
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 
 
@@ -30,7 +28,7 @@ def test_what_is_no_range_is_refused(begin, end):
 @pytest.mark.parametrize(
     ("scheme", "options", "message"),
     [
-        ("s3", {"endpiont": "http://h"}, "have no 'endpiont'; there are endpoint, region"),
+        ("s3", {"endpiont": "http://h"}, "no 'endpiont' that is a str; there are endpoint: str, "),
         ("s3", {"secret_access_key": "s3cr3t"}, "looks like a secret.*AWS_SECRET_ACCESS_KEY"),
         ("s3", {"region": "AKIAS3CR3TS3CR3TS3CR"}, "'region' looks like a secret"),
         ("s3", {"endpoint": "http://me:s3cr3t@h"}, "'endpoint' looks like a secret"),
@@ -40,14 +38,12 @@ def test_what_is_no_range_is_refused(begin, end):
         ("sftp", {"password": "s3cr3t"}, r"looks like a secret.*~/\.ssh"),
         ("ftp", {"host": "h", "tls": {"key": "s3cr3t"}}, "'key' looks like a secret"),
         ("hdfs", {"headers": {"Authorization": "s3cr3t"}}, "'Authorization' looks like a secret"),
-        ("hdfs", {"headers": {"X-Api-Key": "s3cr3t"}}, "'X-Api-Key' looks like a secret"),
         ("hdfs", {"headers": [{"Cookie": "s3cr3t"}]}, "'Cookie' looks like a secret"),
         ("hdfs", {"header": "Bearer s3cr3t"}, "'header' looks like a secret"),
         ("ftp", {"apikey": "s3cr3t"}, "'apikey' looks like a secret"),
-        ("s3", {"anonymous": "yes"}, "anonymous must be a bool, got a str"),
+        ("s3", {"anonymous": "yes"}, "no 'anonymous' that is a str; .*anonymous: bool"),
         ("gs", {"region": "x"}, "have no 'region'"),
-        ("az", {"endpoint": 5}, "endpoint must be a str"),
-        ("https", {"verify": False}, "have no 'verify'; there are none"),
+        ("https", {"verify": False}, "have no 'verify' that is a bool; there are ca: str"),
         ("ais", {"endpoint": "host"}, "AIS_ENDPOINT"),
     ],
 )
@@ -55,40 +51,6 @@ def test_options_that_a_store_does_not_know_are_refused(scheme, options, message
     with pytest.raises(ConfigError, match=message) as caught:
         RemoteTransport(TransportSettings({scheme: options})).read(f"{scheme}://b/a.tar", 0, 9)
     assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["s3://bucket", "s3://", "s3:///key", "s3://key:s3cr3t@b/a.tar"])
-def test_a_url_of_a_bucket_needs_a_key_and_no_credentials(url):
-    with pytest.raises(StorageError, match="write s3://BUCKET/KEY, without keys") as caught:
-        RemoteTransport().read(url, 0, 9)
-    assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize("key", ["/a.tar", "a.tar/", "x//a.tar", "./a", "x/../a", "x/.", "a\tb"])
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-def test_a_key_that_obstore_would_read_as_another_one_is_refused(scheme, key):
-    with pytest.raises(StorageError, match=r"key holds an empty part.*try 1 .*copy the object to"):
-        RemoteTransport().read(f"{scheme}://bucket/{key}", 0, 9)
-
-
-def test_without_obstore_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(cloud, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[remote\]'"):
-        RemoteTransport().read("s3://b/a.tar", 0, 9)
-
-
-def test_a_profile_needs_boto3(monkeypatch):
-    monkeypatch.setattr(cloud, "find_spec", lambda name: None if name == "boto3" else name)
-    with pytest.raises(ConfigError, match="profile='mine' needs boto3"):
-        RemoteTransport(TransportSettings({"s3": {"profile": "mine"}})).read("s3://b/a", 0, 9)
-
-
-@pytest.mark.filterwarnings("ignore:Boto3 will no longer support Python:DeprecationWarning")
-def test_a_profile_that_is_not_there_is_an_error(monkeypatch, tmp_path):
-    pytest.importorskip("boto3", reason="boto3, which reads profiles, comes with moto")
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with pytest.raises(ConfigError, match="boto3 raised ProfileNotFound for profile='mine'"):
-        RemoteTransport(TransportSettings({"s3": {"profile": "mine"}})).read("s3://b/a", 0, 9)
 
 
 def test_a_package_that_fsspec_lacks_is_named(monkeypatch):
@@ -116,23 +78,3 @@ def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypa
     with pytest.raises(error, match=message) as caught:
         transport.read("memory://b/a.tar", 0, 9)
     assert "s3cr3t" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "kind", "what"),
-    [
-        ("GenericError", "status code: 503 Slow Down", "busy", "503 Service Unavailable"),
-        ("GenericError", "status code: 400 Bad s3cr3t", "final", "400 Bad Request"),
-        ("GenericError", "InvalidRangeRequest { source: StartTooLarge {", "beyond", "416"),
-        ("GenericError", "something s3cr3t", "again", "connection broke"),
-        ("PermissionDeniedError", "s3cr3t", "denied", "403 Forbidden"),
-        ("PreconditionError", "s3cr3t", "changed", "412"),
-    ],
-)
-def test_errors_of_obstore_are_known_by_class_and_status(name, text, kind, what):
-    from obstore import exceptions
-
-    failure = failure_of_error(getattr(exceptions, name)(text), "s3")
-    assert failure.kind == kind
-    assert what in failure.what
-    assert "s3cr3t" not in failure.what + failure.remedy

@@ -25,7 +25,7 @@ from lightning_shards import (
     build,
 )
 from lightning_shards.build import reader_choice
-from lightning_shards.shards.remote.retries import RetryPolicy
+from lightning_shards.shards.remote.backend import RetryPolicy
 
 
 class Recorder(pl.LightningModule):
