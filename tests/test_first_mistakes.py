@@ -309,7 +309,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a URL that leads nowhere": (
         missing_url,
         (
-            "train: bytes 0 to 0 of http://127.0.0.1:PORT/gone.tar cannot be read: the server "
+            "train: http://127.0.0.1:PORT/gone.tar cannot be read: the server "
             "answers 404 Not Found; check the URL, the bucket, and the numbers in its braces"
         ),
     ),

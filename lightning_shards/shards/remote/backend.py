@@ -133,9 +133,6 @@ class Store(Protocol):
     def refresh(self, url: str) -> None:
         """Forget the credentials of an object, so that the next request looks for fresh ones."""
 
-    def close(self) -> None:
-        """Close all connections that are not in use."""
-
 
 FailureKind = Literal["again", "denied", "absent", "changed", "final"]
 """What is to be done: try again; try once more with fresh credentials; nothing, as there is no such
@@ -197,7 +194,10 @@ def error_of(failure: RequestFailure, scheme: str, what: str, tries: str) -> Sha
         )
     if failure.kind == "changed":
         return IndexMismatchError(f"{reason}; start the run again")
-    remedy = remedy or "check the network and the server, and start again"
+    remedy = remedy or (
+        "check the network and the server, and endpoint, region or host in storage_options and "
+        "variables, and start again"
+    )
     error = StorageError(f"{reason} ({tries}); {remedy}")
     error.is_final = failure.kind != "again"
     return error

@@ -28,7 +28,6 @@ from lightning_shards.shards.remote.backend import (
     require_store_options,
     version_of,
 )
-from lightning_shards.shards.scheme_table import SCHEMES
 
 _NAMES: Final[Mapping[str, str]] = {
     "anonymous": "skip_signature",
@@ -123,10 +122,6 @@ class CloudStore(Store):
         with self._lock:
             self._stores.clear()
 
-    def close(self) -> None:
-        """Forget all stores."""
-        self.refresh("")
-
     def _split(self, url: str) -> tuple[str, str]:
         bucket, _, key = url.partition("://")[2].partition("/")
         if not bucket or "@" in bucket or not {"", ".", ".."}.isdisjoint(key.split("/")):
@@ -155,13 +150,7 @@ class CloudStore(Store):
         else:
             self._has_answered = True
             return given
-        failure = RequestFailure(what, kind)
-        if kind in ("again", "final"):
-            failure.remedy = (
-                "check the network and the server, endpoint, region and credentials, which belong "
-                f"in {SCHEMES[self._scheme].secrets_in}"
-            )
-        return failure
+        return RequestFailure(what, kind)
 
     def _store(self, bucket: str) -> Any:
         _require_own_process(self._scheme)
@@ -242,12 +231,8 @@ def _profile(profile: str) -> Any:
         ConfigError: boto3 is not installed, or has no such profile.
     """
     try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
-        return Boto3CredentialProvider(import_module("boto3").Session(profile_name=profile))
+        session = import_module("boto3").Session(profile_name=profile)
+        return import_module("obstore.auth.boto3").Boto3CredentialProvider(session)
     except Exception as error:  # noqa: BLE001 botocore's errors have no root of their own
         name = type(error).__name__
-    raise ConfigError(
-        f"storage_options of s3: {name} for profile={profile!r}; it needs boto3 (pip install "
-        "boto3) and a profile of this name in ~/.aws"
-    )
+    raise ConfigError(f"{name} for profile={profile!r}; pip install boto3, and look into ~/.aws")

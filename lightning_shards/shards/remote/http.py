@@ -11,7 +11,7 @@ import re
 import ssl
 from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from itertools import chain
 from os import fdopen
@@ -21,18 +21,8 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote, urljoin
 
 import urllib3
-from urllib3.exceptions import (
-    ConnectTimeoutError,
-    HTTPError,
-    MaxRetryError,
-    NameResolutionError,
-    NewConnectionError,
-    ProxyError,
-    ProxySchemeUnknown,
-    ReadTimeoutError,
-    ResponseError,
-    SSLError,
-)
+from urllib3 import exceptions
+from urllib3.exceptions import HTTPError
 from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.errors import ConfigError
@@ -68,17 +58,15 @@ _OK, _PARTIAL, _BEYOND = 200, 206, 416
 _CONTENT_RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _REFUSED: Final = 400
-_AS_IT_IS: Final = ("", "identity", "aws-chunked")  # the last one is how it was written
 
 _REASONS: Final[Mapping[type[Exception], str]] = {
-    ProxySchemeUnknown: "the proxy is of another kind than http:// and https://",
+    exceptions.ProxySchemeUnknown: "the proxy is of another kind than http:// and https://",
     ValueError: "the URL cannot be read, or the server redirects to what is no http(s) URL",
-    ResponseError: f"the server redirects more than {MAX_REDIRECTS} times",
-    ReadTimeoutError: "the server stalled",
-    NameResolutionError: "the host has no address",
-    ProxyError: "the proxy cannot be reached, or refuses",
-    NewConnectionError: "no connection can be made",
-    ConnectTimeoutError: "no connection was made in time",  # also the root of those above
+    exceptions.ResponseError: f"the server redirects more than {MAX_REDIRECTS} times",
+    exceptions.ReadTimeoutError: "the server stalled",
+    exceptions.ProxyError: "the proxy cannot be reached, or refuses",
+    exceptions.NewConnectionError: "no connection can be made",
+    exceptions.ConnectTimeoutError: "no connection can be made",
 }
 
 for _name in ("connection", "connectionpool", "poolmanager", "util.retry"):
@@ -145,11 +133,6 @@ class HttpClient:
             failure = _failure_of(error)
         raise failure
 
-    def close(self) -> None:
-        """Close all idle connections; one in use ends by its read timeout."""
-        for manager in tuple(self._managers.values()):
-            manager.clear()
-
     def _manager(self, url: str) -> urllib3.PoolManager:
         """The connections to a host, and to those that it redirects to, by its proxy."""
         host = "/".join(url.split("/", 3)[:3])
@@ -172,10 +155,16 @@ class HttpStore(Store):
     Args:
         client: Makes the requests.
         target_of: Where the object of a URL is.
+        hub: What has found that, if it is a hub.
     """
 
-    def __init__(self, client: HttpClient, target_of: Callable[[str], HttpTarget]) -> None:
-        self._client, self._target_of = client, target_of
+    def __init__(
+        self,
+        client: HttpClient,
+        target_of: Callable[[str], HttpTarget],
+        hub: "HubLocations | None" = None,
+    ) -> None:
+        self._client, self._target_of, self._hub = client, target_of, hub
         self._has_answered = False
 
     @contextmanager
@@ -197,15 +186,17 @@ class HttpStore(Store):
 
     def put(self, url: str, data: bytes) -> None:
         """Write by PUT, which few servers allow."""
-        target = self._target_of(url)
-        response = self._client.request("PUT", target, body=data)
+        if self._hub is not None:
+            raise ConfigError("the hub is written by commits, not by file; upload with its tools")
+        response = self._client.request("PUT", self._target_of(url), body=data)
         if response.status not in range(200, 300):
             raise refusal(response)
         response.drain_conn()
 
-    def close(self) -> None:
-        """Close all connections that are not in use."""
-        self._client.close()
+    def refresh(self, url: str) -> None:
+        """Ask a hub again where the object is."""
+        if self._hub is not None:
+            self._hub.forget(url)
 
     def _answer(self, response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
         if response.status == _PARTIAL:
@@ -241,21 +232,14 @@ def _answer_of_whole(response: BaseHTTPResponse, begin: int, *, is_known: bool) 
             "again" if is_known else "final",
             "check the URL, and whether the server wants a login",
         )
-    if headers.get("Content-Encoding", "").strip().lower() not in _AS_IT_IS:
-        raise RequestFailure(
-            "the server compresses what it sends, so that no range of it is one of the file",
-            "final",
-            "switch its compression off for shards, or copy the shards here",
-        )
     if size is None and response.chunked:  # only its end says that it is whole
         while len(first) < LARGEST_IN_PARTS and (chunk := next(chunks, b"")):
             first += chunk
         size = len(first) if len(first) < LARGEST_IN_PARTS else UNKNOWN_SIZE
     if size is None or (begin > 0 and size > max(begin, LARGEST_WHOLE)):
-        told = "an object of unknown length" if size in (None, UNKNOWN_SIZE) else "all of its "
-        told += "" if size in (None, UNKNOWN_SIZE) else f"{size:,} bytes"
         raise RequestFailure(
-            f"the server answers with {told} and not with a range",
+            "the server answers with all of an object that is large or of unknown length, and not "
+            "with a range",
             "final",
             "use a server that knows ranges, or copy the shards here",
         )
@@ -297,8 +281,8 @@ def _chunks(response: BaseHTTPResponse) -> Iterator[bytes]:
 
 def _failure_of(error: Exception) -> RequestFailure:
     """Why there is no response, in words of ours: those of urllib3 hold the URL."""
-    cause = error.reason if isinstance(error, MaxRetryError) else error
-    tls = cause.args[0] if isinstance(cause, SSLError) else None
+    cause = error.reason if isinstance(error, exceptions.MaxRetryError) else error
+    tls = cause.args[0] if isinstance(cause, exceptions.SSLError) else None
     if isinstance(tls, ssl.SSLError) and not isinstance(tls, ssl.SSLEOFError):
         return RequestFailure(
             "the server's certificate is not trusted, or it does not speak TLS at this port",
@@ -307,7 +291,7 @@ def _failure_of(error: Exception) -> RequestFailure:
             "REQUESTS_CA_BUNDLE, or ca in storage_options)",
         )
     reasons = (reason for kind, reason in _REASONS.items() if isinstance(cause, kind))
-    is_final = isinstance(cause, (ValueError, ResponseError))
+    is_final = isinstance(cause, (ValueError, exceptions.ResponseError))
     return RequestFailure(
         next(reasons, "the connection broke"),
         "final" if is_final else "again",
@@ -355,8 +339,8 @@ _HUB_PATH = re.compile(
 )
 
 
-class HubStore(Store):
-    """Reads `hf://datasets/OWNER/NAME[@REVISION]/PATH`, and models and spaces in the same way.
+class HubLocations:
+    """Where objects are that `hf://datasets/OWNER/NAME[@REVISION]/PATH` names; models, spaces, too.
 
     The hub allows few requests, and its storage many. So a signed location is kept until it is
     refused, for all processes of this machine in a file that only this user can read. The first
@@ -368,38 +352,20 @@ class HubStore(Store):
     """
 
     def __init__(self, client: HttpClient, cache_dir: str | None) -> None:
-        self._client, self._objects = client, HttpStore(client, self._target_of)
+        self._client = client
         self._endpoint = str(client.options.get("endpoint", _HUB)).rstrip("/")
         self._is_anonymous = bool(client.options.get("anonymous", False))
         self._cache = CacheFolder(cache_dir)
         self._known: dict[str, str] = {}
         self._asking: dict[str, Lock] = {}
 
-    def get(
-        self, url: str, begin: int, end: int, version: str | None
-    ) -> AbstractContextManager[RangeAnswer]:
-        """Ask the shard's location for a range; the hub only where none is known."""
-        return self._objects.get(url, begin, end, version)
-
-    def put(self, url: str, data: bytes) -> None:
-        """Refuse.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError("the hub is written by commits, not by file; upload with its own tools")
-
-    def refresh(self, url: str) -> None:
-        """Ask the hub again where the object is."""
+    def forget(self, url: str) -> None:
+        """Ask the hub when the object is wanted next."""
         self._known.pop(url, None)
         with suppress(OSError):
             self._file(url).unlink()
 
-    def close(self) -> None:
-        """Close all connections that are not in use."""
-        self._client.close()
-
-    def _target_of(self, url: str) -> HttpTarget:
+    def target_of(self, url: str) -> HttpTarget:
         """The location that this process, or another one of this machine, has found.
 
         Raises:
@@ -418,9 +384,7 @@ class HubStore(Store):
         """What the hub answers for the commit that a revision is pinned to."""
         location, commit = self._head(self._resolved(url))
         pinned = pin_commit(self._endpoint, self._revision(url), commit) if commit else ""
-        if (
-            pinned != commit
-        ):  # a branch moved while two threads asked, and is asked for by its commit
+        if pinned != commit:  # of two threads that asked, one was told another commit
             raise RequestFailure("the branch has moved")
         return location
 

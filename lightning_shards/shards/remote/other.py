@@ -87,9 +87,7 @@ class OtherStore(Store):
             vars(self._of_thread).clear()
             may_pass = self._has_answered or isinstance(error, (OSError, EOFError))
             what = f"fsspec raised {type(error).__name__}"
-            failure = RequestFailure(
-                what, "again" if may_pass else "final", "" if may_pass else "check storage_options"
-            )
+            failure = RequestFailure(what, "again" if may_pass else "final")
         else:
             self._has_answered = True
             return given

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
 from socket import getaddrinfo
-from typing import Final
 from urllib.parse import urlsplit
 
 from lightning_shards.errors import ConfigError, ShardNotFoundError
@@ -15,8 +14,6 @@ from lightning_shards.shards.urls import (
     split_url,
 )
 
-_PORTS: Final = {"http": 80, "https": 443}
-
 
 def proxy_of(url: str) -> str:
     """The proxy that requests for this URL go through, with its user; the empty text if none."""
@@ -24,12 +21,8 @@ def proxy_of(url: str) -> str:
 
     proxies, parts = getproxies(), urlsplit(url)
     proxy = proxies.get(parts.scheme) or proxies.get("all", "")
-    host, port = parts.hostname or "", _PORTS.get(parts.scheme)
-    with suppress(ValueError):  # of a port that is no number
-        port = parts.port or port
-    if not proxy or proxy_bypass(host) or proxy_bypass(f"{host}:{port}"):
-        return ""
-    if _is_in_networks(host, proxies.get("no", "")):
+    is_exempt = proxy_bypass(parts.netloc.rpartition("@")[2])
+    if not proxy or is_exempt or _is_in_networks(parts.hostname or "", proxies.get("no", "")):
         return ""
     return proxy if "://" in proxy else f"http://{proxy}"
 

@@ -35,7 +35,8 @@ class RequestThreads:
     def begin(self, call: Callable[[], _T]) -> "Future[_T]":
         """Call in a thread as soon as one is free; a future that is cancelled is not called.
 
-        Where not one thread can be started, the future has a StorageError.
+        Raises:
+            RuntimeError: Not one thread can be started.
         """
         # `setdefault` needs no lock, which a fork could inherit held
         threads = self._started.setdefault(os.getpid(), _Threads(self.limit))
@@ -72,16 +73,17 @@ class _Threads:
                 return
             if self._number < min(self._unfinished + 1, self._limit):
                 self._start_one()
-            if not self._number:
-                future.set_exception(too_few_threads())
-                return
             self._unfinished += 1
             self._calls.put((future, call))
 
     def _start_one(self) -> None:
-        """Start a thread, which is counted if it could be started; others do its work otherwise."""
-        with suppress(RuntimeError):
+        """Start a thread; others do its work where this user may have no more of them."""
+        try:
             Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+        except RuntimeError:
+            if not self._number:
+                raise
+        else:
             self._number += 1
 
     def close(self) -> None:
@@ -107,25 +109,16 @@ class _Threads:
             del future, call, item  # their bytes may be many, and the next call may be far
 
 
-def too_few_threads() -> StorageError:
-    """The error for requests where not one thread could be started."""
-    return StorageError(
-        "no thread can be started for requests, since this user may have no more of them or there "
-        "is no memory for it; raise that limit (ulimit -u), or set fewer connections in the loader"
-    )
-
-
 def _refuse() -> None:
     raise StorageError(_CLOSED)
 
 
 def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
     """Give a future what a call gives, unless it was settled meanwhile, where all was closed."""
-    try:
-        result = call()
-    except BaseException as error:  # noqa: BLE001 whoever waits raises it
-        with suppress(InvalidStateError):
+    with suppress(InvalidStateError):
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001 the caller raises it
             future.set_exception(error)
-    else:
-        with suppress(InvalidStateError):
+        else:
             future.set_result(result)

@@ -220,16 +220,10 @@ class RemoteTransport(Transport):
         """One range of bytes, fetched by as many requests as its retries need."""
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
-        reading = _Reading(url, begin, max(end, begin + 1), version, self._count)
-        request_s = self._settings.policy.request_s
+        reading = _Reading(url, begin, max(end, begin + 1), version)
         data, at = bytearray(), 0
         view = memoryview(data)
-        for chunk in self._arriving(
-            url,
-            lambda: f"bytes {begin:,} to {end:,} of {redact(url)} cannot be read",
-            lambda store: reading.once(store, self._now() + request_s, self._now),
-            lambda: reading.is_whole,
-        ):
+        for chunk in self._arriving(reading):
             if not data:
                 data = bytearray(reading.stop - begin)
                 view = memoryview(data)  # slices of it take bytes without another copy
@@ -240,14 +234,9 @@ class RemoteTransport(Transport):
 
     def read_forward(self, url: str, first: Body) -> Generator[bytes]:
         """All bytes of an object in order, by one request that is read as they are taken."""
-        reading = _Reading(url, 0, first.size, first.version, self._count, first.size)
+        reading = _Reading(url, 0, first.size, first.version, first.size)
         reading.has_ranges = False
-        for chunk in self._arriving(
-            url,
-            lambda: f"{redact(url)} cannot be read from byte {reading.given:,} on",
-            lambda store: reading.once(store, float("inf"), self._now),
-            lambda: reading.is_whole,
-        ):
+        for chunk in self._arriving(reading):
             yield bytes(chunk)
 
     def size_of(self, url: str) -> int:
@@ -256,61 +245,51 @@ class RemoteTransport(Transport):
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name."""
-        written: list[bool] = []
-
-        def put(store: Store) -> tuple[Chunk, ...]:
-            written.append(store.put(url, data) is None)
-            return ()
-
-        for _ in self._arriving(
-            url, lambda: f"{redact(url)} cannot be written", put, lambda: bool(written)
-        ):
+        for _ in self._arriving(_Writing(url, data)):
             pass
 
     def close(self) -> None:
         """Let go of all connections of this process."""
         opened = self._opened.pop(os.getpid(), None)
         if opened is not None:
-            opened.close()
+            opened.closed.set()
 
-    def _arriving(
-        self,
-        url: str,
-        what: Callable[[], str],
-        ask: Callable[[Store], Iterable[Chunk]],
-        is_done: Callable[[], bool],
-    ) -> Generator[Chunk]:
-        """What arrives while a store is asked until it is done.
+    def _arriving(self, wanted: "_Reading | _Writing") -> Generator[Chunk]:
+        """What arrives while a store is asked until all that is wanted is done.
 
         Raises:
-            ShardError: The last failure; `what` could not be done.
+            ShardError: The last failure.
         """
-        opened, scheme, policy = self._of_this_process(), scheme_of(url), self._settings.policy
-        store = opened.store(scheme, self._settings)
+        opened, scheme = self._of_this_process(), scheme_of(wanted.url)
+        store, policy = opened.store(scheme, self._settings), self._settings.policy
         tries = _Tries(policy, self._now)
-        while not is_done():
-            failure, gained = None, 0
+        while not wanted.is_whole:
+            failure, gained, came = None, 0, wanted.came
             with opened.places:
+                latest = self._now() + policy.request_s
                 try:
                     opened.require_open()
                     self._counter().add(requests=1, repeated=int(tries.failed > 0))
-                    for chunk in ask(store):
+                    for chunk in wanted.once(store):
                         gained += len(chunk)
                         yield chunk
                         opened.require_open()
+                        if self._now() > latest and wanted.has_ranges and not wanted.is_whole:
+                            failure = RequestFailure("it comes too slowly")
+                            break
                 except RequestFailure as error:
                     failure = error
+                finally:
+                    self._counter().add(size=wanted.came - came)
             if failure is None:
                 continue
             pause_s = tries.pause_s(failure, gained)
             if pause_s is None:  # outside of `except`, so that nothing is its context
-                raise error_of(failure, scheme, what(), f"try {tries.failed} of {policy.tries}")
+                tried = f"try {tries.failed} of {policy.tries}"
+                raise error_of(failure, scheme, wanted.failed(), tried)
             (self._sleep or opened.closed.wait)(pause_s)
             if failure.kind == "denied":
-                store.refresh(url)
-
-    def _count(self, size: int) -> None:
-        self._counter().add(size=size)
+                store.refresh(wanted.url)
 
     def _counter(self) -> RequestCounter:
         pid = os.getpid()
@@ -345,12 +324,6 @@ class _Opened:
     def require_open(self) -> None:
         if self.closed.is_set():
             raise RequestFailure("the connections were closed", "final")
-
-    def close(self) -> None:
-        self.closed.set()
-        with self._lock:
-            for store in self._stores.values():
-                store.close()
 
 
 class _Tries:
@@ -392,26 +365,18 @@ class _Reading:
         begin: Offset of the first byte.
         end: Offset behind the last one, beyond `begin`; the object may end before.
         version: What the object must be; None: what the first answer says.
-        count: Called with the bytes of each chunk that came.
         size: Its bytes; -1 if they are not known.
 
     Attributes:
         given: Bytes that were given so far.
+        came: Bytes that came for it, also those that were passed over.
         has_ranges: Whether the last answer was a range, and not the whole object.
     """
 
-    def __init__(
-        self,
-        url: str,
-        begin: int,
-        end: int,
-        version: str | None,
-        count: Callable[[int], None],
-        size: int = -1,
-    ) -> None:
+    def __init__(self, url: str, begin: int, end: int, version: str | None, size: int = -1) -> None:
         self.url, self.begin, self.end, self.version, self.size = url, begin, end, version, size
-        self.given, self.has_ranges = 0, True
-        self._checksum, self._count = 0, count
+        self.given, self.came, self.has_ranges = 0, 0, True
+        self._checksum = 0
 
     @property
     def stop(self) -> int:
@@ -423,8 +388,13 @@ class _Reading:
         """Whether all of it was given."""
         return self.size >= 0 and self.begin + self.given >= self.stop
 
-    def once(self, store: Store, latest: float, now: Callable[[], float]) -> Iterator[Chunk]:
-        """What one request brings of it until a time.
+    def failed(self) -> str:
+        """What could not be done, for messages."""
+        at = self.begin + self.given
+        return f"{redact(self.url)} cannot be read" + (f" from byte {at:,} on" if at else "")
+
+    def once(self, store: Store) -> Iterator[Chunk]:
+        """What one request brings of it.
 
         Where the store refuses another version, it is asked once more what it has.
 
@@ -432,24 +402,22 @@ class _Reading:
             RequestFailure: The answer is no such range, or it broke off.
         """
         try:
-            yield from self._asked(store, self.version, latest, now)
+            yield from self._asked(store, self.version)
         except RequestFailure as failure:
             if failure.kind != "changed":
                 raise
         else:
             return
-        yield from self._asked(store, None, latest, now)
+        yield from self._asked(store, None)
 
-    def _asked(
-        self, store: Store, condition: str | None, latest: float, now: Callable[[], float]
-    ) -> Iterator[Chunk]:
+    def _asked(self, store: Store, condition: str | None) -> Iterator[Chunk]:
         begin = self.begin + self.given * (is_exact(self.version) and self.has_ranges)
         with store.get(self.url, begin, self.end, condition) as answer:
             self._accept(answer, begin)
             first, stop = self.begin + self.given, min(answer.stop, self.stop)
             at, checksum = answer.begin, 0
             for chunk in answer.chunks if first < stop else ():
-                self._count(len(chunk))
+                self.came += len(chunk)
                 new = chunk[max(0, first - at) : max(0, stop - at)]
                 if not is_exact(self.version):
                     checksum = self._followed(
@@ -461,8 +429,6 @@ class _Reading:
                     yield new
                 if at >= stop:
                     break
-                if now() > latest:
-                    raise RequestFailure("the answer comes too slowly")
             if at < stop < UNKNOWN_SIZE:
                 raise RequestFailure(f"the answer ends {stop - at:,} bytes too early")
             if stop >= UNKNOWN_SIZE:
@@ -500,6 +466,24 @@ class _Reading:
         )
 
 
+class _Writing:
+    """An object that is being written."""
+
+    def __init__(self, url: str, data: bytes) -> None:
+        self.url, self.data, self.came = url, data, 0
+        self.is_whole = self.has_ranges = False
+
+    def failed(self) -> str:
+        """What could not be done, for messages."""
+        return f"{redact(self.url)} cannot be written"
+
+    def once(self, store: Store) -> Iterable[Chunk]:
+        """Nothing comes; errors as of `Store.put`."""
+        store.put(self.url, self.data)
+        self.is_whole = True
+        return ()
+
+
 def make_store(scheme: str, settings: TransportSettings) -> Store:
     """The store of a scheme; its packages are imported here, with its first URL.
 
@@ -526,7 +510,8 @@ def make_store(scheme: str, settings: TransportSettings) -> Store:
 
     client = http.HttpClient(scheme, settings)
     if row.client == "hub":
-        return http.HubStore(client, settings.cache_dir)
+        hub = http.HubLocations(client, settings.cache_dir)
+        return http.HttpStore(client, hub.target_of, hub)
     if row.client == "ais":
         return http.make_ais_store(client)
     return http.HttpStore(client, http.web_target)

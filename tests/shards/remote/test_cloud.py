@@ -177,5 +177,5 @@ def test_without_obstore_the_error_names_the_extra(monkeypatch):
 @pytest.mark.filterwarnings("ignore:Boto3 will no longer support Python:DeprecationWarning")
 def test_a_profile_that_is_not_there_is_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    with pytest.raises(ConfigError, match=r"NotFound\w* for profile='mine'; it needs boto3"):
+    with pytest.raises(ConfigError, match=r"NotFound\w* for profile='mine'; pip install boto3"):
         RemoteTransport(TransportSettings({"s3": {"profile": "mine"}})).read("s3://b/a", 0, 9)

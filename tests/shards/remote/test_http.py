@@ -40,7 +40,7 @@ def test_a_range_is_cut_out_of_a_whole_object(face, begin, end, transport, url, 
 
 def test_a_whole_object_above_the_limit_is_refused_and_not_read(transport, url, server):
     server.always = Fault("whole", None, (("Content-Length", str(http.LARGEST_WHOLE + 1)),))
-    with pytest.raises(StorageError, match=r"all of its 67,108,865 bytes.*try 1 of 10.*ranges"):
+    with pytest.raises(StorageError, match=r"all of an object that is large.*try 1 of 10.*ranges"):
         transport.read(url, 5, 9)
 
 
@@ -144,12 +144,6 @@ def test_an_answer_that_does_not_say_what_it_is_is_refused(content_range, transp
     server.faults = [Fault("headers", None, (("Content-Range", content_range),))]
     assert transport.read(url, 0, 9).data == DATA[:9]
     assert transport.counts.repeated == 1
-
-
-def test_what_a_server_compresses_is_refused(transport, url, server):
-    server.always = Fault("whole", None, (("Content-Encoding", "BR"),))
-    with pytest.raises(StorageError, match=r"compresses what it sends.*try 1 of 10.*switch its"):
-        transport.read(url, 5, 9)
 
 
 def test_a_range_of_what_is_stored_compressed_is_read(transport, url, server):

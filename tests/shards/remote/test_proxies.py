@@ -52,15 +52,13 @@ def test_the_variables_of_the_network_say_which_proxy_it_is(variables, expected,
         ("http://minio:9000/a.tar", True),
         ("http://minio:9001/a.tar", False),
         ("http://minio/a.tar", False),
-        ("http://plain/a.tar", True),
-        ("https://plain/a.tar", False),
         ("http://me:pass@deep.corp.example/a.tar", True),
         ("http://corp.example:99/a.tar", True),
         ("http://notcorp.example/a.tar", False),
     ],
 )
 def test_hosts_ports_domains_and_networks_can_be_exempt(url, is_exempt, set_variables):
-    exempt = "10.0.0.0/8, 192.168.0.7,[fd00::]/8,fd00::/8,minio:9000,plain:80,.corp.example,x/y"
+    exempt = "10.0.0.0/8, 192.168.0.7,[fd00::]/8,fd00::/8,minio:9000,.corp.example,x/y"
     set_variables(all_proxy=PROXY, no_proxy=exempt)
     assert (not proxy_of(url)) == is_exempt
 
