@@ -25,7 +25,6 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.samples.member_bytes import FieldMembers
 from lightning_shards.samples.tensors import as_tensor, load_torch, torch_has
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.joins.settings import SCALAR_DTYPES
 
 if TYPE_CHECKING:
     import torch
@@ -280,15 +279,19 @@ NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
 }
 """Decoders of raw numbers, by the name of their type."""
 
+_SCALARS = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
+"""Kinds of single numbers that joins keep, and the types of their bytes."""
+
+
 SCALAR_DECODERS: dict[object, Callable[[bytes], Any]] = {
-    kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in SCALAR_DTYPES.items()
+    kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in _SCALARS.items()
 }
 """Decoders of single numbers from joins; no configuration can name them."""
 
 COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     "npy": npy_column,
     **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},
-    **{kind: partial(_scalar_column, dtype=dtype) for kind, dtype in SCALAR_DTYPES.items()},
+    **{kind: partial(_scalar_column, dtype=dtype) for kind, dtype in _SCALARS.items()},
 }
 """Decoders for all members of a batch at once; None if they do not fit one array."""
 
