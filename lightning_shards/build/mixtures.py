@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
 from lightning_shards.config.splits import SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.mixture import (
@@ -22,25 +21,6 @@ from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import classes_identity
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
-
-
-def choose_reader(split: str, config: SplitConfig, index: ShardIndex) -> str:
-    """The one reader of all components of a mixture of these shards: `stream` or `indexed`.
-
-    Raises:
-        ConfigError: A component cannot be read by the reader that is asked for.
-    """
-    parts = config.component_splits()
-    choices = {
-        name: ReaderChoice(
-            split=f"{split}.mix.{name}",
-            reader=part.reader,
-            sampling=str(part.sampling),
-            has_stages=bool(part.stages),
-        )
-        for name, part in parts.items()
-    }
-    return reader_of_mixture(choices, dict(zip(parts, index.components, strict=True)))
 
 
 def make_slots(config: SplitConfig, index: ShardIndex, seed: int) -> MixtureSlots:

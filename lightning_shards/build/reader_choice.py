@@ -1,7 +1,7 @@
 """The choice of a split's reader, by what is asked for and by what lies beside its shards."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -211,33 +211,28 @@ def require_forkable(urls: Sequence[str]) -> None:
         )
 
 
-def reader_of_mixture(
-    choices: Mapping[str, ReaderChoice], indexes: Mapping[str, ShardIndex]
+def choose_reader(
+    choices: Sequence[ReaderChoice], indexes: Sequence[ShardIndex], *, is_mixture: bool
 ) -> Literal["stream", "indexed"]:
-    """The reader of a mixture of these shards.
+    """The one reader of these components, or of the one data set that is no mixture.
 
-    `auto` takes `indexed` if each component is local or has member tables, and none has stages.
-    Components that are drawn with replacement are indexed as well.
-
-    Args:
-        choices: By the name of the component, all with one `reader`. What they call `split` should
-            name the component, as in ``train.mix.web``.
-        indexes: Their shards.
+    `auto` takes `indexed` if each of them is local or has member tables, and none has stages. What
+    is drawn with replacement is indexed as well.
 
     Raises:
-        ConfigError: A component cannot be read by the reader that is asked for, or one serves each
-            sample once and the mixture has to be streamed.
+        ConfigError: One cannot be read by the reader that is asked for, or serves each sample once
+            and the mixture has to be streamed.
     """
-    readers = {name: choice.of(indexes[name]) for name, choice in choices.items()}
-    streamed = next((name for name, reader in readers.items() if reader == "stream"), None)
-    if streamed is None:
+    of_each = zip(choices, indexes, strict=True)
+    streamed = [choice for choice, index in of_each if choice.of(index) == "stream"]
+    if not streamed:
         return "indexed"
-    for name, choice in choices.items():
+    for choice in choices if is_mixture else ():
         if choice.sampling != "resampled":
             raise ConfigError(
                 f"{choice.split} has sampling={choice.sampling!r}, and a mixture that is streamed "
                 f"cannot serve each sample once a pass; it is streamed because "
-                f"{_why(choices[streamed])}: take sampling='resampled' for {name!r}, or make all "
+                f"{_why(streamed[0])}: take sampling='resampled' for it, or make all "
                 "components local or put member tables beside them, without stages"
             )
     return "stream"

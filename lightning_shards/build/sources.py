@@ -11,16 +11,18 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
-from lightning_shards.build.mixtures import (
-    choose_reader,
-    make_order,
-    make_slots,
-)
-from lightning_shards.build.reader_choice import ReaderChoice, require_forkable
+from lightning_shards.build.mixtures import make_order, make_slots
+from lightning_shards.build.reader_choice import ReaderChoice, choose_reader, require_forkable
 from lightning_shards.config.fields import with_kinds
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
-from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, count_of
+from lightning_shards.errors import (
+    ConfigError,
+    PlanError,
+    ShardError,
+    ShardNotFoundError,
+    count_of,
+)
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
@@ -189,32 +191,22 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
     """
     config = data.split(split)
     if config.mix is None:
-        with _errors_name(split):
+        with _errors_name(split, ShardNotFoundError):
             return _find(data, config, split, is_prepared=is_prepared)
     found: list[ShardIndex] = []
     for name, part in config.component_splits().items():
         key = f"{split}.mix.{name}"
-        with _errors_name_component(key):
+        with _errors_name(key, ShardNotFoundError, ConfigError):
             found.append(_find(data, part, key, is_prepared=is_prepared, in_mixture=True))
     return join_indexes(found)
 
 
 @contextmanager
-def _errors_name(key: str) -> Generator[None]:
-    """Let errors about missing shards say which split or component names them."""
+def _errors_name(key: str, *kinds: type[ShardError]) -> Generator[None]:
+    """Let errors of these kinds say which split or component they are about."""
     try:
         yield
-    except ShardNotFoundError as error:
-        error.args = (f"{key}: {error}", *error.args[1:])
-        raise
-
-
-@contextmanager
-def _errors_name_component(key: str) -> Generator[None]:
-    """Let errors about the shards, lists and tables of a component say which one names them."""
-    try:
-        yield
-    except (ShardNotFoundError, ConfigError) as error:
+    except kinds as error:
         if key not in str(error):
             error.args = (f"{key}: {error}", *error.args[1:])
         raise
@@ -227,13 +219,7 @@ def _find(
     given = config.urls or []
     urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
     patterns = given if isinstance(given, str) else "::".join(given)
-    choice = ReaderChoice(
-        split=name,
-        reader=config.reader,
-        sampling=str(config.sampling),
-        has_stages=bool(config.stages),
-        patterns=patterns,
-    )
+    choice = _choice(name, config, patterns)
     is_remote = not all(map(is_local, urls))
     folder, settings = CacheFolder(data.loader.cache_dir), transport_settings(data)
     index = choice.find(
@@ -250,6 +236,10 @@ def _find(
     has_size = in_mixture or config.dataset_size is not None  # a mix has its own
     needs = FilterNeeds(name, str(config.sampling), has_size, patterns)
     return index_of_kept(index, chosen, needs, folder, settings)
+
+
+def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderChoice:
+    return ReaderChoice(name, config.reader, str(config.sampling), bool(config.stages), patterns)
 
 
 def transport_settings(data: DataConfig) -> TransportSettings:
@@ -273,22 +263,25 @@ def make_source(
         ConfigError: The split is not configured, or its settings do not go with the shards.
         PlanError: The shards hold no sample.
     """
-    config = data.split(split)
+    config, seed = data.split(split), data.seed
     _require_forkable(data, config, index)
-    if config.mix is None:
+    components = config.component_splits() or {"": config}
+    named = zip(components.items(), index.parts, strict=True)
+    parts = [
+        _Part(name, part, of_part, component_seed(seed, name) if name else seed)
+        for (name, part), of_part in named
+    ]
+    if not index.components:
         require_applied(split, sample_filter(config.keep, config.exclude), index)
-        epochs, sampling = _schedule(split, config, index), config.sampling
-        assert sampling is not None  # the settings are complete
-        reader = ReaderChoice(split, config.reader, sampling, bool(config.stages)).of(index)
-        parts, slots = [_Part("", config, index, data.seed)], None
-    else:
-        reader, slots = choose_reader(split, config, index), make_slots(config, index, data.seed)
-        epochs = _epochs_of(config, slots)
-        named = zip(config.component_splits().items(), index.components, strict=True)
-        parts = [
-            _Part(name, part, of_part, component_seed(data.seed, name))
-            for (name, part), of_part in named
-        ]
+    keys = [f"{split}.mix.{part.name}" if part.name else split for part in parts]
+    choices = [_choice(key, part.config) for key, part in zip(keys, parts, strict=True)]
+    reader = choose_reader(choices, index.parts, is_mixture=bool(index.components))
+    slots = make_slots(config, index, seed) if index.components else None
+    batch_size, remainder = config.batch_size, config.remainder
+    assert batch_size is not None  # the settings are complete
+    assert remainder is not None
+    samples = slots.epoch_samples if slots else epoch_samples(split, config, index)
+    epochs = EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
     made_of = _Contents(index, epochs, parts, slots)
     if reader == "stream":
         return _streamed(data, split, made_of)
@@ -327,27 +320,17 @@ class _Contents(NamedTuple):
     slots: MixtureSlots | None
 
 
-def _epochs_of(config: SplitConfig, slots: MixtureSlots) -> EpochSchedule:
-    """The epochs of a mixture."""
-    batch_size, remainder = config.batch_size, config.remainder
-    assert batch_size is not None  # the settings are complete
-    assert remainder is not None
-    return EpochSchedule(slots.epoch_samples, batch_size, remainder)
-
-
 def _streamed(data: DataConfig, split: SplitName, made_of: _Contents) -> Source:
     """The source that streams these shards."""
     from lightning_shards.readers.stream import Pipeline, StreamSource
 
     index, epochs, parts, slots = made_of
     pipelines: list[Pipeline] = []
-    for _, config, of_part, _ in parts:
-        sampling, buffer = config.sampling, config.shuffle_buffer
+    for part in parts:
+        sampling, buffer = part.config.sampling, part.config.shuffle_buffer
         assert sampling is not None  # the settings are complete
-        fields = with_found_classes(data.fields_from(config), of_part.urls, of_part.class_files)
-        own = fields, config.transforms or {}, tuple(config.sample_transforms or ())
-        stages, buffer = tuple(config.stages), _BUFFER if buffer is None else buffer
-        pipelines.append(Pipeline(sampling, Recipe(*own), stages, buffer))
+        stages, buffer = tuple(part.config.stages), _BUFFER if buffer is None else buffer
+        pipelines.append(Pipeline(sampling, _recipe(data, part), stages, buffer))
     _require_same_classes(parts, [pipeline.recipe for pipeline in pipelines])
     return StreamSource(
         index=index,
@@ -371,8 +354,10 @@ def _indexed(
     joins: list[tuple[Join, ...]] = []
     orders: list[Order] = []
     for part in parts:
-        with _errors_name_component(f"{split}.mix.{part.name}" if part.name else ""):
-            recipe, of_part = _recipe(data, split, part)
+        with _errors_name(f"{split}.mix.{part.name}" if part.name else "", ConfigError):
+            _require_no_buffer(split, part.config)
+            of_part = _joins(data, part.config)
+            recipe = _recipe(data, part, of_part)
             orders.append(_order(data, part, recipe, of_part))
         recipes.append(recipe)
         joins.append(of_part)
@@ -415,20 +400,24 @@ def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> 
                 )
 
 
-def _recipe(data: DataConfig, split: SplitName, part: _Part) -> "tuple[Recipe, tuple[Join, ...]]":
-    """How samples that are read by offsets become rows, and where joined fields come from."""
-    config, index = part.config, part.shards
+def _require_no_buffer(split: SplitName, config: SplitConfig) -> None:
+    """Refuse the shuffle buffer of a stream for shards that are read by offsets."""
     if config.shuffle_buffer is not None:
         raise ConfigError(
             f"shuffle_buffer={config.shuffle_buffer} of {split!r} is that of a stream, and these "
             "shards are read by offsets, shuffled by shuffle_run and shuffle_block; leave it out, "
             "or take reader='stream'"
         )
+
+
+def _recipe(data: DataConfig, part: _Part, joins: "tuple[Join, ...]" = ()) -> Recipe:
+    """How samples become rows."""
+    config, index = part.config, part.shards
     transforms = config.transforms or {}
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    joins = _joins(data, config)
-    fields = with_kinds(fields, joins, config.decode or {}, transforms)
-    return Recipe(fields, transforms, tuple(config.sample_transforms or ())), joins
+    if joins:
+        fields = with_kinds(fields, joins, config.decode or {}, transforms)
+    return Recipe(fields, transforms, tuple(config.sample_transforms or ()))
 
 
 def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
@@ -538,16 +527,6 @@ def _storages(
     return remote_storages(settings, cache)
 
 
-def _schedule(split: SplitName, config: SplitConfig, index: ShardIndex) -> EpochSchedule:
-    """The epochs of a split; evaluation reads epoch 0 each time."""
-    sampling, remainder, batch_size = config.sampling, config.remainder, config.batch_size
-    assert sampling is not None  # the settings are complete
-    assert remainder is not None
-    assert batch_size is not None
-    samples = epoch_samples(split, config.dataset_size, sampling, index)
-    return EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
-
-
 def _max_bad(split: SplitName, config: SplitConfig, batch_format: BatchFormat) -> int | None:
     """How many bad samples of an epoch may be replaced; None: the first one raises."""
     if config.on_bad_sample != "substitute":
@@ -560,7 +539,7 @@ def _max_bad(split: SplitName, config: SplitConfig, batch_format: BatchFormat) -
     return config.max_bad
 
 
-def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: ShardIndex) -> int:
+def epoch_samples(split: str, config: SplitConfig, index: ShardIndex) -> int:
     """The number of samples in an epoch: from the counts if they are known, else as configured.
 
     Raises:
@@ -568,7 +547,7 @@ def epoch_samples(split: str, dataset_size: int | None, sampling: str, index: Sh
             from them.
         PlanError: The shards hold no sample.
     """
-    known = index.kept_samples
+    known, sampling, dataset_size = index.kept_samples, config.sampling, config.dataset_size
     if known is None:
         nominal = index.total if dataset_size is None else dataset_size
         if sampling == "resampled" and nominal is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_shards.build.reader_choice import ReaderChoice, reader_of_mixture
+from lightning_shards.build.reader_choice import ReaderChoice, choose_reader
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.shards.index import ShardIndex
@@ -64,11 +64,10 @@ TABLES = replace(REMOTE, has_tables=True)
 
 
 def chosen(reader="auto", sampling="resampled", **indexes):
-    choices = {
-        name: ReaderChoice(f"train.mix.{name}", reader, sampling, "staged" in name)
-        for name in indexes
-    }
-    return reader_of_mixture(choices, indexes)
+    choices = [
+        ReaderChoice(f"train.mix.{name}", reader, sampling, "staged" in name) for name in indexes
+    ]
+    return choose_reader(choices, list(indexes.values()), is_mixture=True)
 
 
 def test_a_mixture_is_indexed_where_all_components_can_be():
