@@ -48,7 +48,7 @@ from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
 from lightning_shards.shards.tables import TableStore, index_command
-from lightning_shards.shards.urls import expand_urls, is_local, redact
+from lightning_shards.shards.urls import expand_urls, is_local, redact, split_url
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
@@ -221,6 +221,11 @@ def _find(
     patterns = given if isinstance(given, str) else "::".join(given)
     choice = _choice(name, config, patterns)
     is_remote = not all(map(is_local, urls))
+    if config.index is not None and any(map(is_local, urls)):
+        raise ConfigError(
+            f"index={config.index!r} of {name!r} is for remote shards, and {redact(urls[0])} is "
+            "of this machine, where indexes lie beside shards; leave it out"
+        )
     folder, settings = CacheFolder(data.loader.cache_dir), transport_settings(data)
     index = choice.find(
         urls,
@@ -248,8 +253,24 @@ def transport_settings(data: DataConfig) -> TransportSettings:
     workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
     connections = max(1, config.connections // max(1, workers))
     return TransportSettings(
-        config.storage_options, connections, RetryPolicy(), cache_dir=config.cache_dir
+        config.storage_options,
+        connections,
+        RetryPolicy(),
+        cache_dir=config.cache_dir,
+        indexes=_local_indexes(data),
     )
+
+
+def _local_indexes(data: DataConfig) -> dict[str, str]:
+    """By the folder of remote shards the folder of this machine that has their index."""
+    found: dict[str, str] = {}
+    for split in data.splits.values():
+        parts = [] if split is None else list(split.component_splits().values()) or [split]
+        for part in parts:
+            if part.index is not None:
+                urls = expand_urls(part.urls or [])
+                found |= dict.fromkeys({split_url(url)[0] for url in urls}, part.index)
+    return found
 
 
 def make_source(

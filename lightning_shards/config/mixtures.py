@@ -3,6 +3,7 @@
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from lightning_shards.config.parsing import (
@@ -13,6 +14,7 @@ from lightning_shards.config.parsing import (
 )
 from lightning_shards.errors import (
     ConfigError,
+    path_as_text,
     require_at_least,
     require_choice,
     require_fields,
@@ -80,6 +82,7 @@ class ComponentConfig:
         exclude: Samples to leave out, as those of a split, which has none then.
         keep: Samples to keep, as those of a split, which has none then.
         join: Batch key to a table whose column becomes a field, as those of a split.
+        index: The folder of the counts and member tables of its shards, as that of a split.
     """
 
     urls: str | list[str]
@@ -101,6 +104,7 @@ class ComponentConfig:
     exclude: str | list[str] | dict[str, Any] | None = None
     keep: Any = None
     join: dict[str, Any] | None = None
+    index: str | None = None
 
     def __repr__(self) -> str:
         """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
@@ -169,6 +173,7 @@ class ComponentConfig:
             require_fields(self.fields)
         require_mappings(self, (*MERGED, "join"))
         join_settings(self.joined(None))
+        object.__setattr__(self, "index", folder_of_index(self.index))
         require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
         for name in ("buffer", "run", "block", "strands", "width"):
             if (value := getattr(self, f"shuffle_{name}")) is not None:
@@ -277,6 +282,23 @@ def check_weights(
     for change in schedule:
         weigh_stage(of_any_size, change.weights)
     require_one_length(*length)
+
+
+def folder_of_index(given: object) -> str | None:
+    """The folder of an index as an absolute path, since a run may change its working directory.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if given is None:
+        return None
+    folder = path_as_text(given)
+    if not isinstance(folder, str) or not Path(folder).expanduser().is_dir():
+        raise ConfigError(
+            f"index={given!r} is no folder of this machine; make it by `lightning-shards index "
+            "URLS --format wids,members --output DIR`"
+        )
+    return str(Path(folder).expanduser().absolute())
 
 
 def require_urls(urls: str | list[str]) -> None:

@@ -64,7 +64,7 @@ from lightning_shards.samples.optional_fields import suffixes_of
 from lightning_shards.shards.joins.settings import join_settings
 
 _NOT_LOGGED: Final = frozenset(
-    ("urls", "join", "keep", "exclude", "cache_dir", "storage_options", "classes")
+    ("urls", "join", "keep", "exclude", "cache_dir", "storage_options", "classes", "index")
 )
 """Settings that may name places, or are long."""
 

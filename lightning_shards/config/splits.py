@@ -19,6 +19,7 @@ from lightning_shards.config.mixtures import (
     WeightChangeConfig,
     check_weights,
     errors_of_component,
+    folder_of_index,
     made_components,
     made_config,
     made_schedule,
@@ -143,6 +144,8 @@ class SplitConfig:
         temperature: Instead of weights and passes: a component weighs its samples to this power,
             from 0 (all alike) to 1 (by samples).
         schedule: Changes of the weights of the mix at later points of the run, in their order.
+        index: Of remote shards beside which nothing can be written: the folder of this machine in
+            which ``lightning-shards index ... --output`` has put their counts and member tables.
     """
 
     urls: str | list[str] | None = None
@@ -179,6 +182,7 @@ class SplitConfig:
     epoch_of: str | None = None
     temperature: float | None = None
     schedule: list[WeightChangeConfig] = field(default_factory=list[WeightChangeConfig])
+    index: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that are wrong whatever the shards hold.
@@ -211,6 +215,7 @@ class SplitConfig:
                 f"max_bad={self.max_bad} has no effect with on_bad_sample='raise'; leave it at 0, "
                 "or set on_bad_sample='substitute'"
             )
+        object.__setattr__(self, "index", folder_of_index(self.index))
         self._require_joins()
         if self.batch_alike is not None:
             self._require_alike()

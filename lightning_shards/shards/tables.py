@@ -432,7 +432,7 @@ def index_command(patterns: str) -> str:
     if scheme_of(patterns) in _NOT_UPLOADED:
         return (
             f"`{command} --format wids,members --output DIR`, and put what is in DIR beside the "
-            "shards"
+            "shards, or name DIR as `index` of the split"
         )
     return f"`{command} --format wids,members --upload`"
 

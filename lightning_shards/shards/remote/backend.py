@@ -72,6 +72,8 @@ class TransportSettings:
         policy: What is tried again, how often and how long.
         cache_dir: Where signed locations of `hf://` are kept, in files of this user alone.
             Default: ~/.cache/lightning_shards.
+        indexes: By the folder of remote shards (`split_url`), the folder of this machine that has
+            the files which else lie beside them.
     """
 
     options: Mapping[str, Mapping[str, Any]] = field(
@@ -80,6 +82,7 @@ class TransportSettings:
     connections: int = 64
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     cache_dir: str | None = None
+    indexes: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
 class RangeAnswer(NamedTuple):

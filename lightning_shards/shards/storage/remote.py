@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
@@ -36,6 +38,7 @@ from lightning_shards.shards.storage.protocol import (
     Storage,
 )
 from lightning_shards.shards.storage.range_streams import RangeStreams, StreamAhead
+from lightning_shards.shards.urls import split_url, unescaped
 from lightning_shards.system.process import Fetching, result_of
 
 _CACHED_GAP: Final = 1 << 14
@@ -55,6 +58,7 @@ class RemoteStorage(Storage):
         connections: Requests that a process has under way at most, at least 1.
         cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
         ahead: How far streams are fetched ahead.
+        indexes: As in `TransportSettings`.
     """
 
     is_remote: bool = True
@@ -70,8 +74,10 @@ class RemoteStorage(Storage):
         connections: int = 64,
         cache: PieceCache | None = None,
         ahead: StreamAhead | None = None,
+        indexes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._given = (transport, connections, cache, ahead)
+        self._given = (transport, connections, cache, ahead, dict(indexes))
+        self._indexes = indexes
         self._transport = StampedTransport(transport, version_number)
         self._versions: dict[str, str] = {}
         self._threads = RequestThreads(connections + (cache is not None))
@@ -181,6 +187,10 @@ class RemoteStorage(Storage):
         return ShardStat(body.size, int(body.version.partition("-")[2]))
 
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
+        folder, name = split_url(url)
+        if folder in self._indexes:
+            path = Path(self._indexes[folder], unescaped(name, url))
+            return path.read_bytes()[:max_bytes] if path.is_file() else None
         try:
             return bytes(self._transport.read(url, 0, max_bytes).data)
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
@@ -221,10 +231,12 @@ class MakeRemoteStorage(MakeTunedStorage):
         """A storage that has opened nothing yet."""
         connections = self.settings.connections
         if self.cache is None:
-            return RemoteStorage(RemoteTransport(self.settings), connections)
+            transport = RemoteTransport(self.settings)
+            return RemoteStorage(transport, connections, indexes=self.settings.indexes)
         # the thread that reads makes requests of its own, beside those that fetch
         settings = replace(self.settings, connections=connections + 1)
-        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache))
+        given = RemoteTransport(settings), connections, copy(self.cache)
+        return RemoteStorage(*given, indexes=settings.indexes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the commits of the hub that are pinned now, too."""

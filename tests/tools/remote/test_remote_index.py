@@ -6,6 +6,7 @@ import re
 import pytest
 from fault_server import Fault
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
@@ -75,6 +76,30 @@ def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
     for data in (remote, here):
         data.fields = fields["fields"]
     assert batches(remote) == batches(here)
+
+
+def test_an_index_of_this_machine_serves_for_shards_of_others(run, urls, folder, server, tmp_path):
+    """Of a store beside whose shards nothing can be written."""
+    here = tmp_path / "indexes"
+    assert run(urls, *TABLES, "--output", here)[0] == 0
+    assert set(server.objects) == {f"data/{path.name}" for path in folder.iterdir()}
+    remote = module(urls, tmp_path, cache="fresh", index=str(here))
+    local = module(str(folder / "*.tar"), tmp_path)
+    for data in (remote, local):
+        data.fields = {"image": "jpg", "label": "cls"}
+    assert remote.source("train").describe().reader == "indexed"
+    assert batches(remote) == batches(local)
+    mix = {"web": {"urls": urls, "index": str(here), "weight": 1}}
+    mixed = module(None, tmp_path, cache="mixed", mix=mix, epoch_of="web")
+    assert mixed.source("train").describe().reader == "indexed"
+
+
+def test_an_index_that_is_not_there_or_is_of_local_shards_is_refused(urls, folder, tmp_path):
+    with pytest.raises(ConfigError, match=r"index='.*gone' is no folder.*index URLS --format wids"):
+        module(urls, tmp_path, index=str(tmp_path / "gone"))
+    data = module(str(folder / "*.tar"), tmp_path, index=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"index=.* of 'train' is for remote shards, and .*leave"):
+        data.source("train")
 
 
 @pytest.fixture
