@@ -127,7 +127,7 @@ class AlikeOrder(Order):
         # words: what draws the samples that are left over, shuffles within groups, and shuffles
         # groups, shape (3, len(ids)); of the last row as many as there are groups are used.
         key, three_rows = (self.seed, epoch), (0, 3 * len(ids))
-        words = random_words(Purpose.ALIKE_GROUPS, key, three_rows, resumed_at=0, stream=number)
+        words = random_words(Purpose.ALIKE_GROUPS, key, three_rows, stream=number)
         words = words.reshape(3, -1)
         num_groups = len(ids) // self.group
         grouped, left_over = np.split(stable_order(words[0]), [num_groups * self.group])

@@ -59,7 +59,7 @@ class BalancedOrder(Order):
         # points: below shares[-1], of 53 bits as a float64 has them, shape (stop - start,).
         key, span = (self.seed, epoch), (2 * start, 2 * stop)
         shares: NDArray[np.float64] = np.cumsum(self.weights)
-        words = random_words(Purpose.BALANCED_DRAWS, key, span, resumed_at=0, stream=0)
+        words = random_words(Purpose.BALANCED_DRAWS, key, span)
         words = words.reshape(-1, 2)
         points: NDArray[np.float64] = (words[:, 0] >> np.uint64(11)) * (shares[-1] / 2**53)
         drawn: _Ints = np.searchsorted(shares, points, side="right")

@@ -116,12 +116,6 @@ class ShardOrder(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def permute_runs(num_runs: int, seed: int, epoch: int) -> Table | Feistel:
-    """The permutation of range(num_runs) for this epoch: a `Table` up to `MAX_TABLE`."""
-    purpose = Purpose.RUN_ORDER if num_runs <= MAX_TABLE else Purpose.RUN_KEYS
-    return permute(num_runs, purpose, (seed, epoch))
-
-
 def permute(
     num_runs: int, purpose: Purpose, key: tuple[int, int], shape: tuple[int, ...] = ()
 ) -> Table | Feistel:
@@ -132,7 +126,7 @@ def permute(
     rows = prod(shape)
     is_small = rows * num_runs <= MAX_TABLE
     num_words = num_runs if is_small else FEISTEL_ROUNDS
-    words = random_words(purpose, key, (0, rows * num_words), resumed_at=0, stream=0)
+    words = random_words(purpose, key, (0, rows * num_words))
     words = words.reshape(*shape, num_words)
     if is_small:
         return Table(stable_order(words))
@@ -141,8 +135,12 @@ def permute(
 
 
 def order_runs(num_runs: int, seed: int, epoch: int) -> RunOrder:
-    """The runs in the sequence of this epoch; the last of them may be short."""
-    permutation = permute_runs(num_runs, seed, epoch)
+    """The runs in the sequence of this epoch, by a `Table` up to `MAX_TABLE`.
+
+    The last of them may be short.
+    """
+    purpose = Purpose.RUN_ORDER if num_runs <= MAX_TABLE else Purpose.RUN_KEYS
+    permutation = permute(num_runs, purpose, (seed, epoch))
     return RunOrder(permutation, permutation.inverse(num_runs - 1))
 
 
@@ -206,9 +204,6 @@ ORDER_VERSION = 1
 WORDS_PER_BLOCK = 4
 """Philox 4x64 gives four 64-bit words for one value of its counter."""
 
-MAX_SHARDS = 2**32 - 1
-"""More shards than any pattern can name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -236,7 +231,7 @@ def shard_draws(
         shard_draws(n, s, e, 0, 9) == concat(shard_draws(n, s, e, 0, 5), shard_draws(n, s, e, 5, 9))
 
     Args:
-        num_shards: Number of shards to draw from, 1 to 2**32 - 1.
+        num_shards: Number of shards to draw from, at least 1.
         seed: 0 <= seed < 2**64.
         epoch: Number of the epoch that the sequence begins in.
         start: Number of the first draw.
@@ -247,10 +242,7 @@ def shard_draws(
     Raises:
         ConfigError: A number out of its range.
     """
-    _check_num_shards(num_shards)
-    words = random_words(
-        Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at, stream=0
-    )
+    words = random_words(Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at)
     return scale_words(words, num_shards)
 
 
@@ -264,8 +256,7 @@ def stream_start(counts: NDArray[np.int64], seed: int, stream: int) -> int:
         seed: 0 <= seed < 2**64.
         stream: Number of the stream among all of the job.
     """
-    key, span = (seed, 0), (0, 1)
-    words = random_words(Purpose.STREAM_STARTS, key, span, resumed_at=0, stream=stream)
+    words = random_words(Purpose.STREAM_STARTS, (seed, 0), (0, 1), stream=stream)
     return int(words[0]) * int(counts.max()) >> 64
 
 
@@ -277,12 +268,9 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
     Raises:
         ConfigError: A number out of its range.
     """
-    _check_num_shards(num_shards)
     if not shuffled:
         return np.arange(num_shards, dtype=np.int64)
-    words = random_words(
-        Purpose.SHARD_ORDER, (seed, epoch), (0, num_shards), resumed_at=0, stream=0
-    )
+    words = random_words(Purpose.SHARD_ORDER, (seed, epoch), (0, num_shards))
     return stable_order(words)
 
 
@@ -359,8 +347,8 @@ def random_words(
     key: tuple[int, int],
     numbers: tuple[int, int],
     *,
-    resumed_at: int,
-    stream: int,
+    resumed_at: int = 0,
+    stream: int = 0,
 ) -> NDArray[np.uint64]:
     """Words number start to stop (`numbers`) of the random stream named by the other arguments.
 
@@ -405,10 +393,3 @@ def scale_words(words: NDArray[np.uint64], total: int | _Ints) -> _Ints:
     carry = (low * total_low >> half) + (across & mask) + (back & mask)
     upper = high * total_high + (across >> half) + (back >> half) + (carry >> half)
     return upper.astype(np.int64)
-
-
-def _check_num_shards(num_shards: int) -> None:
-    if not 1 <= num_shards <= MAX_SHARDS:
-        raise ConfigError(
-            f"num_shards must be from 1 to {MAX_SHARDS}, got {num_shards}; check the shard pattern"
-        )

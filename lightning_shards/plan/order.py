@@ -344,7 +344,7 @@ class SampleOrder(Order):
     def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
         start, stop = self._block_span(number)
         key, span = (self.seed, epoch), (0, stop - start)
-        words = random_words(Purpose.SAMPLE_BLOCKS, key, span, resumed_at=0, stream=number)
+        words = random_words(Purpose.SAMPLE_BLOCKS, key, span, stream=number)
         return self._mixed(epoch, start, stop)[stable_order(words)]
 
     def _mixed(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
@@ -362,7 +362,7 @@ class SampleOrder(Order):
         # draws, wrapped: one entry per position, shape (len(positions),).
         first, last = int(positions[0]) // self.run, int(positions[-1]) // self.run
         key, span = (self.seed, epoch), (first, last + 1)
-        words = random_words(Purpose.SAMPLE_DRAWS, key, span, resumed_at=0, stream=0)
+        words = random_words(Purpose.SAMPLE_DRAWS, key, span)
         drawn = scale_words(words, self.samples)
         shards, begins, offsets = self.file_order.locate(drawn)
         draws = positions // self.run - first

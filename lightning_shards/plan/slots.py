@@ -153,7 +153,7 @@ class MixtureSlots:
         rounds, units = self._rounds_dealt, self.schedule.round_units
         counts = self.schedule.counts(group * rounds, (group + 1) * rounds)
         span = (group * rounds * units, (group + 1) * rounds * units)
-        words = random_words(Purpose.MIX_SLOTS, (self.seed, 0), span, resumed_at=0, stream=0)
+        words = random_words(Purpose.MIX_SLOTS, (self.seed, 0), span)
         slots = stable_order(words.reshape(rounds, units))
         # The component of each column of counts, and then of each unit before it is dealt.
         by_name = np.argsort(self._ranks).astype(np.int32)

@@ -208,7 +208,7 @@ class StrandOrder(Order):
     def _shuffle_block(self, epoch: int, number: int) -> _Ints:
         parts, key = self._parts(epoch, number), (self.inner.seed, epoch)
         span = (0, parts.size)
-        words = random_words(Purpose.STRAND_BLOCKS, key, span, resumed_at=0, stream=number)
+        words = random_words(Purpose.STRAND_BLOCKS, key, span, stream=number)
         shuffled = np.take_along_axis(parts, stable_order(words.reshape(parts.shape)), axis=1)
         turns = range(0, parts.shape[1], self.width)
         return np.concatenate([shuffled[:, turn : turn + self.width].ravel() for turn in turns])

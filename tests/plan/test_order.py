@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_orders import EITHER, EPOCHS, HUGE, JUST_ABOVE, UNEQUAL, make, orders, pairs
 
 from lightning_shards.plan import draws
-from lightning_shards.plan.draws import MAX_TABLE, ORDER_VERSION, Purpose, permute_runs
+from lightning_shards.plan.draws import MAX_TABLE, ORDER_VERSION, Purpose, order_runs
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.strands import StrandOrder
@@ -58,7 +58,8 @@ def golden_now():
         for start in (0, 6_543_210_987, 10**10 - 8)
     ]
     feistel = [
-        [size, permute_runs(size, 7, 1).forward(np.arange(16)).tolist()] for size in JUST_ABOVE
+        [size, order_runs(size, 7, 1).permutation.forward(np.arange(16)).tolist()]
+        for size in JUST_ABOVE
     ]
     dealt = [
         [name, strands, epoch, start, order.at(epoch, start, start + 16).tolist()]

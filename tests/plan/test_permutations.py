@@ -11,7 +11,7 @@ from lightning_shards.plan.draws import (
     MAX_TABLE,
     Feistel,
     Table,
-    permute_runs,
+    order_runs,
 )
 
 
@@ -62,12 +62,12 @@ def test_feistel_inverse_undoes_it(size, seed, data):
 
 @given(st.integers(1, 300), st.integers(0, 1000), EPOCHS)
 def test_table_is_a_bijection_and_inverse_undoes_it(size, seed, epoch):
-    table = permute_runs(size, seed, epoch)
+    table = order_runs(size, seed, epoch).permutation
     assert [table.inverse(int(i)) for i in table.forward(np.arange(size))] == list(range(size))
 
 
 def test_many_runs_need_no_table():
-    kinds = [type(permute_runs(size, 0, 0)) for size in (MAX_TABLE, MAX_TABLE + 1)]
+    kinds = [type(order_runs(size, 0, 0).permutation) for size in (MAX_TABLE, MAX_TABLE + 1)]
     assert kinds == [Table, Feistel]
 
 
@@ -90,6 +90,7 @@ def test_feistel_parts_neighbours(size, distance):
 
 def test_feistel_images_of_one_run_are_uniform_over_epochs():
     size = MAX_TABLE + 1
-    images = [permute_runs(size, 0, epoch).forward(np.array([9]))[0] for epoch in range(3200)]
+    orders = (order_runs(size, 0, epoch) for epoch in range(3200))
+    images = [order.permutation.forward(np.array([9]))[0] for order in orders]
     seen = np.bincount(np.array(images) * 64 // size, minlength=64)
     assert 25 < ((seen - 50) ** 2 / 50).sum() < 105  # 63 +- 11
