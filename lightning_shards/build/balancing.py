@@ -23,12 +23,12 @@ from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file, not_written
-from lightning_shards.shards.filters.applying import MappedNumbers, digest_with_shards
+from lightning_shards.shards.filters.applying import digest_with_shards
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.kept import JoinedShards
 from lightning_shards.shards.joins.tables import Join
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.private_files import CacheFolder, MappedNumbers
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.storage.schemes import MakeStorage
 from lightning_shards.shards.urls import is_local, redact

@@ -37,9 +37,7 @@ from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
 from lightning_shards.shards.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.filters.applying import filtered_index, read_key_tests
-from lightning_shards.shards.filters.predicates import name_of
-from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
+from lightning_shards.shards.filters.settings import SampleFilter, name_of, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
@@ -98,6 +96,8 @@ def index_of_kept(
         ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
         ShardError: The tables cannot be had.
     """
+    from lightning_shards.shards.filters.applying import filtered_index, read_key_tests
+
     with closing(Storages(remote_storages(settings))) as storages:
         tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):

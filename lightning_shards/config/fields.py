@@ -8,7 +8,6 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoders import RAW
 from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import Transform, takes_bytes
-from lightning_shards.shards.joins.settings import NPY, npy_type
 
 if TYPE_CHECKING:
     from lightning_shards.shards.joins.settings import JoinSettings
@@ -81,7 +80,7 @@ def _decoder(
     field: Field, kind: str, decode: Mapping[str, Any], transforms: Mapping[str, Transform]
 ) -> Any:
     if field.name not in decode and not takes_bytes(transforms.get(field.name)):
-        return NPY if npy_type(kind) else kind
+        return kind.partition(" ")[0] if kind.startswith("npy ") else kind
     if kind not in _OF_BYTES:
         raise ConfigError(
             f"join {field.name!r}: its column holds numbers ({kind}), and a decoder takes bytes; "

@@ -14,11 +14,15 @@ import stat
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
+from lightning_shards.plan.kept_order import Numbers
 from lightning_shards.shards.files import left_part, new_file, open_regular
 from lightning_shards.shards.urls import is_local, split_url, without_credentials
 
@@ -168,6 +172,35 @@ def _is_there(root: Path) -> bool:
         )
     _looked_at.add(root)
     return True
+
+
+@dataclass(frozen=True)
+class MappedNumbers(Numbers):
+    """Numbers in a file of the cache, which each process maps when it first needs them."""
+
+    path: Path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the place, not the map."""
+        return MappedNumbers, (self.path,)
+
+    def values(self) -> NDArray[Any]:
+        """The numbers.
+
+        Raises:
+            FileAccessError: The file is no longer there.
+        """
+        return self._mapped
+
+    @cached_property
+    def _mapped(self) -> NDArray[Any]:
+        try:
+            return np.asarray(np.load(self.path, mmap_mode="r"))
+        except FileNotFoundError:
+            raise FileAccessError(
+                f"{self.path}, which says which samples are drawn, was removed during the run; "
+                "start it anew, and leave the cache_dir alone while it runs"
+            ) from None
 
 
 FOLDERS: Final = {"joins": "joins", "kept": "filters", "balance": "balanced classes"}

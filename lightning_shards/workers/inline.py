@@ -20,8 +20,8 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import Arena, bytes_of
-from lightning_shards.shards.filters.applying import MappedNumbers
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import MappedNumbers
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
 

@@ -19,15 +19,14 @@ from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, FileAccessError, count_of
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.kept_order import (
     HeldNumbers,
     KeptSamples,
@@ -45,7 +44,7 @@ from lightning_shards.shards.filters.predicates import (
 from lightning_shards.shards.filters.settings import HashParts, SampleFilter, open_list, prefix_of
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.private_files import CacheFolder, sidecar_name
+from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, sidecar_name
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
@@ -64,35 +63,6 @@ _HEAD_BYTES: Final = 64
 _DIGEST_BYTES: Final = 16
 _SHOWN: Final = 80
 """Letters of a key that a message shows."""
-
-
-@dataclass(frozen=True)
-class MappedNumbers(Numbers):
-    """Numbers in a file of the cache, which each process maps when it first needs them."""
-
-    path: Path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the place, not the map."""
-        return MappedNumbers, (self.path,)
-
-    def values(self) -> NDArray[Any]:
-        """The numbers.
-
-        Raises:
-            FileAccessError: The file is no longer there.
-        """
-        return self._mapped
-
-    @cached_property
-    def _mapped(self) -> NDArray[Any]:
-        try:
-            return np.asarray(np.load(self.path, mmap_mode="r"))
-        except FileNotFoundError:
-            raise FileAccessError(
-                f"{self.path}, which says which samples are drawn, was removed during the run; "
-                "start it anew, and leave the cache_dir alone while it runs"
-            ) from None
 
 
 def filtered_index(

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.filters.settings import Predicate
+from lightning_shards.shards.filters.settings import Predicate, name_of
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.urls import redact
 
@@ -120,12 +120,6 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
         f"{shape} for {url}, got {what}; it is called with a ShardColumns, as in "
         'shard.sizes("jpg") > 20_000'
     )
-
-
-def name_of(predicate: object) -> str:
-    """The import path of a function, or of the class of an object."""
-    named: Any = predicate if hasattr(predicate, "__qualname__") else type(predicate)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def digest_of_predicate(predicate: object, ignored: tuple[type, ...] = ()) -> str:

@@ -104,6 +104,12 @@ def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
     return SampleFilter(" and ".join(given), predicate, parts, lists) if given else None
 
 
+def name_of(predicate: object) -> str:
+    """The import path of a function, or of the class of an object."""
+    named: Any = predicate if hasattr(predicate, "__qualname__") else type(predicate)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def names_callable(keep: object) -> bool:
     """Whether `keep` is not given by values, but by what names a callable.
 

@@ -1,10 +1,4 @@
-"""The settings of the joins of a split, checked before anything is read, and kinds of values.
-
-A kind says how the values of a column are kept as bytes. It is the name of the decoder of
-`samples.decoders` that turns them into values again: texts and bytes stay what they are, single
-numbers become 8 bytes (a bool 1), lists of numbers their own bytes or a .npy file, and nested
-values JSON. That of .npy files has the dimensions and the type of the arrays after the name.
-"""
+"""The settings of the joins of a split, checked before anything is read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +7,6 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import is_local, redact, redact_pattern, scheme_of, split_joined
-
-SCALAR_DTYPES: Final = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
-"""Kinds of single numbers, and the type of their bytes."""
-
-NPY: Final = "npy"
-"""The decoder of arrays, of which some numbers have no bytes that a decoder reads as they are."""
 
 JOIN_PREFIX: Final = "join "
 """Begins the names of joins among the values that a checkpoint is compared by."""
@@ -34,17 +22,6 @@ Missing: TypeAlias = Literal["none", "raise"]
 _SETTINGS: Final = ("table", "key", "column", "missing")
 _TARS: Final = (".tar",)
 _PARQUET: Final = (".parquet", ".pq")
-
-
-def npy_type(kind: str) -> tuple[str, int] | None:
-    """The type and the dimensions of the arrays of a kind of .npy files; None for other kinds.
-
-    >>> npy_type("npy 1 int8"), npy_type("float32")
-    (('int8', 1), None)
-    """
-    name, _, arrays = kind.partition(" ")
-    ndim, _, dtype = arrays.partition(" ")
-    return (dtype, int(ndim)) if name == NPY else None
 
 
 def component_of_join(name: str) -> str | None:

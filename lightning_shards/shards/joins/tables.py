@@ -3,6 +3,11 @@
 The crc32 of its files decides what is kept of a table. It is kept itself, with the columns of the
 file, under a name made of its path or URL, size and version. A remote file is fetched whole, once,
 and the join is made of the copy, which lies in the cache until then.
+
+Values are kept as bytes. A kind is the name of the decoder of `samples.decoders` that turns them
+into values again: texts and bytes stay what they are, single numbers become 8 bytes (a bool 1),
+lists of numbers their own bytes or a .npy file, and nested values JSON. The kind of .npy files has
+the dimensions and the type of the arrays after the name.
 """
 
 import json
@@ -29,7 +34,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import locked_file, new_file, not_written, open_regular
-from lightning_shards.shards.joins.settings import NPY, SCALAR_DTYPES, JoinSettings, npy_type
+from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import bytes_bar
@@ -342,9 +347,9 @@ def _kind_of(kind: Arrow) -> str | None:
     if isinstance(kind, load_arrow().FixedShapeTensorType):
         is_in_order = kind.permutation in (None, list(range(len(kind.shape))))
         dtype = _dtype(kind.value_type)
-        return f"{NPY} {len(kind.shape)} {dtype}" if is_in_order and dtype else None
+        return f"npy {len(kind.shape)} {dtype}" if is_in_order and dtype else None
     if _is_list(kind) and (dtype := _dtype(kind.value_type)):
-        return dtype if dtype in RAW_LISTS else f"{NPY} 1 {dtype}"
+        return dtype if dtype in RAW_LISTS else f"npy 1 {dtype}"
     tests = {
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
@@ -380,7 +385,7 @@ def value_bytes(column: Arrow, kind: str) -> Arrow:
         column = column.dictionary_decode()
     if kind in ("text", "raw"):
         return column.cast(arrow.large_binary())
-    if kind == "json" or kind in SCALAR_DTYPES:
+    if kind == "json" or kind in _SCALARS:
         rows = column.to_pylist()
     else:
         shape: Sequence[int] = (-1,)
@@ -397,11 +402,11 @@ def value_bytes(column: Arrow, kind: str) -> Arrow:
 def _bytes_of_row(value: Any, kind: str) -> bytes:
     if kind == "json":
         return json.dumps(value, ensure_ascii=False).encode()
-    if npy_type(kind) is not None:
+    if kind.startswith("npy "):
         file = BytesIO()
         np.save(file, value)
         return file.getvalue()
-    if kind not in SCALAR_DTYPES:
+    if kind not in _SCALARS:
         return value.tobytes()
     try:
         return struct.pack(_SCALARS[kind], value)
