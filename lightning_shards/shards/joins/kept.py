@@ -256,8 +256,8 @@ class KeptJoins:
             stat = shard_stat(file.path, storages.of(file.path))
             files.append((file.name, local_copy(file.path, stat, storages, self._cache)))
         if join.settings.is_tar:
-            return TarTable(join.settings, files, self._store)
-        return ParquetTable(join.settings, join.column, join.kind, files)
+            return TarTable(join, files, self._store)
+        return ParquetTable(join, files)
 
     def _write(self, join: Join, storages: Storages, path: Path) -> tuple[int, int]:
         """Write the file; the bytes of its values, and the rows of the table."""

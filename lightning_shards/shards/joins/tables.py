@@ -430,16 +430,12 @@ class ParquetTable:
     """The rows of Parquet files.
 
     Args:
-        settings: Of the join.
-        column: The one whose values are taken.
-        kind: How its values are kept.
+        join: Whose table it is.
         files: What messages call each file, and its path.
     """
 
-    def __init__(
-        self, settings: JoinSettings, column: str, kind: str, files: Sequence[tuple[str, str]]
-    ) -> None:
-        self._settings, self._column, self._kind, self._files = settings, column, kind, files
+    def __init__(self, join: Join, files: Sequence[tuple[str, str]]) -> None:
+        self._join, self._settings, self._files = join, join.settings, files
 
     def keys(self) -> list[Arrow]:
         """The keys of all rows of each file as `large_binary`, null for a row without one."""
@@ -461,14 +457,14 @@ class ParquetTable:
 
     def values(self, wanted: NDArray[np.bool_]) -> Iterator[Arrow]:
         """The values of wanted rows, some at a time; `wanted` is about all rows of the table."""
-        row, column = 0, self._column
+        row, column = 0, self._join.column
         for name, path in self._files:
             with _opened(path, self._settings, name) as file:
                 for batch in file.iter_batches(_ROWS, columns=[column], use_threads=False):
                     mask = wanted[row : row + len(batch)]
                     row += len(batch)
                     try:
-                        yield value_bytes(batch.column(column).filter(mask), self._kind)
+                        yield value_bytes(batch.column(column).filter(mask), self._join.kind)
                     except (TypeError, ValueError) as error:
                         where = f"join {self._settings.name!r}: column {column!r} of {name}"
                         raise ConfigError(f"{where} {error}") from error
@@ -478,7 +474,7 @@ class TarTable:
     """The samples of tars; members are read one by one through their member tables.
 
     Args:
-        settings: Of the join.
+        join: Whose table it is.
         files: What messages call each tar, and its path.
         store: Member tables of the tars that are no copies of remote ones.
 
@@ -487,11 +483,8 @@ class TarTable:
         ShardError: A tar is damaged or cannot be read.
     """
 
-    def __init__(
-        self, settings: JoinSettings, files: Sequence[tuple[str, str]], store: TableStore
-    ) -> None:
-        assert settings.column is not None  # the settings were checked
-        self._suffix, self._files = settings.column.lower(), files
+    def __init__(self, join: Join, files: Sequence[tuple[str, str]], store: TableStore) -> None:
+        self._suffix, self._files = join.column.lower(), files
         self._tables = [
             store.table_of(path) if name == path else scan_members(path) for name, path in files
         ]
@@ -499,7 +492,7 @@ class TarTable:
         if self._suffix not in suffixes:
             more = f" and {len(files) - 1:,} more" * (len(files) > 1)
             raise ConfigError(
-                f"join {settings.name!r}: no tar of {files[0][0]}{more} has members "
+                f"join {join.settings.name!r}: no tar of {files[0][0]}{more} has members "
                 f"{self._suffix!r}; name one of {suffixes[:_MOST_NAMED]} in `column`"
             )
 

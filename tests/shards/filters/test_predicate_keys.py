@@ -119,18 +119,6 @@ def test_another_version_is_another_filter(imported):
     assert len(digests) == 4
 
 
-def test_a_module_that_is_edited_after_the_start_is_not_taken_for_its_file(imported, urls, cache):
-    user = imported()
-    assert numbers_left(applied(urls, cache, keep=user.long)) == list(range(5, 30))
-    sys.modules["module_of_a_user"] = user
-    edited = MODULE.replace("LEAST = 5", "LEAST = 7")
-    newer = imported(edited, is_old=False)
-    sys.modules["module_of_a_user"] = user  # this process has imported the old text
-    assert numbers_left(applied(urls, cache, keep=user.long)) == list(range(5, 30))
-    sys.modules["module_of_a_user"] = newer
-    assert numbers_left(applied(urls, cache, keep=imported(edited).long)) == list(range(7, 30))
-
-
 @pytest.mark.parametrize("name", ["edited", "by_lambda", "unpicklable", "without a source"])
 def test_what_cannot_be_recognised_is_asked_again_by_each_start(
     imported, urls, cache, name, monkeypatch, caplog
