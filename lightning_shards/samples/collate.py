@@ -411,18 +411,13 @@ def _require_one_shape(samples: Sequence[Sample], values: Sequence[Any], field: 
     first = values[0]
     for sample, value in zip(samples, values, strict=True):
         if value.shape != first.shape or value.dtype != first.dtype:
+            pad = f"collate_fn=PadCollate(fields=[{field!r}]), or a collate_fn of your own"
+            are_of_one_kind = (value.dtype, value.ndim) == (first.dtype, first.ndim)
             raise SampleError(
                 f"field {field!r} does not fit into one tensor: {_describe(samples[0], field)}, "
                 f"but {_describe(sample, field)}; give the field a transform that makes them alike"
-                f"{_padding_remedy(first, value, field)}"
+                + (f", or pad them: {pad}" if are_of_one_kind else "")
             )
-
-
-def _padding_remedy(value: Any, other: Any, field: str) -> str:
-    """What else helps if only the sizes of two values differ."""
-    if (value.dtype, len(value.shape)) != (other.dtype, len(other.shape)):
-        return ""
-    return f", or pad them: collate_fn=PadCollate(fields=[{field!r}]), or a collate_fn of your own"
 
 
 def _describe(sample: Mapping[str, object], field: str) -> str:

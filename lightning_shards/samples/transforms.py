@@ -77,13 +77,7 @@ def where_of(sample: Mapping[str, Any]) -> str:
     return f"sample {sample.get('__key__')!r} of {redact(str(sample.get('__url__')))}"
 
 
-def _made(
-    called: str,
-    function: Transform,
-    sample: Mapping[str, Any],
-    given: Any,
-    settings: Mapping[str, Any],
-) -> Any:
+def _made(called: str, function: Transform, sample: Sample, given: Any, **settings: Any) -> Any:
     """What a transform makes of what it is given, which is a sample or the value of a field."""
     try:
         return function(given, **settings)
@@ -133,7 +127,7 @@ class SampleStep:
             made: object = None
             problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
         else:
-            made = _made(self.called, self.function, sample, given, settings)
+            made = _made(self.called, self.function, sample, given, **settings)
             problem = _problem_of(made, identity, others)
         if problem:
             raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
@@ -475,4 +469,4 @@ def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> An
             "a stage dropped or renamed it, or a sample transform did"
         )
     called = f"the transform of field {name!r}"
-    return _made(called, step.function, sample, sample[name], settings)
+    return _made(called, step.function, sample, sample[name], **settings)
