@@ -25,6 +25,7 @@ not know this package can still use ``except ValueError``::
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from importlib.util import find_spec
 from operator import index
 from pathlib import PurePath
 from typing import Any, cast
@@ -181,6 +182,26 @@ def require_choice(name: str, value: object, choices: tuple[object, ...]) -> Non
         question = f"; did you mean {meant[0]!r}?" if meant else ""
         raise ConfigError(
             f"{name} must be one of {named or list(choices)}, got {value!r}{question}"
+        )
+
+
+def require_library(what: str, module: str, package: str, extra: str, otherwise: str = "") -> None:
+    """Check that a library is installed.
+
+    Args:
+        what: What needs it.
+        module: Its name where it is imported.
+        package: Its name where it is installed.
+        extra: The extra of this package that has it.
+        otherwise: What else helps.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed: pip install "
+            f"'lightning-shards[{extra}]'{otherwise}"
         )
 
 

@@ -50,7 +50,7 @@ def test_no_extra_is_empty():
 def test_one_command_for_images_stands_in_the_first_lines_and_in_the_error(monkeypatch):
     command = "pip install 'lightning-shards[image]'"
     assert command in "\n".join(README.splitlines()[:12])
-    monkeypatch.setattr(images, "find_spec", lambda _: None)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=re.escape(command)):
         images.require_backend("pillow")
 

@@ -8,12 +8,11 @@ field is then not decoded before. No other module knows torchcodec, which decode
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError, require_at_least
+from lightning_shards.errors import ConfigError, require_at_least, require_library
 from lightning_shards.samples.crops import is_finite
 from lightning_shards.samples.images import MAX_PIXELS
 
@@ -54,7 +53,7 @@ class DecodeAudioClip:
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_torchcodec()
+        require_library("decoding a clip", "torchcodec", "torchcodec", "media", ", and FFmpeg")
         require_at_least("sample_rate", self.sample_rate, 1)
         require_at_least("num_channels", self.num_channels, 1)
         if self.seconds is not None and not is_finite(self.seconds):
@@ -139,7 +138,7 @@ class DecodeVideoClip:
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_torchcodec()
+        require_library("decoding a clip", "torchcodec", "torchcodec", "media", ", and FFmpeg")
         require_at_least("num_frames", self.num_frames, 1)
         require_at_least("stride", self.stride, 1)
         if self.start is not None:
@@ -178,14 +177,6 @@ def _length_s(metadata: Any) -> float:
         )
     # a file's time begins at 0, wherever its sound does
     return metadata.duration_seconds - (metadata.begin_stream_seconds_from_header or 0.0)
-
-
-def _require_torchcodec() -> None:
-    if find_spec("torchcodec") is None:
-        raise ConfigError(
-            "clips of sounds and videos need torchcodec, which is not installed: "
-            "pip install 'lightning-shards[media]', and FFmpeg"
-        )
 
 
 @cache

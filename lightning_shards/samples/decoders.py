@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from gzip import GzipFile
 from importlib import import_module
-from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zipfile import BadZipFile, ZipFile
@@ -21,7 +20,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, require_library
 from lightning_shards.samples.member_bytes import FieldMembers
 from lightning_shards.samples.tensors import as_tensor, load_torch, torch_has
 from lightning_shards.shards.classes import ClassNames
@@ -437,10 +436,10 @@ def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
     for name in decoders:
         if name in IMAGE_DECODERS:
             import_module("lightning_shards.samples.images").require_backend("pillow")
-        if name == "safetensors" and find_spec("safetensors") is None:
-            raise ConfigError(
-                "decoding 'safetensors' needs safetensors, which is not installed: "
-                "pip install 'lightning-shards[tensors]', or decode the field as 'raw'"
+        if name == "safetensors":
+            otherwise = ", or decode the field as 'raw'"
+            require_library(
+                "decoding 'safetensors'", "safetensors", "safetensors", "tensors", otherwise
             )
 
 

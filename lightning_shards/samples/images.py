@@ -16,17 +16,15 @@ row below.
 """
 
 import struct
-from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import SampleError, require_choice, require_library
 
 _MARKER_AND_LENGTH = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
@@ -206,14 +204,10 @@ def require_backend(backend: str) -> None:
     Raises:
         ConfigError: A library is not installed, or there is no such backend.
     """
-    if backend not in _LIBRARIES:
-        raise ConfigError(f"backend must be one of {sorted(_LIBRARIES)}, got {backend!r}")
+    require_choice("backend", backend, tuple(_LIBRARIES))
+    what, otherwise = f"decoding images by {backend!r}", ", or decode the field as 'raw'"
     for module, package in _LIBRARIES[backend].items():
-        if find_spec(module) is None:
-            raise ConfigError(
-                f"decoding images by {backend!r} needs {package}, which is not installed: "
-                "pip install 'lightning-shards[image]', or decode the field as 'raw'"
-            )
+        require_library(what, module, package, "image", otherwise)
 
 
 def decode_pil(data: bytes, *, is_oriented: bool = False) -> Any:
@@ -229,19 +223,19 @@ def decode_pil(data: bytes, *, is_oriented: bool = False) -> Any:
     return turned_upright(image, orientation_of(image)) if is_oriented else image
 
 
-def decode_rgb(data: bytes, backend: Backend = "pillow", *, is_oriented: bool = False) -> Pixels:
+def decode_rgb(data: bytes, *, is_oriented: bool = False) -> Pixels:
     """The image as uint8, shape (3, height, width).
 
     Raises:
         SampleError: It is no picture, as `decode_labels` says, or of no known format.
         OSError: It cannot be read.
     """
-    return _channels_first(_decode(data, "RGB", backend, is_oriented))
+    return _channels_first(_decode(data, "RGB", is_oriented))
 
 
-def decode_gray(data: bytes, backend: Backend = "pillow", *, is_oriented: bool = False) -> Pixels:
+def decode_gray(data: bytes, *, is_oriented: bool = False) -> Pixels:
     """The image as uint8, shape (1, height, width); errors as of `decode_rgb`."""
-    return _channels_first(_decode(data, "L", backend, is_oriented))
+    return _channels_first(_decode(data, "L", is_oriented))
 
 
 def decode_labels(data: bytes) -> NDArray[Any]:
@@ -353,11 +347,8 @@ def _require_few_pixels(width: int, height: int) -> None:
         raise ValueError(f"{width} x {height} pixels are more than {MAX_PIXELS}")
 
 
-def _decode(data: bytes, mode: str, backend: Backend, is_oriented: bool) -> Pixels:
+def _decode(data: bytes, mode: str, is_oriented: bool) -> Pixels:
     """All pixels of the image, shape (height, width) or (height, width, 3)."""
-    if backend == "turbo" and not is_oriented:
-        with suppress(NotForTurboError):
-            return _TurboImage(data, mode).whole()
     image = _open(data)
     _require_picture(image, mode)
     image.load()
@@ -442,10 +433,6 @@ class _TurboImage:
         self.height, self.width = self._frame.height, self._frame.width
         _require_few_pixels(self.width, self.height)
         self._data, self._mode, self._is_fast = data, mode, is_fast
-
-    def whole(self) -> Pixels:
-        """All pixels, shape (height, width) or (height, width, 3)."""
-        return self._rows(self.height, 1)
 
     def cut(self, box: Box, out: Pixels) -> None:
         """Write a part, resized to the size of `out`; raises NotForTurboError for damage."""

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
-from lightning_shards.samples import images
 from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.generators import takes_rng
@@ -131,7 +130,7 @@ def test_fields_that_cannot_be_are_refused(fields, decoders, message):
 
 
 def test_images_without_pillow_are_refused_with_the_extra_to_install(monkeypatch):
-    monkeypatch.setattr(images, "find_spec", lambda _name: None)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _name: None)
     make_field("cls")
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[image\]'"):
         make_field("png")

@@ -39,13 +39,13 @@ from lightning_shards.samples import clips
     ],
 )
 def test_settings_that_cannot_be_are_refused(make, message, monkeypatch):
-    monkeypatch.setattr(clips, "find_spec", lambda name: name)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda name: name)
     with pytest.raises(ConfigError, match=message):
         make()
 
 
 def test_without_torchcodec_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(clips, "find_spec", lambda _: None)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[media\]', and FFmpeg"):
         DecodeVideoClip(num_frames=1)
 
@@ -54,7 +54,7 @@ def test_a_library_that_cannot_be_loaded_is_told_with_what_it_needs(monkeypatch)
     def fail(name):
         raise OSError("libavcodec.so.59: cannot open shared object file")
 
-    monkeypatch.setattr(clips, "find_spec", lambda name: name)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda name: name)
     monkeypatch.setattr(clips, "import_module", fail)
     clips._decoders.cache_clear()
     with pytest.raises(ConfigError, match=r"FFmpeg, and a build .* libavcodec\.so\.59"):

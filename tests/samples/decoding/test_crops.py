@@ -174,14 +174,6 @@ def test_images_of_every_kind_become_what_was_asked_for(photo, backend, is_gray)
         assert difference(shown, expected) < (14 if is_gray else 8), kind
 
 
-@pytest.mark.parametrize("decode", [images.decode_rgb, images.decode_gray])
-def test_whole_images_are_alike_in_both_backends(photo, decode):
-    for kind, (data, _) in files(photo).items():
-        one, other = (decode(data, backend) for backend in BACKENDS)
-        assert (one.shape, one.dtype) == (other.shape, other.dtype), kind
-        assert difference(one, other) < 1, kind
-
-
 def test_a_pixel_is_an_image(backend):
     dot = encode(Image.new("RGB", (1, 1), (200, 10, 30)), "PNG")
     shown = DecodeRandomResizedCrop(size=5, backend=backend)(dot, generator())
@@ -260,7 +252,9 @@ def test_a_range_must_be_two_finite_numbers(number):
 )
 def test_a_missing_library_is_named_with_the_remedy(module, backend, package, monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(images, "find_spec", lambda name: None if name == module else found(name))
+    monkeypatch.setattr(
+        "lightning_shards.errors.find_spec", lambda name: None if name == module else found(name)
+    )
     with pytest.raises(
         ConfigError, match=rf"needs {package}.*pip install 'lightning-shards\[image\]"
     ):

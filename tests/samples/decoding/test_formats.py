@@ -11,7 +11,6 @@ from webdataset import autodecode, tenbin
 
 from lightning_shards.errors import ConfigError, SampleError, UnsafeError
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples import decoders
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 
@@ -114,7 +113,7 @@ def test_what_is_refused_is_refused_packed():
 
 
 def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr(decoders, "find_spec", lambda _: None)
+    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[tensors\]'"):
         field_of("safetensors")
 

@@ -16,7 +16,6 @@ from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeRe
 from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.decoders import DECODERS, JSON_DECODERS, NUMBER_DECODERS
 from lightning_shards.samples.fields import make_fields
-from lightning_shards.samples.images import decode_gray, decode_rgb
 from lightning_shards.samples.member_bytes import ListedBytes
 
 ARRAY = np.arange(6.0).reshape(2, 3)
@@ -111,6 +110,5 @@ def test_pixels_of_any_backend_are_writable(data, backend):
     random = DecodeRandomResizedCrop(size=1, backend=backend, gray=True)
     made = [crop.pixels(data) for crop in crops]
     made += [random.pixels(data, np.random.default_rng(0))]
-    made += [decode(data, backend) for decode in (decode_rgb, decode_gray)]
     for pixels in made:
         require_owned(pixels, data)
