@@ -85,7 +85,7 @@ def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
 def decode_column(
     field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
 ) -> Column:
-    """One field of a batch, as `Field.decode` and `collate` make it.
+    """One field of a batch, as `Field.decode` and `column_of` make it.
 
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.

@@ -306,7 +306,10 @@ def column_of(
     arena: Arena | None = None,
     pixels: PixelLayout | None = None,
 ) -> Column:
-    """One field of a batch, as `collate` makes it.
+    """One field of a batch.
+
+    Arrays and tensors of one shape are stacked together; numbers become an array (int64, float64 or
+    bool, as in torch's `default_collate`), and everything else stays a list.
 
     Raises:
         SampleError: A sample has no such field, or the shapes differ.
@@ -437,7 +440,7 @@ class Collation:
     """What the user says about the batches of a split.
 
     Attributes:
-        collate_fn: Makes a batch of a list of samples; None: `samples.collate` does.
+        collate_fn: Makes a batch of a list of samples; None: we make it.
         reserved: The reserved entries of a batch; `__weight__` only where the split has weights,
             `__component__` only where it is a mixture.
         component: The component of all samples, where a source of one component of a mixture makes

@@ -249,7 +249,7 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         """What the function wants, as by `takes_arrays`."""
-        return getattr(self.__dict__["__wrapped__"], name)
+        return getattr(object.__getattribute__(self, "__wrapped__"), name)
 
     def __call__(self, value: Any, **settings: Any) -> Any:
         """The result of the function.
