@@ -1,7 +1,7 @@
 """Shards of the object stores that need signatures: `s3://`, `gs://` and `az://`, by obstore.
 
-obstore signs, retries what failed and goes on inside a body that broke off. What it gave up in the
-end is asked for again here while the time for the range lasts.
+obstore signs, and repeats twice what failed for a moment. What it gave up is asked for again by the
+transport while the time for the range lasts.
 
 It follows up to ten redirects, to any host, which cannot be switched off. That host gets no
 signature, but the session token of s3, and in `Referer` the SAS token of az: an endpoint is
@@ -9,7 +9,7 @@ trusted with where it redirects to.
 """
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
@@ -86,7 +86,7 @@ class CloudStore(Store):
             )
         self._scheme, self._policy = scheme, settings.policy
         self._has_answered = False
-        self._stores: dict[tuple[str, bool], Any] = {}  # by bucket, and whether one has answered
+        self._stores: dict[str, Any] = {}  # by bucket
         self._lock = Lock()
 
     @contextmanager
@@ -98,24 +98,26 @@ class CloudStore(Store):
         if is_exact(version):
             options["if_match"] = version
 
-        def read(store: Any, key: str) -> RangeAnswer:
-            result = store.get(key, options=options)
-            return _answer(result.meta, *result.range, memoryview(result.bytes()))
-
-        answer = self._called(url, read)
-        if isinstance(answer, RequestFailure) and answer.kind == "again":
+        failure = None
+        try:
+            result = self._called(url, lambda store, key: store.get(key, options=options))
+        except RequestFailure as error:
+            failure = error
+        else:
+            chunks = self._chunks(iter(result.stream(min_chunk_size=1)))  # each as it arrives
+            first, stop = result.range
+            yield _answer(result.meta, first, stop, chunks)
+            return
+        if failure.kind == "again":
             meta = self._called(url, lambda store, key: store.head(key))
-            if isinstance(meta, RequestFailure):
-                answer = meta  # which may tell more
-                if answer.kind == "again" and self._has_answered:
-                    answer.kind = "final"
-            elif meta["size"] <= begin and version in (None, meta["e_tag"]):
-                answer = _answer(meta, begin, begin)
-        yield _given(answer)
+            if meta["size"] <= begin and version in (None, meta["e_tag"]):
+                yield _answer(meta, begin, begin, ())
+                return
+        raise failure
 
     def put(self, url: str, data: bytes) -> None:
         """Write by one PUT."""
-        _given(self._called(url, lambda store, key: store.put(key, data, use_multipart=False)))
+        self._called(url, lambda store, key: store.put(key, data, use_multipart=False))
 
     def refresh(self, url: str) -> None:
         """Forget all stores, and with them the credentials that they have found."""
@@ -133,11 +135,18 @@ class CloudStore(Store):
             )
         return bucket, key
 
+    def _chunks(self, stream: Iterator[Any]) -> Iterator[memoryview]:
+        while (chunk := self._tried(lambda: next(stream, None))) is not None:
+            yield memoryview(chunk)
+
     def _called(self, url: str, act: Callable[[Any, str], Any]) -> Any:
-        """What obstore gives or why it does not; its errors hold URLs, so they go no further."""
         bucket, key = self._split(url)
+        return self._tried(lambda: act(self._store(bucket), key))
+
+    def _tried(self, act: Callable[[], Any]) -> Any:
+        """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
         try:
-            given = act(self._store(bucket), key)
+            given = act()
         except (ConfigError, RequestFailure):
             raise
         except BaseException as error:
@@ -150,15 +159,14 @@ class CloudStore(Store):
         else:
             self._has_answered = True
             return given
-        return RequestFailure(what, kind)
+        raise RequestFailure(what, kind)
 
     def _store(self, bucket: str) -> Any:
         _require_own_process(self._scheme)
-        known = bucket, self._has_answered
         with self._lock:
-            if known not in self._stores:
-                self._stores[known] = self._make(bucket)
-            return self._stores[known]
+            if bucket not in self._stores:
+                self._stores[bucket] = self._make(bucket)
+            return self._stores[bucket]
 
     def _make(self, bucket: str) -> Any:
         os.environ.setdefault("TOKIO_WORKER_THREADS", "2")  # read at the first request
@@ -184,32 +192,18 @@ class CloudStore(Store):
             "timeout": timedelta(seconds=policy.request_s),
             "allow_http": any(url.startswith("http:") for url in urls),
         }
-        # A request, and a HEAD if it fails, and both once more have the time for a range. Before
-        # the first answer a mistake is likely, and the tries are those of the transport
-        settings["retry_config"] = {
-            "max_retries": 2 * policy.tries * self._has_answered,
-            "retry_timeout": timedelta(seconds=policy.total_s / 4),
-            "backoff": {  # pauses are drawn up to `base` times the last one: with 2 they stay short
-                "init_backoff": timedelta(seconds=policy.first_pause_s),
-                "max_backoff": timedelta(seconds=policy.longest_pause_s),
-                "base": 5,
-            },
+        settings["retry_config"] = {  # of what passes soon; the tries of the transport take longer
+            "max_retries": 2,
+            "retry_timeout": timedelta(seconds=policy.stall_s / 6),
         }
         return getattr(store, _STORES[self._scheme])(bucket, **settings)
 
 
-def _answer(meta: Any, begin: int, stop: int, *chunks: memoryview) -> RangeAnswer:
+def _answer(meta: Any, begin: int, stop: int, chunks: Iterable[memoryview]) -> RangeAnswer:
     changed = meta["last_modified"]  # the beginning of 1970 where a store says none
     told = changed.isoformat() if changed.timestamp() else None
     version = version_of(meta["e_tag"], told, meta["size"])
     return RangeAnswer(begin, stop, meta["size"], version, chunks)
-
-
-def _given(answer: Any) -> Any:
-    """What was asked for; a failure is raised here, where nothing of obstore is its context."""
-    if isinstance(answer, RequestFailure):
-        raise answer
-    return answer
 
 
 def _require_own_process(scheme: str) -> None:
