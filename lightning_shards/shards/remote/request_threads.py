@@ -13,6 +13,10 @@ from lightning_shards.errors import StorageError
 _T = TypeVar("_T")
 
 _CLOSED: Final = "the storage was closed while this was read; read it again"
+_NO_THREAD: Final = (
+    "no thread can be started for requests; raise that limit (ulimit -u), or set fewer connections "
+    "in the loader"
+)
 
 
 class RequestThreads:
@@ -35,8 +39,7 @@ class RequestThreads:
     def begin(self, call: Callable[[], _T]) -> "Future[_T]":
         """Call in a thread as soon as one is free; a future that is cancelled is not called.
 
-        Raises:
-            RuntimeError: Not one thread can be started.
+        Where not one thread can be started, the future has a StorageError.
         """
         # `setdefault` needs no lock, which a fork could inherit held
         threads = self._started.setdefault(os.getpid(), _Threads(self.limit))
@@ -73,17 +76,16 @@ class _Threads:
                 return
             if self._number < min(self._unfinished + 1, self._limit):
                 self._start_one()
+            if not self._number:
+                future.set_exception(StorageError(_NO_THREAD))
+                return
             self._unfinished += 1
             self._calls.put((future, call))
 
     def _start_one(self) -> None:
         """Start a thread; others do its work where this user may have no more of them."""
-        try:
+        with suppress(RuntimeError):
             Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
-        except RuntimeError:
-            if not self._number:
-                raise
-        else:
             self._number += 1
 
     def close(self) -> None:

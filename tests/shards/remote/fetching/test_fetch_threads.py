@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lightning_shards.errors import StorageError
 from lightning_shards.shards.ahead.fetch_ahead import FetchAhead
 from lightning_shards.shards.remote.request_threads import RequestThreads
 
@@ -35,8 +36,8 @@ def deny_threads(monkeypatch):
 def test_a_request_is_an_error_where_no_thread_can_be_started(deny_threads):
     threads = RequestThreads(1)
     allow = deny_threads(0)
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.begin(int)
+    with pytest.raises(StorageError, match=r"ulimit -u.*fewer connections"):
+        threads.begin(int).result(LONGEST_S)
     allow()
     assert threads.begin(lambda: 2).result(LONGEST_S) == 2
     threads.close()
