@@ -43,9 +43,6 @@ class DictTransport(Transport):
             raise IndexMismatchError(f"{version} was expected, {now} is there")
         return Body(bytearray(data[begin:end]), now, len(data))
 
-    def size_of(self, url):
-        return self.read(url, 0, 0).size
-
     def write(self, url, data):
         self.files[url] = data
 

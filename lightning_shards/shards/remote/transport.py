@@ -137,15 +137,6 @@ class Transport(Protocol):
         yield bytes(self.read(url, 0, first.size, first.version).data)
 
     @abstractmethod
-    def size_of(self, url: str) -> int:
-        """Bytes of an object, asked anew by one request for a range.
-
-        Raises:
-            ShardError: As of `read`.
-        """
-        ...
-
-    @abstractmethod
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name; meant for indexes, which are small.
 
@@ -238,10 +229,6 @@ class RemoteTransport(Transport):
         reading.has_ranges = False
         for chunk in self._arriving(reading):
             yield bytes(chunk)
-
-    def size_of(self, url: str) -> int:
-        """Bytes of an object, asked again by one request for a range; errors as of `read`."""
-        return self.read(url, 0, 0).size
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name."""
@@ -552,10 +539,6 @@ class StampedTransport(Transport):
             )
         self._seen[url, found] = body.version
         return body._replace(version=found)
-
-    def size_of(self, url: str) -> int:
-        """Bytes of an object, asked anew; errors as of `read`."""
-        return self._transport.size_of(url)
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object; errors as of `Transport`."""

@@ -49,9 +49,6 @@ class HeldTransport(Transport):
             with self._lock:
                 self.under_way -= 1
 
-    def size_of(self, url: str) -> int:
-        return len(self.objects[url])
-
     def write(self, url: str, data: bytes) -> None:
         self.objects[url] = data
 

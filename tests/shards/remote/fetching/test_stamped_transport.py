@@ -45,7 +45,7 @@ def test_the_store_is_told_the_version_from_the_second_request_on(below):
 
 def test_what_the_stamp_is_can_be_asked(below):
     assert StampedTransport(below, number_of).read(URL, 0, 0).version == STAMP
-    assert StampedTransport(below, number_of).size_of(URL) == 100
+    assert StampedTransport(below, number_of).read(URL, 0, 0).size == 100
 
 
 @pytest.mark.parametrize("stamp", [(100, 1), (99, number_of('"v"'))])
