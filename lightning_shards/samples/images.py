@@ -185,6 +185,7 @@ _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
 _LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
+_TIFF_NUMBERS, _SIGNED = 339, 2  # the tag SampleFormat, and its value for signed numbers
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 _MOST_OF_SHORT = {"L;2": 3, "L;4": 15}  # by raw mode; Pillow spreads these over 0 to 255
 
@@ -245,12 +246,13 @@ def decode_labels(data: bytes) -> NDArray[Any]:
     colours), uint16 for 16 bits, and int32 or float32 for 32. They are never turned by EXIF.
 
     Raises:
-        SampleError: The image has several channels.
+        SampleError: The image has several channels, or numbers of 2**31 or more.
         OSError: It cannot be read.
     """
     image = _open(data)
     raw: Any = image.tile[0][3] if image.tile else ""
-    most = _MOST_OF_SHORT.get(raw if isinstance(raw, str) else raw[0])
+    raw, *rest = (raw,) if isinstance(raw, str) else raw
+    most = rest[0] if image.format == "PPM" and rest else _MOST_OF_SHORT.get(raw)
     image.load()
     values: NDArray[Any] = np.array(image)
     if values.ndim != 2:  # noqa: PLR2004 one channel
@@ -262,9 +264,17 @@ def decode_labels(data: bytes) -> NDArray[Any]:
         values = values.astype(np.uint8)
     elif image.mode == "I" and image.format in _UP_TO_16_BITS:
         values = values.astype(np.uint16)
-    if most is not None:
-        values = values // (255 // most)
+    elif _is_signed(image):
+        values = values.view(np.int8) if image.mode == "L" else values
+    elif image.mode == "I" and values.min(initial=0) < 0:
+        raise SampleError("its numbers reach 2**31, more than int32 holds; store smaller ones")
+    if most is not None:  # Pillow spreads such numbers over the range of a type
+        values = np.rint(values * (most / np.iinfo(values.dtype).max)).astype(values.dtype)
     return values[None]
+
+
+def _is_signed(image: Any) -> bool:
+    return image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
 
 
 def open_image(

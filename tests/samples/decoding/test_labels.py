@@ -62,6 +62,9 @@ DEEP = {
     "16 bit png": (saved(of(np.uint16)), np.uint16),
     "16 bit tiff": (saved(of(np.uint16), "TIFF"), np.uint16),
     "16 bit pgm": (saved(of(np.uint16), "PPM"), np.uint16),
+    "pgm up to 1000": (
+        b"P5 4 2 1000\n" + np.array(IDS, ">u2").tobytes(), np.uint16,
+    ),
     "32 bit tiff": (saved(of(np.int32), "TIFF"), np.int32),
     "float tiff": (saved(of(np.float32), "TIFF"), np.float32),
     "signed 16 bit tiff": (tiff_of(np.array(IDS, np.int16), 16, 2), np.int32),
@@ -73,8 +76,10 @@ COLOURED = {
 SHORT = {
     "8 bit png": (saved(of(np.uint8)), np.uint8),
     "8 bit jpeg": (saved(of(np.uint8, [[7] * 8] * 8), "JPEG", quality=100), np.uint8),
+    "pgm up to 201": (b"P5 4 2 201\n" + np.array(IDS, np.uint8).tobytes(), np.uint8),
+    "signed 8 bit tiff": (tiff_of(np.array(IDS, np.uint8).view(np.int8), 8, 2), np.int8),
 }
-VALUES = {"8 bit jpeg": [[7] * 8] * 8}
+VALUES = {"8 bit jpeg": [[7] * 8] * 8, "signed 8 bit tiff": [[0, 7, 24, -56], [3, 2, 1, 0]]}
 MAPS = SHORT | COLOURED | DEEP
 
 
@@ -158,9 +163,17 @@ def test_a_palette_of_grays_is_a_picture():
     assert (images.decode_gray(saved(grays)) == np.array(grays.convert("L"))).all()
 
 
-def test_an_image_of_colours_is_no_map():
-    with pytest.raises(SampleError, match=r"one channel, and this image has 3 .*'rgb'"):
-        images.decode_labels(saved(of(np.uint8).convert("RGB")))
+@pytest.mark.parametrize(
+    ("data", "message"),
+    ids=["colours", "too large"],
+    argvalues=[
+        (saved(of(np.uint8).convert("RGB")), r"one channel, and this image has 3 .*'rgb'"),
+        (tiff_of(np.array([[2**31, 1]], np.uint32), 32, 1), r"reach 2\*\*31"),
+    ],
+)
+def test_what_is_no_map_is_refused(data, message):
+    with pytest.raises(SampleError, match=message):
+        images.decode_labels(data)
 
 
 def test_photographs_of_16_bits_keep_their_upper_byte():
