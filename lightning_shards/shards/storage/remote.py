@@ -116,8 +116,13 @@ class RemoteStorage(Storage):
         return bytes(body.data)
 
     def prefetch(self, reads: Sequence[ShardReads]) -> None:
-        """Fetch these pieces to the cache, in this order, and nothing that was named before."""
-        self._fetcher.fetch_ahead(pieces_of(reads))
+        """Fetch these pieces to the cache, in this order, and nothing that was named before.
+
+        Without a stat they are hints to a system that reads files, and change nothing here.
+        """
+        pieces = pieces_of(reads)
+        if pieces:
+            self._fetcher.fetch_ahead(pieces)
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.

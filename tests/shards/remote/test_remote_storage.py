@@ -6,8 +6,11 @@ import time
 
 import pytest
 from fault_server import Fault
+from waiting import wait_for
 
 from lightning_shards.errors import StorageError
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage import fetcher
 from lightning_shards.shards.storage.protocol import ShardReads
@@ -107,6 +110,23 @@ def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, sto
         time.sleep(0.02)
     assert into == left
     assert "s3cr3t" not in str(caught.value) + repr(storage)
+
+
+def test_hints_to_the_system_do_not_stand_in_place_of_what_is_fetched_ahead(server, url, tmp_path):
+    server.objects["data/0.tar"] = DATA
+    cache = PieceCache(
+        CacheFolder(tmp_path), "run", CacheNeed("data", SIZE, 0, limit_bytes=2 * SIZE)
+    )
+    storage = RemoteStorage(RemoteTransport(TransportSettings(policy=QUICK)), 5, cache)
+    stat = storage.stat(url)
+    storage.prefetch([ShardReads(url, [0], [500], stat)])
+    storage.prefetch([ShardReads(url, [0], [500])])
+    storage.read_ranges([reads_of(url, [(600, 601)], stat)[0]])
+    assert wait_for(storage.has_fetched_ahead, 10)
+    server.asked.clear()
+    assert storage.read_ranges([reads_of(url, [(3, 400)], stat)[0]]) == [[397]]
+    assert not server.asked
+    storage.close_all()
 
 
 def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
