@@ -252,23 +252,21 @@ class Fetcher:
                 while start < stop:
                     piece, end = _holder(found, start, stop)
                     memory = each.into[place : place + end - start]
-                    segment = _Segment(start, end, memory, piece)
-                    if not self._is_read(segment):
-                        missing[of_object].append(segment)
+                    if not self._is_read(piece, start, memory):
+                        missing[of_object].append(_Segment(start, end, memory, piece))
                     place, start, is_asked = place + end - start, end, True  # noqa: PLW2901
             if each.starts and each.stat and not is_asked:  # nothing but a request shows a change
                 start = each.starts[0]
                 missing[of_object].append(_Segment(start, start, each.into[:0], None))
         return missing
 
-    def _is_read(self, segment: _Segment) -> bool:
-        """Read the bytes of a segment from its piece, if that is in the cache."""
-        piece = segment.piece
+    def _is_read(self, piece: Piece | None, start: int, into: memoryview) -> bool:
+        """Read bytes from the piece that has them, if that is in the cache."""
         opened = None if piece is None else self._opened(piece)
         if piece is None or opened is None:
             return False
         try:
-            opened.read_into(segment.begin, segment.into)
+            opened.read_into(start, into)
         except OSError as error:
             _log.warning(
                 "the disk of the cache does not give %s: %s; these bytes are fetched again: check "
@@ -302,8 +300,9 @@ class Fetcher:
             raise_if_cancelled()
             left = _Wanted(list)
             for of_object, segments in missing.items():
-                if lacking := [each for each in segments if not self._is_read(each)]:
-                    left[of_object] = lacking
+                for each in segments:
+                    if not self._is_read(each.piece, each.begin, each.into):
+                        left[of_object].append(each)
             missing = left
         with self._changed:  # their process may have ended: nobody waits for them once more
             self._coming -= late
