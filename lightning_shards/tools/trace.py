@@ -13,8 +13,9 @@ _EPILOG: Final = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
 its start with this world size, batch size and, for the stream reader, number of workers:
   - the indexed reader is asked by arithmetic, at any step;
-  - the stream reader reads its shards again from the epoch's start; a run that resumed inside of
-    the epoch got fresh draws from there on, which are not what this prints.
+  - the stream reader reads its shards again from the epoch's start. A run that resumed inside of
+    the epoch got other batches from there on; and where the counts of shards are unknown, only
+    epoch 0 is told.
 Take the config.yaml that the run saved in its log folder: it has the command line's options too.
 A sample of weight 0, which only fills up a last step, is listed like the others. Of a mix each
 sample comes with the name of its component.
