@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.shards.beside import read_start
 from lightning_shards.shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.shards.remote.cache import PieceCache
 from lightning_shards.shards.remote.request_threads import RequestThreads
@@ -194,8 +195,7 @@ class RemoteStorage(Storage):
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         folder, name = split_url(url)
         if folder in self._indexes:
-            path = Path(self._indexes[folder], unescaped(name, url))
-            return path.read_bytes()[:max_bytes] if path.is_file() else None
+            return read_start(Path(self._indexes[folder], unescaped(name, url)), max_bytes)
         try:
             return bytes(self._transport.read(url, 0, max_bytes).data)
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
