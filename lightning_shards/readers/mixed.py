@@ -166,12 +166,12 @@ class Components:
 
     @contextmanager
     def named_in_errors(self, numbers: Collection[int]) -> Generator[None]:
-        """Let errors of a batch say of which components it is; none are told of a data set."""
+        """Let an error of samples that do not fit together say of which components they are."""
         try:
             yield
-        except ShardError as error:
-            if numbers:
-                names = ", ".join(repr(self.names[number]) for number in sorted(set(numbers)))
+        except SampleError as error:
+            names = ", ".join(repr(self.names[number]) for number in sorted(set(numbers)))
+            if len(set(numbers)) > 1:
                 error.add_note(f"the batch has samples of {names}; {_REMEDY}")
             raise
 

@@ -351,10 +351,11 @@ class StreamSource:
                 rows, numbers = self._rows(running, worker_epoch, step)
                 weights = worker_epoch.weights(step)
                 weights = weights if self.max_bad is None else weights_of(rows, weights)
-                with clock.on("collate"), together.named_in_errors(numbers):
-                    names, layouts = together.collated(rows, numbers)
-                    made = (rows, names, weights, self.batch_format, (), arena, layouts)
-                    begun = self.collation.begun(*made, components=numbers)
+                with clock.on("collate"):
+                    with together.named_in_errors(numbers):
+                        names, layouts = together.collated(rows, numbers)
+                        made = (rows, names, weights, self.batch_format, (), arena, layouts)
+                        begun = self.collation.begun(*made, components=numbers)
                     loaded = self.collation.finished(begun, layouts)
             bad = tuple(bad for each in running for bad in each.ledger.take())
             yield loaded._replace(bad=bad, stages=clock.take())
@@ -410,13 +411,12 @@ class _Running:
         self.ledger = BadSampleLedger(source.max_bad)
         recipe, stages = self._pipeline.recipe, self._pipeline.stages
         self.draws_from_globals = bool(recipe.draw_from_globals(stages))
-        self._watch = Watch()
+        # where samples may be bad, it is their number that ends the stream
+        buffered = self._pipeline.shuffle_buffer + 16 + (source.max_bad or 0)
+        self._watch = Watch(2 * self._index.num_shards + buffered)
         self._opened: Generator[Sample] | None = None  # goes on over the ends of epochs
         self._drawn: Iterator[Sample] = iter(())  # the same, shuffled where its place is unknown
-        self._slot, self._num_drawn = (
-            0,
-            0,
-        )  # samples of the run, up to the last one that was taken of it
+        self._slot, self._num_drawn = 0, 0  # its place: samples of the run that were taken of it
         self._samples: Generator[Sample] | None = None
 
     def begin(self, worker_epoch: WorkerEpoch, share: _Share) -> None:
@@ -553,9 +553,6 @@ class _Running:
 
     def _read(self, parts: Iterator[ShardSlice], ledger: BadSampleLedger) -> Generator[Sample]:
         """The samples of these slices, undecoded."""
-        # where samples may be bad, it is their number that ends the stream
-        buffered = self._pipeline.shuffle_buffer + 16 + (ledger.max_bad or 0)
-        self._watch.limit = 2 * self._index.num_shards + buffered
         read_by = self._is_planned, self._clock, self._storages, self._component.first_shard
         return ReadSlices(self._index, self._watch, ledger, *read_by)(parts)
 

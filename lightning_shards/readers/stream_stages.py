@@ -129,7 +129,7 @@ def exact_slices(
 class Watch:
     """Raises if shards or stages give no sample, because the stream would read for ever then."""
 
-    limit: int = 0
+    limit: int
     slices: int = 0
 
     def opened(self) -> None:
