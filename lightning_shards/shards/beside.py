@@ -21,7 +21,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard, cast
+from typing import Any, Final, TypeGuard, cast
 
 from lightning_shards.errors import UrlError
 from lightning_shards.shards.files import open_regular, read_regular
@@ -152,15 +152,6 @@ MARKER: Final = b'"wids_version"'
 
 
 _UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
-
-
-class CountedShard(NamedTuple):
-    """A shard by its path in the index; `size_bytes` and `md5` are None where it has none."""
-
-    url: str
-    samples: int
-    size_bytes: int | None
-    md5: str | None
 
 
 def shard_entries(content: object) -> list[dict[str, Any]] | None:

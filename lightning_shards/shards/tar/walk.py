@@ -21,7 +21,6 @@ A name that fits none of these forms is damaged if the field was clearly cut fro
 full, or it differs from one of the forms in a single bit.
 """
 
-import os
 import re
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.urls import redact
 
 BLOCK: Final = 512
@@ -72,17 +70,6 @@ def compression_of(first: bytes) -> str | None:
     """
     kind = next((kind for kind, magic in _KINDS.items() if magic.match(first)), None)
     return None if kind is None or is_tar_header(first) else kind
-
-
-def compression_at(path: str) -> str | None:
-    """The kind of compression of a file; None if there is none.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        FileAccessError: It is not a regular file, or this user may not read it.
-    """
-    with os.fdopen(open_regular(path), "rb") as file:
-        return compression_of(file.read(FIRST_BYTES))
 
 
 def is_tar_header(block: bytes) -> bool:
