@@ -29,10 +29,10 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.remote import cache as piece_cache
 from lightning_shards.shards import counts
 from lightning_shards.shards.index import ShardIndex, load_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote import cache as piece_cache
 from lightning_shards.shards.tar.plain_runs import count_samples
 
 if TYPE_CHECKING:

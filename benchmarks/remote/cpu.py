@@ -11,19 +11,19 @@ from benchmarks.remote.child import Result, scratch
 from benchmarks.remote.job import FAST, LINKS, RemoteJob
 from benchmarks.remote.loaders import CACHE_GIB
 from benchmarks.remote.server import ask
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import CacheNeed, cache_of_run
-from lightning_shards.shards.remote.pieces import Piece
-from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.shards.remote.transport import (
+from lightning_shards.remote.cache import CacheNeed, cache_of_run
+from lightning_shards.remote.fetcher import Fetcher
+from lightning_shards.remote.pieces import Piece
+from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.remote.storage import version_number
+from lightning_shards.remote.transport import (
     RemoteTransport,
     StampedTransport,
     TransportSettings,
     version_of_stamp,
 )
-from lightning_shards.shards.storage.fetcher import Fetcher
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.shards.storage.remote import version_number
 
 PIECE, SMALL = 1_300_000, 4_096
 PIECES, REQUESTS = 400, 4_000

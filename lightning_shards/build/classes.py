@@ -8,6 +8,7 @@ from lightning_shards.build.sources import transport_settings
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError
+from lightning_shards.remote.storage import remote_storages
 from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import lack_classes
 from lightning_shards.shards.classes import (
@@ -18,7 +19,6 @@ from lightning_shards.shards.classes import (
     known_classes,
 )
 from lightning_shards.shards.index import ShardIndex, remote_class_files
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls, is_local
 

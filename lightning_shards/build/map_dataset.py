@@ -28,6 +28,8 @@ from lightning_shards.errors import (
 from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.recipe import Recipe
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import (
     GivenClasses,
@@ -47,8 +49,6 @@ from lightning_shards.shards.joins.kept import JoinedShards
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.joins.tables import Join, find_join
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.urls import expand_urls, is_local
 
 _MAPPINGS: Final = ("decode", "classes", "transforms", "defaults", "join", "storage_options")

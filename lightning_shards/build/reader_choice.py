@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.remote.backend import LOOK_UP
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.index import (
     ShardIndex,
     load_index,
@@ -15,10 +18,7 @@ from lightning_shards.shards.index import (
     shared_index,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.backend import LOOK_UP
-from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.shards.scheme_table import SCHEMES
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.tables import TableStore, duration, index_command
 from lightning_shards.shards.urls import is_local, redact, scheme_of

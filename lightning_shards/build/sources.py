@@ -33,17 +33,17 @@ from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
+from lightning_shards.remote.ahead.source_cache import cache_of_source, size_of_run
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
-from lightning_shards.shards.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.settings import SampleFilter, name_of, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.backend import RetryPolicy
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
 from lightning_shards.shards.tables import TableStore, index_command
 from lightning_shards.shards.urls import expand_urls, is_local, redact, split_url

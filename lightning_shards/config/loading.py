@@ -15,7 +15,7 @@ from lightning_shards.errors import (
     require_mapping,
     require_text,
 )
-from lightning_shards.shards.remote.backend import require_store_options
+from lightning_shards.remote.backend import require_store_options
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
 
 _MOST = sys.float_info.max

@@ -27,6 +27,8 @@ from lightning_shards.dataprep.survey import (
     survey,
 )
 from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.beside import (
     MAX_INDEX_BYTES,
     SIZES,
@@ -43,9 +45,7 @@ from lightning_shards.shards.files import make_folder, open_regular, replace_fil
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import published, published_url
 from lightning_shards.shards.tables import TableStore, write_table

@@ -19,7 +19,7 @@ from lightning_shards.shards.storage.schemes import MakeStorage, shared_out
 
 if TYPE_CHECKING:
     from lightning_shards.readers.joined import Joined
-    from lightning_shards.shards.ahead.fetch_ahead import FetchAhead
+    from lightning_shards.remote.ahead.fetch_ahead import FetchAhead
 
 _MOST_BYTES: Final = 4 * 2**20
 """Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
@@ -86,9 +86,9 @@ def reading_shards(
             yield Reading(shards)
         return
     # what is remote is imported by who reads it
-    from lightning_shards.shards.ahead.fetch_ahead import fetched_ahead
-    from lightning_shards.shards.ahead.piece_plan import PiecePlan, share_of_process, window_of
-    from lightning_shards.shards.ahead.shard_tables import ShardTables
+    from lightning_shards.remote.ahead.fetch_ahead import fetched_ahead
+    from lightning_shards.remote.ahead.piece_plan import PiecePlan, share_of_process, window_of
+    from lightning_shards.remote.ahead.shard_tables import ShardTables
 
     shared = shared_out(storages, len(place.ranks_of_node))
     tables = ShardTables(index, cache, shared, share_of_process(place, place.ranks_of_node))

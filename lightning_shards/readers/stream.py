@@ -55,8 +55,8 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
+from lightning_shards.shards.hosts import require_hosts
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.remote.proxies import require_hosts
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
 
 _STAGE_POSITIONS = 1 << 48

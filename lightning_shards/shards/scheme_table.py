@@ -25,7 +25,7 @@ class Scheme:
         reading: `file`: they are files of this machine. `ranges`: any range of bytes is requested
             from a store. `opener`: webdataset's opener starts a program that gives them as a
             stream.
-        client: What makes the requests for ranges: a module of `shards/remote/`.
+        client: What makes the requests for ranges: a module of `remote/`.
         options: What `storage_options` may say of the store, and the types; None: all that fsspec's
             file system takes.
         secrets_in: Where its secrets belong, which `storage_options` may not hold.

@@ -13,14 +13,14 @@ from typing import Final
 from lightning_shards.errors import ConfigError, ShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.shards.ahead.piece_plan import PiecePlan, window_of
-from lightning_shards.shards.ahead.shard_tables import ShardTables
-from lightning_shards.shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
-from lightning_shards.shards.remote.pieces import TRAILER_BYTES, Piece, share_of
-from lightning_shards.shards.remote.request_threads import RequestThreads
-from lightning_shards.shards.remote.transport import RemoteTransport, StampedTransport
-from lightning_shards.shards.storage.fetcher import pieces_of
-from lightning_shards.shards.storage.remote import MakeRemoteStorage, version_number
+from lightning_shards.remote.ahead.piece_plan import PiecePlan, window_of
+from lightning_shards.remote.ahead.shard_tables import ShardTables
+from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
+from lightning_shards.remote.fetcher import pieces_of
+from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
+from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.remote.storage import MakeRemoteStorage, version_number
+from lightning_shards.remote.transport import RemoteTransport, StampedTransport
 from lightning_shards.shards.urls import is_local
 
 _BLOCKS: Final = 2

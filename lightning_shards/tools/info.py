@@ -12,7 +12,7 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.show import TabledShards, count_turned
 from lightning_shards.dataprep.survey import survey
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import is_local
 from lightning_shards.tools.console import report, run_tool

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ConfigError, StorageError
+from lightning_shards.remote.backend import LOOK_UP, require_store_options
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
+from lightning_shards.shards.hosts import require_shards
 from lightning_shards.shards.index import remote_class_files
-from lightning_shards.shards.remote.backend import LOOK_UP, require_store_options
-from lightning_shards.shards.remote.proxies import require_shards
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls
 from lightning_shards.tools.console import FAILED, REFUSED, add_run_options, tool_parser

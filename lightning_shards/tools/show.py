@@ -16,11 +16,11 @@ from lightning_shards.dataprep.show import (
     image_field,
 )
 from lightning_shards.errors import ConfigError
+from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ShardReader
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.tools.console import report, require_large_enough, run_tool
 from lightning_shards.tools.shard_options import classes_of, settings_of, shard_parser, shards_of

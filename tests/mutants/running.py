@@ -159,22 +159,22 @@ def messages_show_passwords(before, url):
     return url
 
 
-@breaks("safe", "without_credentials", "shards/remote/cache/test_pieces.py")
+@breaks("safe", "without_credentials", "remote/cache/test_pieces.py")
 def credentials_name_what_is_cached(before, url):
     return url
 
 
-@breaks("cache", "Piece.folder", "shards/remote/cache/test_pieces.py")
+@breaks("cache", "Piece.folder", "remote/cache/test_pieces.py")
 def a_new_version_has_the_pieces_of_the_old_one(before, self):
     return before(self._replace(version=""))
 
 
-@breaks("cache", "Piece.name", "shards/remote/cache/test_pieces.py")
+@breaks("cache", "Piece.name", "remote/cache/test_pieces.py")
 def pieces_of_one_size_are_one_piece(before, self):
     return f"0-{self.size}"
 
 
-@breaks("cache", "open_piece", "shards/remote/cache/test_pieces.py")
+@breaks("cache", "open_piece", "remote/cache/test_pieces.py")
 def a_torn_piece_is_served(before, path, begin, end):
     try:
         file = os.open(path, os.O_RDONLY)
@@ -183,16 +183,16 @@ def a_torn_piece_is_served(before, path, begin, end):
     return OpenPiece(begin, end, file, path)  # noqa: F821 of the module where it is planted
 
 
-@breaks("cache", "OpenPiece.read_into", "shards/remote/cache/test_pieces.py")
+@breaks("cache", "OpenPiece.read_into", "remote/cache/test_pieces.py")
 def the_first_bytes_of_a_piece_are_served_for_all(before, self, start, into):
     before(self, self.begin, into)
 
 
-@breaks("cache", "PieceCache.load", "shards/remote/cache/test_piece_cache.py")
+@breaks("cache", "PieceCache.load", "remote/cache/test_piece_cache.py")
 def an_answer_that_is_cut_short_is_filled_up(before, self, piece, fetch):
     return before(self, piece, lambda: bytes(fetch())[: piece.size].ljust(piece.size))
 
 
-@breaks("cache", "RemoteTransport.read", "shards/remote/test_remote_storage.py")
+@breaks("cache", "RemoteTransport.read", "remote/test_remote_storage.py")
 def bytes_of_two_versions_are_mixed(before, self, url, begin, end, version=None):
     return before(self, url, begin, end)

@@ -6,7 +6,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_shards.shards.remote.transport import Transport
+from lightning_shards.remote.transport import Transport
 
 Read = tuple[str, int, int]
 

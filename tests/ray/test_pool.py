@@ -21,11 +21,11 @@ import pytest
 from benchmarks import fashion_mnist
 from lightning_shards import Cursor, Place, RayConfig
 from lightning_shards.errors import ConfigError, ShardNotFoundError, WorkerError
+from lightning_shards.remote.cache import CacheNeed, PieceCache
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.generators import are_same
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.cache import CacheNeed, PieceCache
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
 from tests.ray.actor_samples import (
     ACTORS,
     SHARED,

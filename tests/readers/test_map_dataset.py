@@ -19,8 +19,8 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.stream import StreamSource
+from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.samples.tensors import with_tensors
-from lightning_shards.shards.remote.backend import RetryPolicy
 
 COUNTS = [5, 0, 9, 6]
 NUM = sum(COUNTS)

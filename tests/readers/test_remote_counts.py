@@ -9,7 +9,7 @@ import pytest
 from lightning_shards import SplitConfig
 from lightning_shards.build import reader_choice
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StorageError
-from lightning_shards.shards.remote.backend import RetryPolicy
+from lightning_shards.remote.backend import RetryPolicy
 from tests.readers.test_stream_http import serving
 
 

@@ -19,9 +19,9 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.stream_stages import read_shard
-from lightning_shards.shards.remote.backend import RetryPolicy
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.storage.schemes import Storages
 
 pytestmark = pytest.mark.network

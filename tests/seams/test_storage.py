@@ -17,10 +17,10 @@ from lightning_shards import (
     ShardNotFoundError,
 )
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.remote.transport import Body, Transport
+from lightning_shards.remote.storage import RemoteStorage
+from lightning_shards.remote.transport import Body, Transport
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.shards.storage.remote import RemoteStorage
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 
 DictStorage = example("dict_storage").DictStorage

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.backend import RetryPolicy
-from lightning_shards.shards.remote.transport import TransportSettings
 from lightning_shards.tools import index, pack, plan, reshard, shard_options
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import (

@@ -34,11 +34,11 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import locked_file, new_file, not_written, open_regular
+from lightning_shards.shards.hosts import file_name, require_hosts
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import bytes_bar
-from lightning_shards.shards.remote.proxies import file_name, require_hosts
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
 from lightning_shards.shards.tables import TableStore

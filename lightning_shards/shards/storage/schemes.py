@@ -177,7 +177,7 @@ def program_problem(error: Exception) -> str:
 
 def _remote_storage() -> Storage:
     """What reads remote shards without settings; imported with the first of them."""
-    from lightning_shards.shards.storage.remote import DEFAULT_REMOTE
+    from lightning_shards.remote.storage import DEFAULT_REMOTE
 
     return DEFAULT_REMOTE()
 

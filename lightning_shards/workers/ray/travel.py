@@ -16,11 +16,11 @@ import numpy as np
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples
 from lightning_shards.readers.source import Source
+from lightning_shards.remote.cache import PieceCache
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.tables import TableFile
 from lightning_shards.shards.private_files import MappedNumbers
-from lightning_shards.shards.remote.cache import PieceCache
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards import beside
 from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.remote.backend import RetryPolicy
-from lightning_shards.shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.remote import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls
 

@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from lightning_shards.shards.remote.transport import TransportSettings
+from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.tools import shard_options
-from tests.shards.remote.conftest import QUICK, real_server, server, started_server
+from tests.remote.conftest import QUICK, real_server, server, started_server
 from tests.tools.conftest import write_samples
 
 __all__ = ["real_server", "server", "started_server"]

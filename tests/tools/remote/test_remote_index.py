@@ -11,7 +11,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
-from tests.shards.remote.published import batches, module
+from tests.remote.published import batches, module
 from tests.tools.conftest import kill_when, start
 from tests.tools.remote.conftest import COUNTS
 

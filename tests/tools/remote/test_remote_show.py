@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from lightning_shards.shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.tools import index, info, show
-from tests.shards.remote.published import publish, server_put
+from tests.remote.published import publish, server_put
 from tests.tools.remote.conftest import COUNTS
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]

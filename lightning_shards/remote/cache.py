@@ -1,0 +1,585 @@
+"""The cache of pieces that the processes of a node share, without a daemon.
+
+A piece is fetched once per node and kept as one immutable file, from which all ranks and workers
+read. Whatever happens to a process, a file or a lock, no reader sees a wrong byte: a piece gets its
+name when it is whole, it is checked by each process that opens it, it never changes, and who reads
+it keeps its file open when it is dropped. Locks only save downloads. The folder::
+
+    pieces/lock                   locked while bytes are promised or freed; how many are used
+    pieces/runs/RUN               what an open run needs; its processes have it locked, shared
+    pieces/HASH/0-6553600         a piece; see `pieces` for the hash
+    pieces/HASH/0-6553600.part    one that is being fetched; its process has it locked
+
+The kernel frees the locks of a process that is killed, and others remove what it left.
+
+Where a node reads more than the cache holds, a fixed fraction of the pieces is kept for the next
+epoch, by a number that each piece has for ever, and the others are dropped, oldest first. Keeping
+what was used last would be worse: in random orders a cache for half of the data then gives 16 % of
+it, and a cache for a quarter 4 %; the fixed half gives 49 %, the fixed quarter 25 %.
+"""
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from lightning_shards.errors import ConfigError, DamagedShardError, FileAccessError
+from lightning_shards.remote.pieces import (
+    TRAILER_BYTES,
+    OpenPiece,
+    Piece,
+    believe,
+    is_there,
+    open_piece,
+    share_of,
+    write_piece,
+)
+from lightning_shards.shards.files import REMEDIES
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.urls import redact
+
+GIB: Final = 2**30
+
+LEFT_FREE_BYTES: Final = 50 * GIB
+"""What the default limit always leaves free on the disk."""
+
+_SLACK: Final = 16
+"""This part of the limit is not promised to pieces that stay: they are chosen by chance, so their
+bytes vary, and an eviction makes more room than is needed at once."""
+
+_EVICTED_AHEAD: Final = 32
+"""An eviction makes this part free at once, because it begins by looking at every file."""
+
+_ONCE: Final = ".once"
+"""The names of pieces end so of which runs are drawn anew in each epoch: they never stay."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_OBJECT: Final = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
+_PART: Final = ".part"
+_OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_log = logging.getLogger(__name__)
+
+
+class CacheNeed(NamedTuple):
+    """What one run needs of the cache folder, and what it allows.
+
+    Attributes:
+        data: By what data is recognised that several runs read; a hash of the shards' URLs.
+        reads_bytes: What the node reads in an epoch.
+        working_set_bytes: What is worked on at a time, such as this block and the next one.
+        tables_bytes: The member tables, which are kept beside the pieces.
+        is_drawn: Whether its runs are drawn anew in each epoch, so that none of its pieces is ever
+            read again.
+        limit_bytes: What pieces and tables may take.
+        left_free_bytes: What is always left free on the disk.
+    """
+
+    data: str
+    reads_bytes: int
+    working_set_bytes: int
+    tables_bytes: int = 0
+    is_drawn: bool = False
+    limit_bytes: int = 0
+    left_free_bytes: int = 0
+
+
+class CachedPiece(NamedTuple):
+    """One file of the cache: its size, when it came, and its number from 0 to 1."""
+
+    path: str
+    size: int
+    changed_ns: int
+    share: float
+
+
+def cache_of_run(
+    folder: CacheFolder, run: str, need: CacheNeed, cache_gib: float | None = None
+) -> "PieceCache | None":
+    """The cache that all processes of a run on this node read through; it is given to them.
+
+    Args:
+        folder: The cache folder of the user.
+        run: A name that all processes of this run have, and no other run.
+        need: What the run needs; limits are set here.
+        cache_gib: The limit in GiB. Default: three quarters of the disk, 50 GiB always left.
+
+    Returns:
+        None if the default limit is too low, with a warning: batches are then read exactly.
+
+    Raises:
+        ConfigError: The limit that was given is too low.
+        FileAccessError: The folder belongs to another user, or others may write to it.
+        OSError: It cannot be made or read.
+    """
+    path = folder.root / "pieces"
+    folder.make_folder(path)
+    limit, left_free = int((cache_gib or 0) * GIB), 0
+    if cache_gib is None:
+        with locked(path) as lock:
+            used = _used_bytes(path, lock)
+        limit, left_free = default_limit(shutil.disk_usage(path).free, used), LEFT_FREE_BYTES
+    need = need._replace(limit_bytes=limit, left_free_bytes=left_free)
+    if has_room(need, is_set=cache_gib is not None):
+        return PieceCache(folder, run, need)
+    _warn_once(
+        f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
+        f"what is worked on has {need.working_set_bytes / GIB:.3g} GiB, the member tables "
+        f"{need.tables_bytes / GIB:.3g} GiB; name a folder with more room as cache_dir, or set "
+        "cache_gib or a smaller shuffle_block"
+    )
+    return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Each loader of a run would say it again."""
+    _log.warning("%s", message)
+
+
+def default_limit(free_bytes: int, used_bytes: int) -> int:
+    """The limit where the user sets none: three quarters of the disk that is free, 50 GiB left.
+
+    >>> default_limit(400 * GIB, 0) // GIB, default_limit(100 * GIB, 20 * GIB) // GIB
+    (300, 70)
+
+    Args:
+        free_bytes: Free on the disk.
+        used_bytes: What the cache takes already, which counts as free.
+    """
+    room = free_bytes + used_bytes
+    return max(0, min(room * 3 // 4, room - LEFT_FREE_BYTES))
+
+
+def has_room(need: CacheNeed, *, is_set: bool) -> bool:
+    """Whether the cache holds what the node works with; without it batches are read exactly.
+
+    Args:
+        need: What the run needs.
+        is_set: Whether the user set the limit.
+
+    Raises:
+        ConfigError: The user set it too low.
+    """
+    wanted = need.working_set_bytes + need.tables_bytes
+    if need.limit_bytes >= wanted:
+        return True
+    if not is_set:
+        return False
+    raise ConfigError(
+        f"cache_gib={need.limit_bytes / GIB:.3g} is too little: the block that is read and the "
+        f"one that follows have {need.working_set_bytes / GIB:.3g} GiB, and the member tables "
+        f"{need.tables_bytes / GIB:.3g} GiB; set cache_gib to {-(-wanted * 100 // GIB) / 100:.2f} "
+        "or more, or a smaller shuffle_block, or leave cache_gib out: batches are then read "
+        "without a cache where the disk has no room for one"
+    )
+
+
+def limit_of_pieces(needs: Collection[CacheNeed]) -> int:
+    """What pieces may take: the lowest limit of the open runs, less the tables."""
+    limit = min((need.limit_bytes for need in needs), default=0)
+    return max(0, limit - _sum_of_data((need.data, need.tables_bytes) for need in needs))
+
+
+def kept_fraction(needs: Collection[CacheNeed]) -> float:
+    """The fraction of all pieces that stay for the next epoch, from 0 to 1.
+
+    >>> kept_fraction([CacheNeed("a", 1050, working_set_bytes=50, limit_bytes=160)])
+    0.1
+    >>> kept_fraction([CacheNeed("a", 100, working_set_bytes=50, limit_bytes=160)])
+    1.0
+    """
+    if needs and all(need.is_drawn for need in needs):
+        return 0.0
+    limit, reads = limit_of_pieces(needs), _staying_bytes(needs)
+    if reads + sum(need.working_set_bytes for need in needs if need.is_drawn) <= limit:
+        return 1.0
+    # Of what they work on, the same fraction stays. So its bytes are looked for in the rest alone.
+    works = sum(need.working_set_bytes for need in needs)
+    return max(limit - works - limit // _SLACK, 0) / max(reads - works, 1)
+
+
+def _staying_bytes(needs: Iterable[CacheNeed]) -> int:
+    """What is read of the data of which pieces come again."""
+    return _sum_of_data((need.data, need.reads_bytes) for need in needs if not need.is_drawn)
+
+
+def _sum_of_data(sizes: Iterable[tuple[str, int]]) -> int:
+    """The sum of sizes; runs that read the same data share its bytes."""
+    of_data: dict[str, int] = {}
+    for data, size in sizes:
+        of_data[data] = max(size, of_data.get(data, 0))
+    return sum(of_data.values())
+
+
+def pieces_to_drop(
+    pieces: Iterable[CachedPiece], needs: Collection[CacheNeed], lacking_bytes: int
+) -> list[CachedPiece]:
+    """Which pieces make so many bytes free, the first to go first.
+
+    Those go that do not stay, the oldest first, and of pieces that stay some only if the others are
+    not enough. But where more would stay than may, the oldest of these go before all others: they
+    belong to another data set, to other settings, or to a version that was replaced.
+    """
+    fraction = kept_fraction(needs)
+    ordered = sorted(pieces, key=lambda piece: (piece.share < fraction, piece.changed_ns))
+    staying = [piece for piece in ordered if piece.share < fraction]
+    most = fraction * _staying_bytes(needs) + limit_of_pieces(needs) // _SLACK
+    beyond = _first_bytes(staying, sum(piece.size for piece in staying) - most)
+    return _first_bytes(dict.fromkeys([*beyond, *ordered]), lacking_bytes)
+
+
+def _first_bytes(pieces: Iterable[CachedPiece], size: float) -> list[CachedPiece]:
+    """The first ones that have so many bytes together."""
+    taken: list[CachedPiece] = []
+    for piece in pieces:
+        if size <= 0:
+            break
+        taken.append(piece)
+        size -= piece.size
+    return taken
+
+
+class PieceCache:
+    """The pieces that a node keeps, as one process and all its threads see them.
+
+    It enters the folder when it is first used, and can be pickled: other processes of the run enter
+    it, too. What cannot be kept is served from memory, and one warning says why.
+
+    Args:
+        root: The cache folder of the user.
+        run: A name that all processes of this run have, and no other run.
+        need: What the run needs on this node.
+
+    Attributes:
+        need: As given.
+    """
+
+    def __init__(self, root: CacheFolder, run: str, need: CacheNeed) -> None:
+        self._root, self._run, self.need = root, run, need
+        self._path = root.root / "pieces"
+        self._entered: int | None = None  # the file of the run, locked
+        self._is_usable = True
+        self._has_warned = False
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["PieceCache"], tuple[CacheFolder, str, CacheNeed]]:
+        """Pickle what it was made of."""
+        return PieceCache, (self._root, self._run, self.need)
+
+    def open(self, piece: Piece) -> OpenPiece | None:
+        """A piece that is in the cache; None if it is not, or not whole.
+
+        Raises:
+            FileAccessError: The cache folder is another user's, or others may write to it.
+        """
+        if self._has_entered():
+            with self._warning():
+                return open_piece(self._path_of(piece), piece.begin, piece.end)
+        return None
+
+    def has(self, piece: Piece) -> bool:
+        """Whether a piece is in the cache, found without opening its file; errors as of `open`."""
+        return self._has_entered() and is_there(self._path_of(piece), piece.size)
+
+    def load(self, piece: Piece, fetch: Callable[[], bytes | bytearray]) -> bool | None:
+        """Fetch a piece that is not in the cache.
+
+        Args:
+            piece: Which one.
+            fetch: Is called at most once, by one process of the node at a time, and only where
+                there is room for the piece.
+
+        Returns:
+            Whether it is there now; None if another process or thread fetches it.
+
+        Raises:
+            FileAccessError: As of `open`.
+            DamagedShardError: `fetch` gave another number of bytes.
+            Exception: What `fetch` raises; the next one who asks for the piece fetches it.
+        """
+        part, has_room, is_kept = None, False, False
+        try:
+            with self._warning():
+                part = self._begin(piece) if self._has_entered() else None
+                if part is None:
+                    return False if self._entered is None else None
+                if self.open(piece) is not None:
+                    return True
+                has_room = self._has_room(part.file, piece.size + TRAILER_BYTES)
+            if has_room:
+                data = memoryview(fetch()).cast("B")
+                if len(data) != piece.size:
+                    raise DamagedShardError(
+                        f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte "
+                        f"{piece.begin:,}, not {piece.size:,}; check the network, and whether the "
+                        "object is being replaced"
+                    )
+                with self._warning():
+                    is_kept = self._is_kept(part, data)
+            return is_kept
+        finally:
+            if part is not None and not is_kept:
+                with suppress(OSError):
+                    os.unlink(part.path + _PART)  # noqa: PTH108 a string
+
+    def close(self) -> None:
+        """Leave the folder; open pieces stay readable. Used again, it enters the folder again."""
+        with self._lock:
+            entered, self._entered, self._is_usable = self._entered, None, True
+        if entered is not None:
+            os.close(entered)
+            with suppress(OSError), locked(self._path):
+                open_needs(self._path)  # which takes back the need of a run that has ended
+
+    def _path_of(self, piece: Piece) -> str:
+        return f"{self._path}/{piece.folder}/{piece.name}{_ONCE * self.need.is_drawn}"
+
+    def _has_entered(self) -> bool:
+        with self._lock, self._warning():
+            if self._entered is None and self._is_usable:
+                self._is_usable = False  # unless that goes well
+                self._entered = self._register()
+        return self._entered is not None
+
+    @contextmanager
+    def _warning(self) -> Generator[None]:
+        """Errors of the folder are told once; not that it is not private."""
+        try:
+            yield
+        except FileAccessError:
+            self._is_usable = True  # so that it is said again
+            raise
+        except OSError as error:
+            self._warn(error)
+
+    def _register(self) -> int:
+        """Make the need known; that of the first process of a run holds for all of them."""
+        self._root.make_folder(self._path / "runs")
+        with locked(self._path) as lock:
+            if not open_needs(self._path):
+                _write_used(lock, _recount(self._path)[1])
+            file = os.open(self._path / "runs" / self._run, _OPEN, 0o600)
+            fcntl.flock(file, fcntl.LOCK_SH)  # nobody holds it alone, except with the other lock
+            if not os.fstat(file).st_size:
+                os.write(file, json.dumps(self.need._asdict()).encode())
+            return file
+
+    def _begin(self, piece: Piece) -> OpenPiece | None:
+        """The file of a piece to be, locked; None if another process or thread has it locked."""
+        path = self._path_of(piece)
+        while True:
+            try:
+                file = os.open(path + _PART, _OPEN, 0o600)
+            except FileNotFoundError:  # there is no folder
+                self._root.make_folder(Path(path).parent)
+                continue
+            part = OpenPiece(piece.begin, piece.end, file, path)
+            if not _is_free(file):
+                return None
+            with suppress(FileNotFoundError):  # else it has its name by now, or was removed
+                if os.path.samestat(os.lstat(path + _PART), os.fstat(file)):
+                    return part
+
+    def _is_kept(self, part: OpenPiece, data: memoryview) -> bool:
+        """Write a piece; whether it is in the cache now: a process that has left keeps nothing."""
+        try:
+            write_piece(part.file, data)
+        except OSError as error:
+            size = len(data) + TRAILER_BYTES
+            if error.errno not in _FULL or not self._has_room(part.file, size, is_full=True):
+                raise
+            self._warn(error)
+            write_piece(part.file, data)
+        if self._entered is None:
+            return False
+        os.rename(part.path + _PART, part.path)  # noqa: PTH104 a string
+        believe(part.file)
+        return True
+
+    def _has_room(self, file: int, size: int, *, is_full: bool = False) -> bool:
+        """Whether there is room for a file, which then has its size, so that a recount sees it."""
+        os.ftruncate(file, 0)
+        with locked(self._path) as lock:
+            used, needs = _used_bytes(self._path, lock), open_needs(self._path) or [self.need]
+            if is_full or self._lacking(used, size, needs) > 0:
+                pieces, used = _recount(self._path)
+                lacking = max(self._lacking(used, size, needs), size if is_full else 0)
+                if lacking > 0:
+                    lacking += min(limit_of_pieces(needs), used) // _EVICTED_AHEAD
+                used -= _drop(pieces_to_drop(pieces, needs, lacking))
+            has_room = self._lacking(used, size, needs) <= 0
+            _write_used(lock, used + size * has_room)  # first, as too much is no harm
+            os.ftruncate(file, size * has_room)
+        if not has_room:
+            self._warn(None)
+        return has_room
+
+    def _lacking(self, used: int, size: int, needs: list[CacheNeed]) -> int:
+        """Bytes that must be made free for so many new ones; 0 or less: none."""
+        lacking = used + size - limit_of_pieces(needs)
+        left_free = max(need.left_free_bytes for need in needs)
+        if left_free:
+            lacking = max(lacking, left_free + size - shutil.disk_usage(self._path).free)
+        return lacking
+
+    def _warn(self, error: OSError | None) -> None:
+        """Say once why pieces are not kept; without an error, for lack of room."""
+        is_first, self._has_warned = not self._has_warned, True
+        if not is_first:
+            return
+        what = "cache_gib or the disk has no room for more than what is worked on"
+        remedy = "make room there, set another cache_gib, or name another cache_dir"
+        if error is not None:
+            what = error.strerror or str(error)
+            remedy = REMEDIES.get(error.errno or 0, remedy)
+        text = "pieces are not kept in %s, and fetched again when they are wanted again: %s; %s"
+        _log.warning(text, self._path, what, remedy)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[int]:
+    """The lock of a folder of pieces, for as long as the block runs.
+
+    Raises:
+        OSError: Its file cannot be opened, or its file system has no locks.
+    """
+    file = os.open(path / "lock", _OPEN, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a forked process has a copy of it
+        os.close(file)
+
+
+def _is_free(file: int) -> bool:
+    """Whether nobody else has an open file locked; this process has it then."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def open_needs(path: Path) -> list[CacheNeed]:
+    """What open runs need; with the lock. Those whose processes have all ended are removed."""
+    needs: list[CacheNeed] = []
+    with suppress(FileNotFoundError):
+        for run in (path / "runs").iterdir():
+            with suppress(OSError, ValueError, TypeError), run.open("rb") as file:
+                if _is_free(file.fileno()):
+                    run.unlink()
+                else:
+                    needs.append(CacheNeed(**json.loads(file.read())))
+    return needs
+
+
+def _used_bytes(path: Path, lock: int) -> int:
+    """Bytes that all pieces take, by the number in the file of the lock, or counted."""
+    used = os.pread(lock, 20, 0)
+    return int(used) if used.isdigit() else _recount(path)[1]
+
+
+def _write_used(lock: int, used: int) -> None:
+    os.pwrite(lock, b"%020d" % max(0, used), 0)
+
+
+def _recount(path: Path) -> tuple[list[CachedPiece], int]:
+    """The pieces, and bytes of all files; what killed processes left is removed."""
+    pieces: list[CachedPiece] = []
+    writing = 0
+    for folder in os.scandir(path):
+        if not _OBJECT.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+            continue
+        with suppress(OSError):
+            os.rmdir(folder.path)  # noqa: PTH106 an empty one
+        with suppress(FileNotFoundError), os.scandir(folder.path) as files:
+            for file in files:
+                with suppress(FileNotFoundError):  # it was dropped meanwhile
+                    status = file.stat(follow_symlinks=False)
+                    if file.name.endswith(_PART):
+                        writing += _bytes_or_removed(file.path)
+                    elif stat.S_ISREG(status.st_mode):
+                        is_once = file.name.endswith(_ONCE)
+                        share = 1.0 if is_once else share_of(folder.name, file.name)
+                        piece = CachedPiece(file.path, status.st_size, status.st_ctime_ns, share)
+                        pieces.append(piece)
+    return pieces, writing + sum(piece.size for piece in pieces)
+
+
+def _bytes_or_removed(path: str) -> int:
+    """Bytes of a piece that is being written; 0 if its process was killed, and it is removed."""
+    with open(path, "rb") as file:  # noqa: PTH123 a path of scandir
+        if not _is_free(file.fileno()):
+            return os.fstat(file.fileno()).st_size
+        os.unlink(path)  # noqa: PTH108
+        return 0
+
+
+def _drop(pieces: Iterable[CachedPiece]) -> int:
+    """Remove pieces; how many bytes they had."""
+    dropped = 0
+    for piece in pieces:
+        with suppress(OSError):  # it was dropped before
+            os.unlink(piece.path)  # noqa: PTH108 a path of scandir
+            dropped += piece.size
+    return dropped
+
+
+def list_pieces(folder: CacheFolder) -> list[dict[str, str | int]]:
+    """What there is: its path, `pieces`, their `bytes`, of how many `shards`, and `open_runs`.
+
+    Raises:
+        FileAccessError: The cache folder belongs to another user, or others may write to it.
+        OSError: It cannot be read.
+    """
+    path = folder.root / "pieces"
+    if not path.is_dir():
+        return []
+    folder.make_folder(path)  # which sees whether it is private
+    with locked(path):
+        (pieces, _), open_runs = _recount(path), len(open_needs(path))
+    shards = len({Path(piece.path).parent for piece in pieces})
+    size = sum(piece.size for piece in pieces)
+    counts = {"pieces": len(pieces), "bytes": size, "shards": shards, "open_runs": open_runs}
+    return [{"path": str(path), **counts}]
+
+
+def clear_pieces(folder: CacheFolder, *, force: bool = False) -> tuple[int, int]:
+    """Remove all pieces; how many there were, and their bytes.
+
+    Args:
+        folder: The cache folder of the user.
+        force: Also where runs have it open: they fetch again what they need again.
+
+    Raises:
+        ConfigError: Runs have it open.
+        FileAccessError: As of `list_pieces`.
+        OSError: It cannot be read.
+    """
+    path = folder.root / "pieces"
+    if not path.is_dir():
+        return 0, 0
+    folder.make_folder(path)
+    with locked(path) as lock:
+        if open_needs(path) and not force:
+            raise ConfigError(
+                f"{path} is open: some run, or another tool, reads from it; wait for the end of "
+                "its runs, or give --force: they then fetch again what they need"
+            )
+        pieces, used = _recount(path)
+        dropped = _drop(pieces)
+        _write_used(lock, used - dropped)
+    return len(pieces), dropped

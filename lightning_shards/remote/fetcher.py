@@ -1,0 +1,398 @@
+"""The fetcher: exactly the bytes that a batch lacks, and pieces that are needed soon.
+
+Pieces that were announced are fetched by threads, in the order given, and go to the cache of the
+node, where every process finds them. A batch reads from pieces what is there. It waits for those
+that are on their way, but not for long: what it still lacks then is fetched by requests for these
+bytes alone, so a process that lags or ends delays no other one by more than that.
+"""
+
+import logging
+import threading
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from itertools import pairwise
+from queue import SimpleQueue
+from time import perf_counter
+from typing import Final, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+
+from lightning_shards.errors import IndexMismatchError, ShardError
+from lightning_shards.remote.byte_ranges import joined, parts_of
+from lightning_shards.remote.cache import PieceCache
+from lightning_shards.remote.pieces import OpenPiece, Piece
+from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.remote.transport import Body, Transport, version_of_stamp
+from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.urls import redact
+from lightning_shards.system.process import (
+    Fetching,
+    raise_if_cancelled,
+    share_of_files,
+    take_from,
+)
+
+WAIT_S: Final = 2.0
+"""A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.
+Where the network is what everything waits for, exact requests would take it from the pieces."""
+
+_REMEMBERED: Final = 3
+"""Announcements whose pieces are looked for: batches are read a little behind the last one."""
+
+_MOST_AHEAD: Final = 48 << 20
+"""Bytes of pieces that a process has under way, in memory, at most. That keeps a link of 1 GB/s
+busy, which carries 30 MB in 30 ms."""
+
+_LOOK_S: Final = 0.03
+"""How often a batch that waits for pieces looks which of them are there."""
+
+_LEFT_FOR_BATCHES: Final = 4
+"""One thread in so many fetches nothing ahead, so that a batch finds a connection at once."""
+
+_GAP: Final = 1 << 16
+"""Bytes between two ranges that are fetched with them: little, since many requests begin at once
+and share a link. To read a gap too many costs bytes that all others wait for."""
+
+_MOST_OPEN: Final = 400
+"""A block has pieces in some 256 runs. Each takes a file descriptor, of which a process has 1,024
+by default."""
+
+_IN_USE: Final = WeakSet["Fetcher"]()
+"""Those of this process, which share its descriptors: each worker that is a thread has its own."""
+
+_log = logging.getLogger(__name__)
+
+_Object = tuple[str, str | None]
+"""The URL of an object, and its version; None: any one."""
+
+
+class _Segment(NamedTuple):
+    """Bytes of an object that a batch wants, the memory for them, and the piece that has them."""
+
+    begin: int
+    end: int
+    into: memoryview
+    piece: Piece | None
+
+    def fill(self, offset: int, data: bytearray) -> None:
+        """Take what it wants from the bytes at this offset of the object."""
+        begin, end = max(self.begin, offset), min(self.end, offset + len(data))
+        if begin < end:
+            wanted = memoryview(data)[begin - offset : end - offset]
+            self.into[begin - self.begin : end - self.begin] = wanted
+
+
+_Wanted = defaultdict[_Object, list[_Segment]]
+"""What is wanted of each object."""
+
+_Pieces = tuple[list[int], list[Piece]]
+"""The first byte of each piece of one object, ascending, and the pieces."""
+
+
+def pieces_of(reads: Iterable[ShardReads]) -> list[Piece]:
+    """The pieces of these ranges, those of many bytes cut into parts.
+
+    A part is a piece of its own: it is fetched by one request, together with the other parts, and
+    every process cuts the same range in the same way.
+    """
+    return [
+        Piece(each.url, version_of_stamp(each.stat), *part)
+        for each in reads
+        if each.stat is not None
+        for start, stop in zip(each.starts, each.stops, strict=True)
+        for part in parts_of(start, stop)
+    ]
+
+
+class Fetcher:
+    """Reads remote objects, by way of the cache if there is one; any thread may call any method.
+
+    Args:
+        transport: What fetches; it knows versions by their stamps.
+        threads: Make the requests; one of them is never used for pieces.
+        cache: Where pieces are kept.
+        wait_s: Seconds for which a batch waits for pieces that are on their way.
+
+    Attributes:
+        read_bytes: Bytes that batches asked for.
+        waited_s: Seconds that batches waited for bytes that they lacked.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        threads: RequestThreads,
+        cache: PieceCache | None = None,
+        *,
+        wait_s: float = WAIT_S,
+    ) -> None:
+        self.read_bytes, self.waited_s = 0, 0.0
+        self._transport, self._threads, self._cache = transport, threads, cache
+        self._wait_s, most = wait_s, threads.limit - 1
+        self._most_ahead = max(1, most - most // _LEFT_FOR_BATCHES)
+        self._known: deque[dict[_Object, _Pieces]] = deque(maxlen=_REMEMBERED)
+        self._queue = deque[Piece]()
+        self._lacking: list[Piece] | None = None  # of those announced last
+        self._coming, self._under_way = set[Piece](), set[Piece]()
+        self._open: dict[Piece, OpenPiece] = {}  # the least recently used one is the first
+        self._has_read, self._changed = False, threading.Condition()
+
+    def fetch_ahead(self, pieces: Sequence[Piece]) -> None:
+        """Fetch these pieces ahead, in this order, and no others that were announced before.
+
+        It begins when all requests of the first batch have been made. Pieces that are there cost
+        next to nothing, and one that another process fetches at the moment is left to it. Errors
+        are not raised: whoever reads the bytes gets them.
+
+        Args:
+            pieces: What the node needs of this block and the next, with what this process is to
+                fetch before what others are to fetch; of 8 MiB at most.
+        """
+        try:
+            lacking = [piece for piece in pieces if self._cache and not self._cache.has(piece)]
+        except ShardError:  # whoever reads a batch gets it
+            lacking = list(pieces)
+        with self._changed:
+            self._known.append(_by_object(pieces))
+            self._coming = set(lacking) | self._coming & self._under_way
+            self._queue = deque(dict.fromkeys(lacking))
+            self._lacking = lacking if pieces else None
+        if self._has_read:
+            self._begin()
+
+    def has_all(self) -> bool:
+        """Whether nothing is kept, or pieces were announced and the last ones are all there."""
+        lacking = self._lacking
+        while lacking and self._cache and self._cache.has(lacking[-1]):
+            lacking.pop()
+        return self._cache is None or lacking == []
+
+    def read(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges of a batch at once; nothing is written to their memory after the call.
+
+        Returns:
+            For each object and each of its ranges, how many bytes there are: fewer than asked for
+            where the object ends, and -1 where it is not what its stat says.
+
+        Raises:
+            ShardError: As of `Transport.read`, but for another version.
+            FileAccessError: The cache folder is another user's, or others may write to it.
+        """
+        missing, sizes, began = self._missing(reads), dict[_Object, int](), perf_counter()
+        if missing:
+            with Fetching():
+                if self._has_read:
+                    missing = self._waited_for(missing)
+                sizes = self._fetched(missing)
+            self.waited_s += perf_counter() - began
+        self._begin()
+        self.read_bytes += sum(sum(each.stops) - sum(each.starts) for each in reads)
+        return [_lengths(each, sizes.get(_object_of(each))) for each in reads]
+
+    def close(self) -> None:
+        """Begin nothing new, and leave the cache. A later call begins again."""
+        with self._changed:
+            self._queue.clear()
+            self._coming.clear()
+            self._changed.notify_all()
+        self._open = {}
+        _IN_USE.discard(self)
+        if self._cache is not None:
+            self._cache.close()
+
+    def _begin(self) -> None:
+        """Begin what was announced, behind the requests of the first batch."""
+        self._has_read = True
+        if not self._queue:
+            return
+        with self._changed:
+            under_way = self._under_way
+            while self._queue and len(under_way) < self._most_ahead:
+                size = sum(piece.size for piece in under_way)
+                if under_way and size + self._queue[0].size > _MOST_AHEAD:
+                    break
+                piece = self._queue.popleft()
+                if piece not in under_way:
+                    under_way.add(piece)
+                    self._threads.begin(partial(self._fetch_piece, piece))
+
+    def _fetch_piece(self, piece: Piece) -> None:
+        assert self._cache is not None
+        is_there = is_failed = False
+        try:
+            is_there = self._cache.load(piece, partial(self._data_of, piece))
+        except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
+            is_failed = True
+            _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
+        with self._changed:
+            self._under_way.discard(piece)
+            if is_there or is_failed:
+                self._coming.discard(piece)
+            elif is_there is not None:
+                # There is no room, and what is fetched now would be fetched again by who needs it.
+                self._coming.clear()
+                self._queue.clear()
+            self._changed.notify_all()
+        self._begin()
+
+    def _data_of(self, piece: Piece) -> bytearray:
+        return self._transport.read(piece.url, piece.begin, piece.end, piece.version).data
+
+    def _missing(self, reads: Sequence[ShardReads]) -> _Wanted:
+        """Read what is in pieces of the cache; the rest."""
+        missing, known = _Wanted(list), tuple(self._known)
+        for each in reads:
+            of_object, place, is_asked = _object_of(each), 0, False
+            found = [pieces for announced in known if (pieces := announced.get(of_object))]
+            for start, stop in zip(each.starts, each.stops, strict=True):
+                while start < stop:
+                    piece, end = _holder(found, start, stop)
+                    memory = each.into[place : place + end - start]
+                    if not self._is_read(piece, start, memory):
+                        missing[of_object].append(_Segment(start, end, memory, piece))
+                    place, start, is_asked = place + end - start, end, True  # noqa: PLW2901
+            if each.starts and each.stat and not is_asked:  # nothing but a request shows a change
+                start = each.starts[0]
+                missing[of_object].append(_Segment(start, start, each.into[:0], None))
+        return missing
+
+    def _is_read(self, piece: Piece | None, start: int, into: memoryview) -> bool:
+        """Read bytes from the piece that has them, if that is in the cache."""
+        opened = None if piece is None else self._opened(piece)
+        if piece is None or opened is None:
+            return False
+        try:
+            opened.read_into(start, into)
+        except OSError as error:
+            _log.warning(
+                "the disk of the cache does not give %s: %s; these bytes are fetched again: check "
+                "that disk, or name another cache_dir",
+                error.filename,
+                error.strerror,
+            )
+            self._open.pop(piece, None)
+            return False
+        return True
+
+    def _opened(self, piece: Piece) -> OpenPiece | None:
+        held = self._open
+        opened = held.pop(piece, None)
+        if opened is None and self._cache is not None:
+            opened = self._cache.open(piece)
+            _IN_USE.add(self)
+            most = max(1, min(_MOST_OPEN, share_of_files(len(_IN_USE))))
+            while len(held) >= most:
+                del held[next(iter(held))]  # its file is closed with its last reader
+        if opened is not None:
+            held[piece] = opened
+        return opened
+
+    def _waited_for(self, missing: _Wanted) -> _Wanted:
+        """What is still missing when none of it is on its way, or it was waited for long enough."""
+        until = perf_counter() + self._wait_s
+        while (late := self._coming.intersection(_pieces_in(missing))) and perf_counter() < until:
+            with self._changed:
+                self._changed.wait(_LOOK_S)
+            raise_if_cancelled()
+            left = _Wanted(list)
+            for of_object, segments in missing.items():
+                for each in segments:
+                    if not self._is_read(each.piece, each.begin, each.into):
+                        left[of_object].append(each)
+            missing = left
+        with self._changed:  # their process may have ended: nobody waits for them once more
+            self._coming -= late
+            self._queue.extendleft(late)
+        return missing
+
+    def _fetched(self, missing: _Wanted) -> dict[_Object, int]:
+        """Fetch these bytes; the size of each object, or -1 if it is another version."""
+        answered: SimpleQueue[Future[Body]] = SimpleQueue()
+        begun: dict[Future[Body], tuple[_Object, int, Sequence[_Segment]]] = {}
+        for of_object, wanted in missing.items():
+            for begin, end, segments in _joined(wanted):
+                for start, stop in parts_of(begin, end) or [(begin, end)]:
+                    url, version = of_object
+                    read = partial(self._transport.read, url, start, stop, version)
+                    future = self._threads.begin(read)
+                    begun[future] = of_object, start, segments
+                    future.add_done_callback(answered.put)
+        self._begin()
+        sizes: dict[_Object, int] = {}
+        try:
+            # Memory is filled here alone, so that nothing writes to it after an error
+            while begun:
+                future = take_from(answered)
+                of_object, start, segments = begun.pop(future)
+                try:
+                    body = future.result()
+                except IndexMismatchError:
+                    sizes[of_object] = -1
+                    continue
+                sizes.setdefault(of_object, body.size)
+                for segment in segments:
+                    segment.fill(start, body.data)
+                del future, body  # so that the bytes are freed
+        finally:
+            for future in begun:
+                future.cancel()
+        return sizes
+
+
+def _object_of(reads: ShardReads) -> _Object:
+    return reads.url, None if reads.stat is None else version_of_stamp(reads.stat)
+
+
+def _by_object(pieces: Iterable[Piece]) -> dict[_Object, _Pieces]:
+    by_object: defaultdict[_Object, dict[int, Piece]] = defaultdict(dict)
+    for piece in pieces:
+        of_object = by_object[piece.url, piece.version]
+        if of_object.get(piece.begin, piece).end <= piece.end:  # drawn runs may overlap
+            of_object[piece.begin] = piece
+    return {
+        name: (begins := sorted(by_begin), [by_begin[begin] for begin in begins])
+        for name, by_begin in by_object.items()
+    }
+
+
+def _holder(found: Sequence[_Pieces], start: int, stop: int) -> tuple[Piece | None, int]:
+    """The piece that has the byte at `start`, and the end of what it has up to `stop`."""
+    for begins, pieces in found:
+        place = bisect_right(begins, start)
+        if place and start < pieces[place - 1].end:
+            return pieces[place - 1], min(stop, pieces[place - 1].end)
+        if place < len(begins):
+            stop = min(stop, begins[place])
+    return None, stop
+
+
+def _pieces_in(missing: _Wanted) -> Iterator[Piece | None]:
+    return (segment.piece for segments in missing.values() for segment in segments)
+
+
+def _joined(segments: list[_Segment]) -> Iterable[tuple[int, int, Sequence[_Segment]]]:
+    """Begin and end of what is fetched together of one object, and what is wanted of it.
+
+    Gaps are fetched, too, that cost less than requests.
+    """
+    ordered = sorted(segments, key=lambda segment: segment.begin)
+    begins = np.array([segment.begin for segment in ordered], np.int64)
+    ends = np.array([segment.end for segment in ordered], np.int64)
+    ranges = joined(begins, ends, _GAP)
+    cuts = pairwise([*ranges.firsts.tolist(), len(ordered)])
+    groups = (ordered[first:stop] for first, stop in cuts)
+    return zip(ranges.begins.tolist(), ranges.ends.tolist(), groups, strict=True)
+
+
+def _lengths(reads: ShardReads, size: int | None) -> list[int]:
+    """The bytes of each range that are there; the size is known where an object was asked for."""
+    spans = zip(reads.starts, reads.stops, strict=True)
+    if size is None:
+        return [stop - start for start, stop in spans]
+    if size < 0:
+        return [-1] * len(reads.starts)
+    return [max(0, min(stop, size) - start) for start, stop in spans]

@@ -1,0 +1,275 @@
+"""The storage of remote shards: ranges of objects, many at once, each of one version."""
+
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
+from lightning_shards.remote.cache import PieceCache
+from lightning_shards.remote.fetcher import Fetcher, pieces_of
+from lightning_shards.remote.range_streams import RangeStreams, StreamAhead
+from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.remote.transport import (
+    RemoteTransport,
+    StampedTransport,
+    Transport,
+    TransportSettings,
+    version_of_stamp,
+)
+from lightning_shards.shards.beside import read_start
+from lightning_shards.shards.scheme_table import (
+    ANY_FURTHER,
+    RANGED_SCHEMES,
+    pinned_commits,
+    take_over_commits,
+)
+from lightning_shards.shards.storage.protocol import (
+    FetchTotals,
+    MakeStorage,
+    MakeTunedStorage,
+    ShardReads,
+    ShardStat,
+    Storage,
+)
+from lightning_shards.shards.urls import split_url, unescaped
+from lightning_shards.system.process import Fetching, result_of
+
+_CACHED_GAP: Final = 1 << 14
+"""With a cache, ranges are joined by what costs less only where they are not in the cache."""
+
+_T = TypeVar("_T")
+
+
+class RemoteStorage(Storage):
+    """Reads objects by ranges, over as many connections as it may use.
+
+    What is asked for without a stat is one version until `close`. Any thread may call any method.
+
+    Args:
+        transport: Makes the requests, and those of no other storage. It is pickled as its settings
+            alone.
+        connections: Requests that a process has under way at most, at least 1.
+        cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
+        ahead: How far streams are fetched ahead.
+        indexes: As in `TransportSettings`.
+    """
+
+    is_remote: bool = True
+    # One connection of 80 MB/s at 30 ms would give 2.4 MB. But all of them share the link of the
+    # node: a request costs 0.5 ms of CPU, and of 64 connections it holds one for 30 ms. In this
+    # half of a millisecond a link of 200 MB/s carries 100 kB.
+    coalesced_gap: int = 1 << 17
+    largest_read: int = MOST_IN_ONE_REQUEST
+
+    def __init__(
+        self,
+        transport: Transport,
+        connections: int = 64,
+        cache: PieceCache | None = None,
+        ahead: StreamAhead | None = None,
+        indexes: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._given = (transport, connections, cache, ahead, dict(indexes))
+        self._indexes = indexes
+        self._transport = StampedTransport(transport, version_number)
+        self._versions: dict[str, str] = {}
+        self._threads = RequestThreads(connections + (cache is not None))
+        self._streams = RangeStreams(transport, connections, ahead)
+        self._fetcher = Fetcher(self._transport, self._threads, cache)
+        self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
+        if cache is not None:
+            self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
+
+    def stat(self, url: str) -> ShardStat:
+        """Size of the object and a hash of its version, asked anew by one request."""
+        return self.read_beside((), 0, [url])[1][0]
+
+    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+        """One range; fewer bytes if the object ends, none if it is not what `stat` says.
+
+        Raises:
+            ShardNotFoundError: There is no such object.
+            FileAccessError: The store refuses to give it.
+            IndexMismatchError: The object was replaced since it was read first.
+            StorageError: The bytes could not be had, after all retries.
+        """
+        began = perf_counter()
+        version = self._versions.get(url) if stat is None else version_of_stamp(stat)
+        try:
+            (body,) = self._results([partial(self._transport.read, url, start, stop, version)])
+        except IndexMismatchError:
+            if stat is None:
+                raise
+            return b""
+        finally:
+            self._member_wait_s += perf_counter() - began
+        if stat is None:
+            self._versions[url] = body.version
+        self._read_bytes += len(body.data)
+        return bytes(body.data)
+
+    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+        """Fetch these pieces to the cache, in this order, and nothing that was named before.
+
+        Without a stat they are hints to a system that reads files, and change nothing here.
+        """
+        pieces = pieces_of(reads)
+        if pieces:
+            self._fetcher.fetch_ahead(pieces)
+
+    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
+        """Read all ranges at once, and return how many bytes of each were read.
+
+        Raises:
+            ShardError: As of `read`, but for another version, which is -1.
+        """
+        return self._fetcher.read(reads)
+
+    def has_fetched_ahead(self) -> bool:
+        """Whether pieces were named, and all that were named last are in the cache."""
+        return self._fetcher.has_all()
+
+    def fetch_totals(self) -> FetchTotals:
+        """What this process has fetched so far, and how long it waited."""
+        fetched, streamed = self._fetcher, self._streams.counts
+        return FetchTotals(
+            *self._transport.counts,
+            self._read_bytes + fetched.read_bytes + streamed.read_bytes,
+            self._table_wait_s,
+            self._member_wait_s + fetched.waited_s + streamed.waited_s,
+        )
+
+    def read_beside(
+        self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()
+    ) -> tuple[list[bytes | None], list[ShardStat]]:
+        """Small objects, and what shards are: one round trip for all of them."""
+        calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
+        calls += [partial(self._stat, url) for url in shards]
+        began = perf_counter()
+        try:
+            answers = self._results(calls)
+        finally:
+            self._table_wait_s += perf_counter() - began
+        return answers[: len(urls)], answers[len(urls) :]
+
+    def open_stream(self, url: str) -> io.BufferedReader:
+        """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
+
+        To close it early ends its requests. A thread that waits for one of its bytes is woken by
+        `close_all`, and by the checks of `system.process`.
+        """
+        return self._streams.open(url)
+
+    def close(self, url: str) -> None:
+        """Forget the version of the object."""
+        self._versions.pop(url, None)
+
+    def close_all(self) -> None:
+        """Close all connections and end all threads, also those that wait for a server."""
+        self._threads.close()
+        self._streams.close()
+        self._fetcher.close()
+        self._transport.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what it was made from alone."""
+        return RemoteStorage, self._given
+
+    def __repr__(self) -> str:
+        """The transport, which shows no options."""
+        return f"{type(self).__name__}({self._given[0]!r}, {self._given[1]})"
+
+    def _stat(self, url: str) -> ShardStat:
+        body = self._transport.read(url, 0, 0)
+        self._versions[url] = body.version
+        return ShardStat(body.size, int(body.version.partition("-")[2]))
+
+    def _whole(self, url: str, max_bytes: int) -> bytes | None:
+        folder, name = split_url(url)
+        if folder in self._indexes:
+            return read_start(Path(self._indexes[folder], unescaped(name, url)), max_bytes)
+        try:
+            return bytes(self._transport.read(url, 0, max_bytes).data)
+        except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
+            return None
+
+    def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
+        begun = [self._threads.begin(call) for call in calls]
+        try:
+            with Fetching():
+                return list(map(result_of, begun))  # which can be called off, as a request cannot
+        finally:
+            for future in begun:
+                future.cancel()
+
+
+def version_number(version: str) -> int:
+    """A hash of an object's version that fits where a file has its time of change: 63 bits."""
+    return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class MakeRemoteStorage(MakeTunedStorage):
+    """Makes the storage of remote shards in the process that reads; it is pickled and compared.
+
+    With it goes what revisions of the hub are pinned to, so that all processes of a run read the
+    same commits.
+
+    Attributes:
+        settings: Of its transport.
+        cache: The cache of the run, if it has one. It follows from the folder and the shards, so
+            it is not compared.
+    """
+
+    settings: TransportSettings
+    cache: PieceCache | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self) -> Storage:
+        """A storage that has opened nothing yet."""
+        connections = self.settings.connections
+        if self.cache is None:
+            transport = RemoteTransport(self.settings)
+            return RemoteStorage(transport, connections, indexes=self.settings.indexes)
+        # the thread that reads makes requests of its own, beside those that fetch
+        settings = replace(self.settings, connections=connections + 1)
+        given = RemoteTransport(settings), connections, copy(self.cache)
+        return RemoteStorage(*given, indexes=settings.indexes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the commits of the hub that are pinned now, too."""
+        return _unpickled, (self.settings, self.cache, pinned_commits())
+
+    def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
+        """What makes the storage of a worker of one rank, where a node has so many ranks."""
+        connections = max(1, self.settings.connections // ranks)
+        return replace(self, settings=replace(self.settings, connections=connections))
+
+    def without_cache(self) -> "MakeRemoteStorage":
+        """What makes the same storage, but fetches exactly what is read and nothing ahead."""
+        return replace(self, cache=None)
+
+
+def _unpickled(
+    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
+) -> MakeRemoteStorage:
+    take_over_commits(commits)
+    return MakeRemoteStorage(settings, cache)
+
+
+DEFAULT_REMOTE: Final = MakeRemoteStorage(TransportSettings())
+"""Of schemes for which no storage is given."""
+
+
+def remote_storages(
+    settings: TransportSettings, cache: PieceCache | None = None
+) -> dict[str, MakeStorage]:
+    """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
+    return dict.fromkeys((*RANGED_SCHEMES, ANY_FURTHER), MakeRemoteStorage(settings, cache))

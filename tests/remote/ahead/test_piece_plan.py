@@ -1,0 +1,166 @@
+"""What a process fetches ahead: the bytes of its node's pieces, in which order and from when on."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.order import SampleOrder
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote.ahead.piece_plan import PiecePlan, share_of_process
+from lightning_shards.shards.members import MemberTable
+
+COUNTS = np.array([40, 0, 100, 7, 53])
+URLS = [f"s3://b/{number}.tar" for number in range(len(COUNTS))]
+HEADER = 512
+PLACE = Place()
+
+
+def make_table(samples, size, junk=0):
+    """A table of samples with one member each; bytes that are in no sample follow each one."""
+    offsets = HEADER + np.arange(samples) * (size + HEADER + junk)
+    return MemberTable(
+        keys=np.empty(0, np.uint8),
+        key_starts=np.zeros(samples + 1, np.int64),
+        sample_starts=np.arange(samples + 1),
+        offsets=offsets,
+        sizes=np.full(samples, size),
+        crc32=None,
+        suffix_ids=np.zeros(samples, np.uint32),
+        suffixes=("jpg",),
+        file_size=int(offsets[-1]) + size if samples else 1024,
+        mtime_ns=1,
+    )
+
+
+def make_plan(done=0, place=PLACE, ranks=(0,), size=1000, junk=0, **others):
+    order = SampleOrder(COUNTS, 1, others.pop("sampling", "shuffled"), run=10, block=50)
+    epochs = EpochSchedule(200, 5, "drop", **others)
+    tables = [make_table(int(count), size, junk) for count in COUNTS]
+    tables_of = lambda shards: [tables[shard] for shard in shards]  # noqa: E731
+    return PiecePlan(order, epochs, Cursor(0, done), place, ranks, URLS, tables_of, window=1)
+
+
+def announced(plan, number):
+    return list(islice(plan.announcements(), number))
+
+
+def ranges(reads):
+    return [(read.url, *read.starts, *read.stops) for read in reads]
+
+
+def held(plan, reads):
+    """The samples whose members lie in these ranges."""
+    samples = set()
+    for url, start, stop in ranges(reads):
+        shard = URLS.index(url)
+        (table,) = plan.tables_of([shard])
+        begins, ends = table.offsets, table.offsets + table.sizes
+        inside = np.flatnonzero((begins >= start) & (ends <= stop))
+        samples |= {(shard, int(sample)) for sample in inside}
+    return samples
+
+
+def test_a_share_is_that_of_a_rank_and_its_worker():
+    shares = [
+        share_of_process(Place(rank, 8, worker, 3), [6, 2]) for rank in (2, 6) for worker in (0, 2)
+    ]
+    assert shares == [(0, 6), (2, 6), (3, 6), (5, 6)]
+    with pytest.raises(ConfigError, match="rank 1 is not on its own node, which has ranks"):
+        share_of_process(Place(1, 2), [0])
+
+
+def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
+    plan = make_plan()
+    first, *rest = announced(plan, 7)
+    assert [(each.turn, each.position) for each in (first, *rest)] == [
+        (0, 0), (0, 0), (0, 25), (0, 50), (0, 75), (0, 100), (0, 125),
+    ]  # fmt: skip
+    assert [each.stop for each in (first, *rest)] == [50, 50, 50, 100, 100, 150, 150]
+    assert ranges(rest[0].reads)[: len(first.reads)] == ranges(first.reads)
+    assert ranges(rest[0].reads)[len(first.reads) :] == ranges(rest[1].reads)
+    assert ranges(rest[2].reads)[: len(rest[1].reads)] == ranges(rest[1].reads)
+
+
+@pytest.mark.parametrize("sampling", ["shuffled", "resampled"])
+def test_what_is_announced_holds_every_sample_of_the_block(sampling):
+    plan = make_plan(sampling=sampling)
+    for announcement in announced(plan, 7)[1::2]:
+        start = announcement.position
+        ids = plan.order.at(0, start, min(start + 100, 200)).tolist()
+        assert {tuple(each) for each in ids} <= held(plan, announcement.reads)
+
+
+def test_each_process_begins_with_its_share_and_knows_those_of_the_others():
+    places = [Place(rank, 4, worker, 2) for rank in (1, 3) for worker in (0, 1)]
+    plans = [make_plan(place=place, ranks=(1, 3)) for place in places]
+    lists = [ranges(announced(plan, 1)[0].reads) for plan in plans]
+    assert {frozenset(each) for each in lists} == {frozenset(lists[0])}
+    quarter = len(lists[0]) // 4
+    begun = [piece for each in lists for piece in each[:quarter]]
+    assert len(set(begun)) == 4 * quarter
+
+
+def test_the_first_share_has_the_pieces_that_are_used_first():
+    (only,) = announced(make_plan(), 1)
+    plan = make_plan(place=Place(worker=0, num_workers=2))
+    (one,) = announced(plan, 1)
+    own = -(-len(only.reads) // 2)
+    assert ranges(one.reads)[:own] == ranges(only.reads)[::2]
+    assert ranges(one.reads)[own:] == ranges(only.reads)[1::2]
+
+
+def test_neighbours_in_a_shard_leave_no_hole():
+    plan = make_plan()
+    reads = [read for each in announced(plan, 8) for read in each.reads]
+    found = [each for each in ranges(reads) if each[0] == URLS[2]]
+    begins = {start for _, start, _ in found}
+    (table,) = plan.tables_of([2])
+    last = int(table.offsets[-1] + table.sizes[-1])
+    for _, _, stop in found:
+        follows = (stop - HEADER) % (1000 + HEADER) == 0  # where the next sample begins
+        assert follows or stop == last
+    assert any(stop in begins for _, _, stop in found)
+
+
+def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
+    whole = announced(make_plan(size=300_000), 1)[0]
+    little = announced(make_plan(45, size=300_000), 2)
+    assert whole.reads
+    # of most pieces no sample or one is left; its members are fewer bytes
+    assert len(little[0].reads) < len(whole.reads) / 2
+    assert set(ranges(little[0].reads)) <= set(ranges(whole.reads))
+    assert held(make_plan(size=300_000), little[1].reads) >= {
+        tuple(each) for each in make_plan().order.at(0, 50, 100).tolist()
+    }
+
+
+def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
+    place = Place(1, 2, worker=1, num_workers=2)
+    plan = make_plan(place=place, ranks=(0, 1), size=2 * 2**20)
+    found = announced(plan, 3)
+    epoch = plan.epochs.plan(2)
+    for number, announcement in enumerate(found):
+        steps = [2 * number + 1, 2 * number + 3, 2 * number + 5]
+        assert announcement.position == epoch.rank_span(steps[0], 1)[0]
+        wanted = [plan.order.at(0, *epoch.rank_span(step, 1)).tolist() for step in steps[1:]]
+        assert held(plan, announcement.reads) == {tuple(each) for ids in wanted for each in ids}
+        assert len(announcement.reads) == 10
+
+
+def test_shards_of_large_samples_are_asked_for_once_by_each_process():
+    asked = []
+    plan = make_plan(size=2 * 2**20, place=Place(worker=1, num_workers=2))
+    announced(replace(plan, require_same=asked.extend), 30)
+    assert sorted(asked) == np.flatnonzero(COUNTS).tolist()
+
+
+def test_each_shard_is_asked_for_once_by_one_process_of_the_node():
+    asked = []
+    for worker in (0, 1):
+        plan = make_plan(place=Place(worker=worker, num_workers=2))
+        announced(replace(plan, require_same=asked.extend), 12)
+    assert sorted(asked) == np.flatnonzero(COUNTS).tolist()

@@ -1,0 +1,145 @@
+"""What a run reads of remote shards at a time, by which its cache is sized."""
+
+import numpy as np
+import pytest
+from small_kept import kept_order
+from small_mixtures import component, mixture
+from small_orders import make
+from small_strands import strands
+
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.mixture import MixtureOrder
+from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.plan.place import Place
+from lightning_shards.remote.ahead.piece_plan import window_of
+from lightning_shards.remote.ahead.source_cache import size_of_run
+from lightning_shards.remote.transport import TransportSettings
+from lightning_shards.shards.index import ShardIndex, join_indexes
+from lightning_shards.shards.private_files import CacheFolder
+
+SAMPLE_BYTES = 1000
+ALL = [True] * 100
+MOST = [True, True, True, True, False] * 20
+FEW = [True] + [False] * 19
+
+
+@pytest.fixture
+def block_of(tmp_path):
+    """The samples of a block as the cache is told of them; no shard is asked for."""
+
+    def find(order):
+        return told(order, tmp_path).working_set_bytes // 2 // SAMPLE_BYTES
+
+    return find
+
+
+def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
+    """What the cache is told of a million samples of each component, of these sizes."""
+    found = [
+        ShardIndex((f"https://host/{size}.tar",), np.array([10**6]), size_bytes=size * 10**6)
+        for size in sizes
+    ]
+    index = join_indexes(found) if isinstance(order, MixtureOrder) else found[0]
+    settings = TransportSettings()
+    return size_of_run(index, order, CacheFolder(folder), settings, prepared=prepared, **others)
+
+
+@pytest.mark.parametrize(
+    ("mask", "block", "expected"),
+    [(ALL, 40, 40), (ALL, 0, WINDOW), (MOST, 40, 50), (MOST, 1, WINDOW * 5 // 4), (FEW, 40, 200)],
+)
+def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(block_of, mask, block, expected):
+    """Of 5 samples 4 are left: 40 of them are read with 10 others. More than 4 are no small gap."""
+    assert block_of(kept_order([mask], block=block)) == expected
+
+
+def window(order, batch_size=2, world_size=1, num_workers=1):
+    place = Place(0, world_size, num_workers=num_workers)
+    return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
+
+
+@pytest.mark.parametrize(("block", "read"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, 2**15)])
+def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, read):
+    assert window(kept_order([ALL], block=block)) == read
+
+
+def test_the_window_of_a_mixture_is_a_block_of_each_component():
+    components = [component("web", [100], block=16), component("labels", [100], block=8)]
+    both = {"web": 1, "labels": 1}
+    assert window(mixture(components, both)) == 24
+    components[1] = component("labels", [100], block=0)
+    assert window(mixture(components, both)) == 16 + WINDOW
+
+
+def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
+    draws = np.random.default_rng(0)
+    for share in (0.95, 0.8, 0.4, 0.1, 0.02):
+        order = kept_order([draws.random(3000) < share], run=16, block=64)
+        starts = range(0, order.samples, 64)
+        read = np.mean([len(order.footing(0, at, min(at + 64, order.samples))) for at in starts])
+        assert read <= block_of(order)
+
+
+def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):
+    """Also where the table of the first one is there, as in a later run on the same node."""
+    components = [component("images", [100], block=10), component("texts", [100], block=40)]
+    order = mixture(components, {"images": 1, "texts": 1})
+    first = told(order, tmp_path, sizes=(100_000, 2000))
+    assert first.working_set_bytes == 2 * (10 * 100_000 + 40 * 2000)
+    table = CacheFolder(tmp_path).sidecar_of("https://host/100000.tar")
+    table.parent.mkdir(parents=True)
+    table.write_bytes(bytes(77))
+    again = told(order, tmp_path, sizes=(100_000, 2000))
+    assert again == first._replace(tables_bytes=again.tables_bytes)
+    assert again.tables_bytes == 77 + first.tables_bytes // 2
+
+
+def test_the_cache_is_told_of_the_window_that_all_nodes_read_from(tmp_path):
+    order = kept_order([ALL], block=40)
+    here = told(order, tmp_path, prepared=16, nodes=8)
+    read = window(order, batch_size=4, world_size=16, num_workers=2)
+    assert here.working_set_bytes == 2 * read * SAMPLE_BYTES == 2 * 160 * SAMPLE_BYTES
+    large = told(order, tmp_path, (2 << 20,), prepared=16, nodes=8)
+    assert large.working_set_bytes == 3 * 16 * (2 << 20)
+
+
+def test_what_workers_keep_ready_is_worked_on_too(tmp_path):
+    """16 small batches in a message, or 4 MiB of them; nothing is fetched for large samples."""
+    order, workers = kept_order([ALL], block=40), {"prepared": 4, "batch_size": 2, "messages": 3}
+    ready = told(order, tmp_path, **workers).working_set_bytes // SAMPLE_BYTES - 2 * 40
+    assert ready == 3 * 16 * 2
+    few = told(order, tmp_path, (1 << 19,), **workers).working_set_bytes // (1 << 19) - 2 * 40
+    assert few == 3 * 8
+    large = told(order, tmp_path, (2 << 20,), **workers)
+    assert large.working_set_bytes == 3 * 4 * (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sample_bytes", "expected"),
+    [("resampled", 1000, True), ("resampled", 2 << 20, False), ("shuffled", 1000, False)],
+)
+def test_pieces_of_drawn_runs_are_not_read_again(sampling, sample_bytes, expected, tmp_path):
+    order = kept_order([ALL], sampling)
+    assert told(order, tmp_path, (sample_bytes,)).is_drawn == expected
+
+
+def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
+    def data(*urls):
+        counts = np.array([100] * len(urls))
+        index = ShardIndex(urls, counts, size_bytes=100_000)
+        order = kept_order([ALL] * len(urls))
+        settings = TransportSettings()
+        return size_of_run(index, order, CacheFolder(tmp_path), settings, prepared=1).data
+
+    small, large = "s3://b/img256/0.tar", "s3://b/img512/0.tar"
+    assert len({data(small), data(large), data(small, large), data(large, small)}) == 4
+    signed = [f"https://{user}host/0.tar?X-Amz-Signature={user}" for user in ("", "me:secret@")]
+    assert data(*signed[:1]) == data(*signed[1:]) != data(small)
+
+
+@pytest.mark.parametrize(("number", "nodes", "share"), [(8, 8, 8), (8, 1, 1), (8, 6, 2), (6, 3, 3)])
+def test_of_strands_a_node_reads_those_that_no_other_one_reads(tmp_path, number, nodes, share):
+    """8 strands in turns fall to 6 nodes so that each reads four of them, in epoch after epoch."""
+    order = strands([100], number, run=2)
+    whole = told(make([100]), tmp_path).reads_bytes
+    assert told(order, tmp_path, nodes=nodes).reads_bytes == whole // share

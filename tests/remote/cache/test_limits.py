@@ -1,0 +1,110 @@
+"""Which pieces stay, and how many bytes they may take."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.remote.cache import (
+    GIB,
+    CachedPiece,
+    CacheNeed,
+    default_limit,
+    has_room,
+    kept_fraction,
+    limit_of_pieces,
+    pieces_to_drop,
+)
+
+PIECES = st.lists(
+    st.builds(
+        CachedPiece, st.uuids().map(str), st.integers(1, 9), st.integers(0, 9), st.floats(0, 1)
+    ),
+    max_size=20,
+)
+SIZES = st.integers(0, 10**6)
+NEEDS = st.lists(
+    st.builds(CacheNeed, st.sampled_from("ab"), SIZES, SIZES, SIZES, limit_bytes=SIZES), max_size=4
+)
+
+
+@settings(max_examples=40)
+@given(NEEDS)
+def test_a_fraction_is_one(needs):
+    fraction, limit = kept_fraction(needs), limit_of_pieces(needs)
+    assert 0 <= fraction <= 1
+    reads = sum(max(n.reads_bytes for n in needs if n.data == d) for d in {n.data for n in needs})
+    assert fraction == 1.0 or fraction * reads <= limit
+
+
+def test_more_runs_keep_less_and_jobs_of_one_data_set_share_what_stays():
+    train = CacheNeed("train", 2000, working_set_bytes=100, limit_bytes=1000)
+    val = CacheNeed("val", 500, working_set_bytes=100, limit_bytes=1000)
+    assert kept_fraction([train, val]) < kept_fraction([train]) < 0.5
+    job = train._replace(reads_bytes=900)
+    assert kept_fraction([job, job]) == 1.0
+
+
+def test_of_what_is_drawn_anew_nothing_stays():
+    need = CacheNeed("a", 1000, 50, limit_bytes=500, is_drawn=True)
+    assert kept_fraction([need, need]) == 0
+    assert kept_fraction([need._replace(reads_bytes=100)]) == 0
+    assert 0 < kept_fraction([need, need._replace(data="b", is_drawn=False)]) < 0.5
+
+
+def test_what_would_stay_for_ever_and_is_too_much_goes_before_what_is_worked_on():
+    """As pieces of a version that was replaced, or of a data set that nobody reads any more."""
+    need = CacheNeed("a", 10_000, working_set_bytes=500, limit_bytes=5000)
+    dead = [CachedPiece(f"dead {n}", 1, n, 0.0) for n in range(4800)]
+    works = [CachedPiece(f"works {n}", 1, 5000 + n, 0.9) for n in range(10)]
+    assert pieces_to_drop([*works, *dead], [need], 20) == dead[:20]
+    few = dead[:4700]  # 4,408 are expected, and a 16th of the limit more may be; others go first
+    assert pieces_to_drop([*works, *few], [need], 20) == [*works, *few[:10]]
+
+
+@settings(max_examples=40)
+@given(PIECES, SIZES, st.integers(0, 60))
+def test_what_is_dropped_is_enough_and_no_more(pieces, limit, lacking):
+    need = CacheNeed("a", 10**6, 0, limit_bytes=limit)
+    dropped = pieces_to_drop(pieces, [need], lacking)
+    sizes = [piece.size for piece in dropped]
+    assert sum(sizes) >= min(lacking, sum(piece.size for piece in pieces))
+    assert not dropped or sum(sizes[:-1]) < lacking
+    assert len(set(dropped)) == len(dropped)
+
+
+@pytest.mark.parametrize(("former", "epochs"), [(0, 4), (540, 5)])
+def test_a_fixed_half_is_hit_by_half(former, epochs):
+    """Room for half of 1,000 pieces beside a working set of 40, and what a former run left."""
+    generator = np.random.default_rng(0)
+    shares = generator.random(1000 + former)
+    need = CacheNeed("a", 1000, working_set_bytes=40, limit_bytes=540)
+    there, hits, clock = {1000 + number: number for number in range(former)}, [], former
+    for _ in range(epochs):
+        hits.append(0)
+        for piece in generator.permutation(1000).tolist():
+            hits[-1] += piece in there
+            if piece not in there:
+                if len(there) >= need.limit_bytes:
+                    cached = [CachedPiece(str(p), 1, t, shares[p]) for p, t in there.items()]
+                    for dropped in pieces_to_drop(cached, [need], 17):
+                        del there[int(dropped.path)]
+                clock += 1
+                there[piece] = clock
+    assert min(hits[epochs - 3 :]) >= 460  # a sixteenth of the room is not promised
+
+
+def test_the_default_leaves_room_on_the_disk():
+    assert default_limit(400 * GIB, 0) == 300 * GIB
+    assert default_limit(100 * GIB, 0) == 50 * GIB
+    assert default_limit(49 * GIB, 0) == 0
+    assert default_limit(300 * GIB, 100 * GIB) == default_limit(400 * GIB, 0)
+
+
+def test_a_limit_below_the_working_set_is_refused_with_numbers():
+    need = CacheNeed("a", 100 * GIB, 3 * GIB + 1, tables_bytes=GIB // 2, limit_bytes=3 * GIB)
+    with pytest.raises(ConfigError, match=r"cache_gib=3 .* have 3 GiB, .* 0\.5 GiB; set .* 3\.51"):
+        has_room(need, is_set=True)
+    assert not has_room(need, is_set=False)
+    assert has_room(need._replace(limit_bytes=4 * GIB), is_set=True)

@@ -1,0 +1,263 @@
+"""The cache of pieces, as one process or two see it: what is kept, dropped and refused."""
+
+import errno
+import os
+import pickle
+import threading
+from types import SimpleNamespace
+
+import pytest
+from cached_bytes import (
+    FILE,
+    bytes_in,
+    bytes_of,
+    disk_bytes,
+    is_kept,
+    make_cache,
+    make_need,
+    piece_number,
+)
+
+from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.remote import cache as piece_cache
+from lightning_shards.remote.cache import clear_pieces, list_pieces
+from lightning_shards.shards.private_files import CacheFolder
+
+PIECE = piece_number(3)
+
+
+def no_fetch():
+    raise AssertionError("it was to be in the cache, or there is no room for it")
+
+
+def test_what_was_loaded_is_there_for_all_processes(cache, folder):
+    assert cache.open(PIECE) is None
+    assert is_kept(cache, PIECE)
+    other = pickle.loads(pickle.dumps(cache))
+    for reader in (cache, other, make_cache(folder, make_need(10), "another")):
+        assert reader.load(PIECE, no_fetch)
+        opened = reader.open(PIECE)
+        assert bytes_in(opened, PIECE.begin + 5, PIECE.begin + 9) == bytes_of(PIECE)[5:9]
+        reader.close()
+
+
+def test_what_comes_after_the_cache_was_left_is_not_kept_and_no_warning_says_so(cache, caplog):
+    def fetch():
+        cache.close()  # by another thread, as a run ends
+        return bytes_of(PIECE)
+
+    assert cache.load(PIECE, fetch) is False
+    assert not caplog.records
+    assert cache.open(PIECE) is None
+
+
+def test_folders_and_files_are_private(cache, folder):
+    assert is_kept(cache, PIECE)
+    made = [folder, *folder.rglob("*")]
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_dir()} == {"0o700"}
+    assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_file()} == {"0o600"}
+
+
+def test_the_limit_is_kept_and_open_pieces_stay_readable(cache, folder):
+    opened = []
+    for number in range(60):
+        piece = piece_number(number)
+        assert is_kept(cache, piece)
+        opened.append((piece, cache.open(piece)))
+        assert disk_bytes(folder) <= 10 * FILE
+    assert all(bytes_in(found, *piece[2:]) == bytes_of(piece) for piece, found in opened)
+
+
+def test_without_room_nothing_is_fetched(folder, caplog):
+    cache = make_cache(folder, make_need(0))
+    assert cache.load(PIECE, no_fetch) is False
+    assert cache.load(PIECE, no_fetch) is False
+    assert disk_bytes(folder) == 0
+    assert len(caplog.records) == 1
+
+
+def test_drawn_pieces_go_before_those_of_other_runs(folder):
+    drawn = make_cache(folder, make_need(20, is_drawn=True), "train")
+    kept = make_cache(folder, make_need(20, data="val", reads_bytes=8 * FILE), "val")
+    assert all(is_kept(kept, piece_number(number, bucket="val")) for number in range(8))
+    assert all(is_kept(drawn, piece_number(number)) for number in range(100))
+    assert all(kept.has(piece_number(number, bucket="val")) for number in range(8))
+
+
+def test_a_folder_that_is_taken_away_is_made_again(cache, folder, caplog):
+    assert is_kept(cache, PIECE)
+    for path in sorted((folder / "pieces").rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    assert all(is_kept(cache, piece_number(number)) for number in range(3))
+    assert caplog.records == []
+
+
+def test_a_file_in_place_of_the_folder_is_one_warning(folder, caplog):
+    folder.write_text("not a folder")
+    cache = make_cache(folder, make_need(3))
+    assert cache.load(PIECE, no_fetch) is False
+    assert cache.open(PIECE) is None
+    assert len(caplog.records) == 1
+
+
+def test_too_many_open_files_are_told_with_their_own_remedy(cache, monkeypatch, caplog):
+    def no_more(*arguments):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    assert is_kept(cache, PIECE)
+    monkeypatch.setattr(piece_cache, "open_piece", no_more)
+    assert cache.open(PIECE) is None
+    (record,) = caplog.records
+    assert "again: Too many open files; raise the limit of open files" in record.getMessage()
+
+
+def test_another_number_of_bytes_is_refused(cache, folder):
+    with pytest.raises(
+        DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"
+    ):
+        cache.load(PIECE, lambda: bytes_of(PIECE)[1:])
+    assert disk_bytes(folder) == 0
+    assert is_kept(cache, PIECE)
+
+
+def test_an_error_of_fetching_is_passed_on_and_leaves_nothing(cache):
+    def fetch():
+        raise ConnectionError("reset")
+
+    with pytest.raises(ConnectionError, match="reset"):
+        cache.load(PIECE, fetch)
+    assert is_kept(cache, PIECE)
+
+
+def test_one_thread_fetches_and_the_others_are_told(cache):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly():
+        entered.set()
+        assert go_on.wait(30)
+        return bytes_of(PIECE)
+
+    thread = threading.Thread(target=cache.load, args=(PIECE, slowly))
+    thread.start()
+    assert entered.wait(30)
+    assert cache.load(PIECE, no_fetch) is None
+    go_on.set()
+    thread.join()
+    assert cache.load(PIECE, no_fetch)
+
+
+def test_threads_that_start_together_enter_once(folder):
+    cache, start, fetched = make_cache(folder, make_need(50)), threading.Barrier(8), []
+
+    def load_all():
+        start.wait()
+        for piece in map(piece_number, range(20)):
+            while not cache.load(piece, lambda piece=piece: fetched.append(1) or bytes_of(piece)):
+                pass
+
+    threads = [threading.Thread(target=load_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fetched) == 20
+    assert disk_bytes(folder) == 20 * FILE
+    cache.close()
+    assert [*folder.glob("pieces/runs/*")] == []
+
+
+def test_a_lost_counter_is_counted_anew(cache, folder):
+    assert all(is_kept(cache, piece_number(number)) for number in range(8))
+    (folder / "pieces" / "lock").write_bytes(b"")
+    for number in range(8, 20):
+        assert is_kept(cache, piece_number(number))
+        assert disk_bytes(folder) <= 10 * FILE
+
+
+def test_without_locks_nothing_is_kept_and_it_is_said(cache, no_locks, caplog):
+    assert cache.load(PIECE, no_fetch) is False
+    assert "No locks available" in caplog.text
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_one(folder):
+    cache = make_cache(folder, make_need(10))
+    assert is_kept(cache, PIECE)
+    part = folder / "pieces" / PIECE.folder / "0-77.part"
+    part.write_bytes(b"half")
+    run = folder / "pieces" / "runs" / "killed"
+    run.write_text('{"data": "a", "limit_bytes": 1, "reads_bytes": 1, "working_set_bytes": 1}')
+    cache.close()
+    assert make_cache(folder, make_need(10)).open(PIECE) is not None
+    assert not part.exists()
+    assert not run.exists()
+    assert disk_bytes(folder) == FILE
+
+
+def test_the_lowest_limit_of_the_open_runs_holds(folder):
+    first, second = (make_cache(folder, make_need(n), f"{n}") for n in (10, 100))
+    assert first.open(PIECE) is None
+    assert all(is_kept(second, piece_number(number)) for number in range(40))
+    assert disk_bytes(folder) <= 10 * FILE
+    first.close()
+    assert all(is_kept(second, piece_number(number)) for number in range(40))
+    assert disk_bytes(folder) == 40 * FILE
+
+
+def test_the_need_of_the_first_process_of_a_run_holds_for_all(folder):
+    first, second = (make_cache(folder, make_need(pieces)) for pieces in (100, 3))
+    assert first.open(PIECE) is None
+    assert all(is_kept(second, piece_number(number)) for number in range(20))
+    assert disk_bytes(folder) == 20 * FILE
+
+
+def test_what_is_there_is_listed_and_cleared_but_not_what_is_of_others(folder):
+    """Somebody may name a folder as cache_dir that holds a folder `pieces` of another kind."""
+    strangers = [folder / "pieces" / name for name in ("photos/1.jpg", "notes.txt", "a" * 64)]
+    for stranger in strangers:
+        stranger.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        stranger.write_bytes(b"x" * 10 * FILE)
+    for name in ("runs/folder", f"{PIECE.folder}/0-5"):
+        (folder / "pieces" / name).mkdir(mode=0o700, parents=True)
+    cache, user = make_cache(folder, make_need(4)), CacheFolder(folder)
+    assert all(is_kept(cache, piece_number(number)) for number in range(20))  # which drops pieces
+    (listed,) = list_pieces(user)
+    assert (listed["pieces"], listed["bytes"], listed["open_runs"]) == (4, 4 * FILE, 1)
+    with pytest.raises(ConfigError, match="is open"):
+        clear_pieces(user)
+    assert clear_pieces(user, force=True) == (4, 4 * FILE)
+    cache.close()
+    assert clear_pieces(user) == (0, 0)
+    assert all(stranger.read_bytes() == b"x" * 10 * FILE for stranger in strangers)
+    assert {path.name for path in folder.glob("pieces/*")} >= {"photos", "notes.txt", "a" * 64}
+
+
+@pytest.mark.parametrize("error", [errno.EDQUOT, errno.ENOSPC])
+def test_on_a_disk_that_is_full_before_the_limit_what_fits_is_kept(
+    error, folder, monkeypatch, caplog
+):
+    """A quota is told by no file system."""
+
+    def write_piece(file, data):
+        if disk_bytes(folder) > 20 * FILE:
+            raise OSError(error, os.strerror(error))
+        written(file, data)
+
+    written = piece_cache.write_piece
+    monkeypatch.setattr(piece_cache, "write_piece", write_piece)
+    cache = make_cache(folder, make_need(1000, reads_bytes=40 * FILE))
+    for _ in range(3):
+        for number in range(40):
+            assert is_kept(cache, piece_number(number))
+            assert number < 20 or disk_bytes(folder) >= 18 * FILE
+    (record,) = caplog.records
+    assert os.strerror(error) in record.getMessage()
+
+
+def test_what_must_be_left_free_is_made_free_of_what_is_used(folder, monkeypatch):
+    """A 32nd of a limit that is far above would be all pieces."""
+    cache = make_cache(folder, make_need(1000, left_free_bytes=100 * FILE))
+    usage = lambda _: SimpleNamespace(free=120 * FILE - disk_bytes(folder))  # noqa: E731
+    monkeypatch.setattr(piece_cache.shutil, "disk_usage", usage)
+    for number in range(40):
+        assert is_kept(cache, piece_number(number))
+        assert number < 20 or disk_bytes(folder) >= 17 * FILE

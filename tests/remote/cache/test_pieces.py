@@ -1,0 +1,164 @@
+"""A file of a piece gives its bytes or is no piece; its name tells all apart but credentials."""
+
+import os
+
+import pytest
+from cached_bytes import bytes_in
+
+from lightning_shards.remote import pieces
+from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, open_piece, share_of
+from lightning_shards.shards.private_files import sidecar_name
+from lightning_shards.shards.urls import without_credentials
+
+DATA = bytes(range(256)) * 12
+SIZE = len(DATA)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """The file of a piece that begins at offset 100."""
+    path = tmp_path / "piece"
+    with path.open("wb", buffering=0) as file:
+        pieces.write_piece(file.fileno(), memoryview(DATA))
+    return path
+
+
+def opened(path, size=SIZE):
+    return open_piece(str(path), 100, 100 + size)
+
+
+def test_the_bytes_are_those_that_were_written(path):
+    piece = opened(path)
+    assert bytes_in(piece, 100, 100 + len(DATA)) == DATA
+    assert bytes_in(piece, 357, 360) == DATA[257:260]
+    assert path.stat().st_size == len(DATA) + TRAILER_BYTES
+
+
+def test_a_piece_outlives_its_file_and_closes_it(path, open_files):
+    piece = opened(path)
+    path.unlink()
+    assert bytes_in(piece, 100, 103) == DATA[:3]
+    del piece
+    assert open_files() == []
+
+
+def cut(data):
+    del data[-1:]
+
+
+def add(data):
+    data += b"x"
+
+
+def zero(data):
+    data[:] = bytes(len(data))
+
+
+def zero_page(data):
+    data[: len(data) // 2] = bytes(len(data) // 2)
+
+
+def flip(number):
+    def flipped(data):
+        data[number] ^= 1
+
+    return flipped
+
+
+FLIPPED = (0, 1500, -65, -64, -56, -52, -44)
+SPOILS = [cut, add, zero, zero_page, *map(flip, FLIPPED), bytearray.clear]
+NAMES = ["cut", "add", "zero", "page", *(f"flip{number}" for number in FLIPPED), "clear"]
+
+
+@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+def test_a_torn_piece_is_none_and_is_removed(path, spoil):
+    data = bytearray(path.read_bytes())
+    spoil(data)
+    path.write_bytes(data)
+    assert opened(path) is None
+    assert not path.exists()
+
+
+def test_what_is_no_piece_of_this_length_is_none(path, tmp_path):
+    assert opened(path, len(DATA) - 1) is None
+    assert opened(tmp_path / "absent") is None
+    os.mkfifo(tmp_path / "fifo")
+    assert opened(tmp_path / "fifo") is None
+
+
+def test_a_link_is_not_followed(path, tmp_path):
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="symbolic link"):
+        opened(tmp_path / "link")
+
+
+def test_the_bytes_are_checked_once_in_each_process_and_again_after_a_write(path, monkeypatch):
+    checked, crc32 = [], pieces.crc32
+    monkeypatch.setattr(pieces, "crc32", lambda *given: (checked.append(True), crc32(*given))[1])
+    for _ in range(3):
+        opened(path)
+    assert len(checked) == 1
+    path.write_bytes(path.read_bytes())
+    opened(path)
+    assert len(checked) == 2
+
+
+URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-Amz-Date=2026"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Piece(URL.replace("train", "val"), '"a"', 0, 10),
+        Piece(URL.replace("versionId=3", "versionId=4"), '"a"', 0, 10),
+        Piece(URL, '"b"', 0, 10),
+        Piece(URL, '"a"', 1, 10),
+        Piece(URL, '"a"', 0, 11),
+        Piece(URL.replace("/train/", "/a//b@train/"), '"a"', 0, 10),
+        Piece(URL.replace("/train/", "/a//c@train/"), '"a"', 0, 10),
+    ],
+)
+def test_what_may_be_other_bytes_has_another_name(other):
+    piece = Piece(URL, '"a"', 0, 10)
+    assert (piece.folder, piece.name) != (other.folder, other.name)
+
+
+@pytest.mark.parametrize(
+    "signed",
+    [
+        "https://host/train/0.tar?versionId=3",
+        "https://you@host/train/0.tar?versionId=3&x-amz-signature=another",
+        "https://host/train/0.tar?versionId=3&sv=1&sr=b&sig=another&se=2027",
+        "https://host/train/0.tar?Expires=9&Signature=another&versionId=3&Key-Pair-Id=K",
+    ],
+)
+def test_other_credentials_are_the_same_piece(signed):
+    assert Piece(signed, '"a"', 0, 10).folder == Piece(URL, '"a"', 0, 10).folder
+    assert sidecar_name(signed) == sidecar_name(URL)
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a?size=3&sort=up&shard=4"])
+def test_other_parts_of_a_url_stay(url):
+    assert without_credentials(url) == url
+
+
+def test_a_user_is_named_before_the_first_slash_alone():
+    """What follows is the name of an object: two of them must not share pieces or tables."""
+    urls = [f"https://host/a//{user}@b/0.tar" for user in ("me", "you")]
+    urls += [f"https://host/get?from=https://{user}@b/0.tar" for user in ("me", "you")]
+    assert len({without_credentials(url) for url in urls}) == 4
+    assert len({sidecar_name(url) for url in urls[:2]}) == 2
+    assert without_credentials("https://me@home:s@cret@host/0.tar") == "https://host/0.tar"
+
+
+def test_names_are_those_of_files():
+    piece = Piece(URL, '"../../a/\\b"', 5, 15)
+    assert piece.size == 10
+    assert piece.folder.isalnum()
+    assert piece.name == "5-15"
+
+
+def test_shares_are_uniform():
+    shares = [share_of("folder", f"{number}-9") for number in range(2000)]
+    assert 0 <= min(shares) < max(shares) < 1
+    assert 900 < sum(share < 0.5 for share in shares) < 1100

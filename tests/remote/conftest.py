@@ -1,0 +1,212 @@
+"""Servers that live for the session: our own, with its faults, and those of other makers."""
+
+import os
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from itertools import count
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from fault_server import FaultServer, fault_server
+from real_servers import START, RealServer
+
+from lightning_shards.build import reader_choice, sources
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.scheme_table import forget_commits
+from tests.remote.contract import DATA, Store
+from tests.remote.published import COUNTS, publish, server_put
+
+SIGNED = "?X-Amz-Signature=s3cr3t-query"
+QUICK = RetryPolicy().scaled(0.01)
+FACES = ("http", "s3", "gs", "az", "ais", "hf")
+"""What our server looks like."""
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of this process try again at once, and give up soon."""
+    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+
+
+@pytest.fixture(scope="session")
+def started_server() -> Iterator[FaultServer]:
+    with fault_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultServer, str]]:
+    """Our server over https, and the file of its certificate."""
+    folder = tmp_path_factory.mktemp("tls")
+    with fault_server(tls_of(folder)) as server:
+        yield server, str(folder / "ca.pem")
+
+
+def tls_of(folder: Path) -> ssl.SSLContext:
+    """What serves https on the loopback, with a new certificate, which is written to `ca.pem`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
+    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = made.add_extension(host, critical=False).sign(key, SHA256())
+    certificate = signed.public_bytes(serialization.Encoding.PEM)
+    (folder / "ca.pem").write_bytes(certificate)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "key.pem").write_bytes(private)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
+    return context
+
+
+@pytest.fixture
+def server(started_server: FaultServer) -> Iterator[FaultServer]:
+    """Our server without objects and faults."""
+    started_server.reset()
+    forget_commits()
+    yield started_server
+    started_server.reset()
+    forget_commits()
+
+
+def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
+    """How the faces of our server are reached."""
+    return {
+        "s3": {"endpoint": server.url, "region": "us-east-1", "anonymous": True},
+        "gs": {"endpoint": server.url, "anonymous": True},
+        "az": {"endpoint": f"{server.url}/account", "account": "account", "anonymous": True},
+        "ais": {"endpoint": server.url},
+        "hf": {"endpoint": server.url, "anonymous": True},
+    }
+
+
+def url_of(server: FaultServer, face: str, name: str) -> str:
+    """The URL of an object of our server."""
+    if face in ("http", "https"):
+        return f"{server.url}/data/{quote(name)}{SIGNED}"
+    return f"hf://datasets/me/{face}/{name}" if face == "hf" else f"{face}://data/{name}"
+
+
+@pytest.fixture
+def url(server: FaultServer) -> str:
+    """The URL of an object of our server that holds `DATA`."""
+    server.objects["data/a.tar"] = DATA
+    return url_of(server, "http", "a.tar")
+
+
+@pytest.fixture
+def make_transport(server: FaultServer, tmp_path: Path) -> Iterator[Callable[..., RemoteTransport]]:
+    """Makes a transport for our server, closed at the end."""
+    made: list[RemoteTransport] = []
+
+    def make(policy: RetryPolicy = QUICK, **others: Any) -> RemoteTransport:
+        given = TransportSettings(options_of(server), 64, policy, str(tmp_path))
+        made.append(RemoteTransport(given, **others))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+@pytest.fixture(scope="session")
+def face_stores(
+    started_server: FaultServer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Store]:
+    """Makes the store of a face, whose objects stay until the server is reset."""
+    folder = tmp_path_factory.mktemp("remote")
+    settings = TransportSettings(options_of(started_server), 64, QUICK, str(folder))
+
+    def make(face: str) -> Store:
+        def put(name: str, data: bytes) -> None:
+            started_server.objects[f"data/{name}"] = data
+
+        put("some/data.tar", DATA)
+        transport = RemoteTransport(settings)
+        return Store(face, transport, lambda name: url_of(started_server, face, name), put)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RealServer]]:
+    """Gives a server of another maker by its name, which is started when it is first asked for."""
+    started: dict[str, RealServer] = {}
+    with ExitStack() as stack:
+
+        def start(name: str) -> RealServer:
+            if name not in started:
+                folder = tmp_path_factory.mktemp(name)
+                started[name] = stack.enter_context(START[name](folder))
+            return started[name]
+
+        yield start
+
+
+@pytest.fixture
+def real_store(
+    real_server: Callable[[str], RealServer], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Store]]:
+    """Makes the store of such a server; what it wants to be signed is."""
+    with ExitStack() as stack:
+
+        def make(name: str) -> Store:
+            server = real_server(name)
+            for variable, value in server.environment.items():
+                monkeypatch.setenv(variable, value)
+            transport = RemoteTransport(TransportSettings(server.options))
+            stack.callback(transport.close)
+
+            def put(name: str, data: bytes) -> None:
+                transport.write(server.url_of(name), data)
+
+            store = Store(name, transport, server.url_of, server.put or put)
+            store.put("some/data.tar", DATA)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def local(pack_shards: Callable[..., list[str]]) -> list[str]:
+    """Three small shards on this machine."""
+    return pack_shards(COUNTS)
+
+
+@pytest.fixture
+def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> str:
+    """The URLs of the shards on our server, with counts and tables; named by one pattern."""
+    publish(local, server_put(server), tmp_path)
+    return f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
+
+
+@pytest.fixture
+def file_store(tmp_path: Path) -> Iterator[Store]:
+    """fsspec's file system of local files, which has times, owners and no ETags."""
+    transport = RemoteTransport()
+    times = count(1_000_000_000)
+
+    def url_of_file(name: str) -> str:
+        return f"owned://{tmp_path}/{name}"
+
+    def put(name: str, data: bytes) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        transport.write(url_of_file(name), data)
+        os.utime(tmp_path / name, (next(times),) * 2)  # two writes may fall into one second
+
+    put("some/data.tar", DATA)
+    yield Store("owned", transport, url_of_file, put)
+    transport.close()

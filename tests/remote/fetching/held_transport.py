@@ -1,0 +1,73 @@
+"""A transport of objects in memory, whose answers a test can hold back or make fail."""
+
+import threading
+from collections import defaultdict
+from pathlib import Path
+
+from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.remote.cache import CacheNeed, PieceCache
+from lightning_shards.remote.transport import Body, Transport, version_of_stamp
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import ShardReads
+
+MIB = 1 << 20
+STAMP = (9, 7)
+VERSION = version_of_stamp(STAMP)
+
+
+class HeldTransport(Transport):
+    """Counts what is read. A range waits where a test has put a gate, until that is opened."""
+
+    def __init__(self, objects: dict[str, bytes], version: str = VERSION) -> None:
+        self.objects, self.version = objects, version
+        self.asked: list[tuple[str, int, int]] = []
+        self.failing: dict[int, Exception] = {}  # by the first byte
+        self.gates: dict[int, threading.Event] = {}
+        self.begun: defaultdict[int, threading.Event] = defaultdict(threading.Event)
+        self.under_way = self.most_under_way = 0
+        self.closed = threading.Event()
+        self._lock = threading.Lock()
+
+    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
+        with self._lock:
+            self.asked.append((url, begin, end))
+            self.under_way += 1
+            self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            self.begun[begin].set()
+            gate = self.gates.get(begin)
+            while gate is not None and not gate.wait(0.01):
+                if self.closed.is_set():
+                    raise StorageError("the connections were closed")
+            if begin in self.failing:
+                raise self.failing[begin]
+            if version not in (None, self.version):
+                raise IndexMismatchError(f"{version} was expected, {self.version} is there")
+            data = self.objects[url]
+            return Body(bytearray(data[begin:end]), self.version, len(data))
+        finally:
+            with self._lock:
+                self.under_way -= 1
+
+    def write(self, url: str, data: bytes) -> None:
+        self.objects[url] = data
+
+    def close(self) -> None:
+        self.closed.set()
+
+    @property
+    def bytes_asked(self) -> int:
+        return sum(end - begin for _, begin, end in self.asked)
+
+
+def cache_in(folder: Path, limit_bytes: int = 64 * MIB) -> PieceCache:
+    """A cache as one process sees it."""
+    need = CacheNeed("data", limit_bytes, working_set_bytes=0, limit_bytes=limit_bytes)
+    return PieceCache(CacheFolder(folder), "run", need)
+
+
+def reads_of(url: str, spans: list[tuple[int, int]]) -> ShardReads:
+    """Ranges of an object, with memory of their own."""
+    starts, stops = [start for start, _ in spans], [stop for _, stop in spans]
+    memory = bytearray(sum(stops) - sum(starts))
+    return ShardReads(url, starts, stops, STAMP, memoryview(memory))

@@ -1,0 +1,329 @@
+"""What is fetched ahead, what exactly, in which order, what batches get, and how fetchers end."""
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+from held_fetcher import DATA, LARGE, PIECES, WITHIN_S, bytes_read, is_fetched
+from held_transport import MIB, VERSION, HeldTransport, cache_in, reads_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from waiting import wait_for
+
+from lightning_shards.errors import FileAccessError, StorageError
+from lightning_shards.remote import fetcher as fetchers_of_process
+from lightning_shards.remote import pieces as piece_files
+from lightning_shards.remote.fetcher import Fetcher, pieces_of
+from lightning_shards.remote.pieces import Piece
+from lightning_shards.remote.request_threads import RequestThreads
+
+
+def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
+    spans = [(5, 90), (300, 300), (400, 500), (63_990, 64_000)]
+    fetcher = make_fetcher()
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
+    assert transport.asked == [("u", 5, 64_000)]  # the gaps cost less than requests
+    assert fetcher.read_bytes == 195
+
+
+def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES)
+    assert is_fetched(fetcher, len(PIECES))
+    spans = [(0, 10), (7990, 8010), (100, 64_000)]  # a range may lie in several pieces
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
+    assert sorted(transport.asked) == [("u", piece.begin, piece.end) for piece in PIECES]
+
+
+def test_pieces_begin_with_the_requests_of_the_first_batch(transport, tmp_path):
+    fetcher = Fetcher(transport, RequestThreads(5), cache_in(tmp_path / "cache"))
+    fetcher.fetch_ahead(PIECES[:2])
+    fetcher.fetch_ahead(PIECES[2:])
+    time.sleep(0.02)
+    assert not transport.asked
+    gate = transport.gates[10] = threading.Event()
+    reader = threading.Thread(target=lambda: fetcher.read([reads_of("u", [(10, 20)])]))
+    reader.start()
+    is_ahead = is_fetched(fetcher, 7)  # while the batch waits for an answer
+    gate.set()
+    reader.join(WITHIN_S)
+    fetcher.close()
+    assert is_ahead
+    assert len(transport.asked) == 7
+
+
+def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
+    make_fetcher, transport
+):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead([*PIECES[:1], *PIECES[:3], *PIECES])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.fetch_ahead(PIECES)
+    transport.gates[0].set()
+    assert is_fetched(fetcher, 8)
+    fetcher.fetch_ahead(PIECES)
+    assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(transport.asked) == 8
+
+
+def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fetcher, transport):
+    """As in the middle of a block, where the next one is announced alone."""
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:1])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.fetch_ahead(PIECES[1:2])
+    threading.Timer(0.15, transport.gates[0].set).start()
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert {begin for _, begin, _ in transport.asked} == {0, 8000}
+
+
+def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher(threads=1)
+    fetcher.fetch_ahead(PIECES[:4])
+    assert transport.begun[0].wait(WITHIN_S)
+    fetcher.fetch_ahead(PIECES[4:])
+    transport.gates[0].set()
+    assert is_fetched(fetcher, 5)
+    assert [begin for _, begin, _ in transport.asked] == [0, 32_000, 40_000, 48_000, 56_000]
+    # and the older one is still known to be in the cache
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert len(transport.asked) == 5
+
+
+def test_a_piece_above_8_mib_comes_in_parts(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(pieces_of([reads_of("large", [(11, 20 * MIB - 11)])]))
+    assert is_fetched(fetcher, 3)
+    spans = [(11, 20 * MIB - 11), (9 * MIB, 9 * MIB + 5)]
+    found = bytes_read(fetcher, reads_of("large", spans))
+    assert found == [LARGE[slice(*span)] for span in spans]
+    assert transport.bytes_asked == 20 * MIB - 22
+    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
+    cuts = data.draw(st.lists(st.integers(0, 2000), unique=True, max_size=8).map(sorted))
+    pieces = [Piece("u", VERSION, *cuts[i : i + 2]) for i in range(len(cuts) - 1)]
+    span = st.tuples(st.integers(0, 2100), st.integers(0, 2100)).map(lambda it: tuple(sorted(it)))
+    spans = sorted(data.draw(st.lists(span, max_size=6)))
+    transport = HeldTransport({"u": DATA[:2000]})
+    transport.failing = dict.fromkeys(
+        data.draw(st.sets(st.sampled_from(cuts))) if cuts else [], StorageError("no")
+    )
+    fetcher = Fetcher(transport, RequestThreads(3), cache_in(tmp_path_factory.mktemp("cache")))
+    fetcher.read([])
+    fetcher.fetch_ahead(pieces)
+    wait_for(lambda: transport.under_way == 0, WITHIN_S)
+    transport.failing = {}
+    found = bytes_read(fetcher, reads_of("u", spans))
+    fetcher.close()
+    assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
+
+
+def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport):
+    transport.failing[0] = StorageError("no")
+    fetcher = make_fetcher(wait_s=3 * WITHIN_S)
+    fetcher.fetch_ahead(PIECES[:1])
+    wait_for(lambda: not fetcher._coming, WITHIN_S)
+    transport.failing.clear()
+    begun = time.perf_counter()
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert time.perf_counter() - begun < WITHIN_S
+
+
+def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, transport):
+    transport.gates[0] = threading.Event()
+    fetcher = make_fetcher(wait_s=0.1)
+    fetcher.fetch_ahead([Piece("large", VERSION, 0, 8 * MIB)])
+    assert transport.begun[0].wait(WITHIN_S)
+    assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
+    assert transport.asked[-1] == ("large", 10, MIB)
+
+
+def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:4])
+    assert is_fetched(fetcher, 4)
+    for piece in PIECES[:2]:
+        (tmp_path / "cache" / "pieces" / piece.folder / piece.name).unlink()
+    fetcher.fetch_ahead(PIECES[:5])
+    assert is_fetched(fetcher, 7)
+    assert sorted(begin for _, begin, _ in transport.asked[4:]) == [0, 8000, 32_000]
+
+
+def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):
+    pieces = [
+        Piece("many", VERSION, begin, begin + 8 * MIB) for begin in range(0, 80 * MIB, 8 * MIB)
+    ]
+    transport.objects["many"] = bytes(80 * MIB)
+    for piece in pieces:
+        transport.gates[piece.begin] = threading.Event()
+    fetcher = make_fetcher(threads=64)
+    fetcher.fetch_ahead(pieces)
+    assert wait_for(lambda: transport.under_way == 6, WITHIN_S)
+    time.sleep(0.05)
+    assert transport.most_under_way == 6
+    transport.gates[pieces[0].begin].set()
+    waiting = [transport.begun[piece.begin] for piece in pieces[6:]]  # whichever has the lock first
+    assert wait_for(lambda: any(begun.is_set() for begun in waiting), WITHIN_S)
+    for gate in transport.gates.values():
+        gate.set()
+    assert is_fetched(fetcher, 10)
+
+
+def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, transport, tmp_path):
+    other = cache_in(tmp_path / "cache")
+    assert other.open(PIECES[0]) is None
+    part = other._begin(PIECES[0])  # as if it were fetched there
+    fetcher = make_fetcher(wait_s=0.1)
+    fetcher.fetch_ahead(PIECES)
+    assert is_fetched(fetcher, 7)
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    begun = time.perf_counter()
+    assert bytes_read(fetcher, reads_of("u", [(30, 40)])) == [DATA[30:40]]
+    assert time.perf_counter() - begun < 0.1  # it is not waited for once more
+    del part  # the process was killed
+    fetcher.fetch_ahead(PIECES)
+    assert is_fetched(fetcher, 10)
+    other.close()
+
+
+def test_an_error_of_a_piece_is_quiet_and_that_of_a_batch_is_raised(make_fetcher, transport):
+    transport.failing = {0: StorageError("first"), 100: StorageError("second")}
+    fetcher = make_fetcher(threads=1)
+    fetcher.fetch_ahead(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    with pytest.raises(StorageError, match="second"):
+        fetcher.read([reads_of("u", [(100, 200)])])
+    assert bytes_read(fetcher, reads_of("u", [(200, 300)])) == [DATA[200:300]]
+
+
+def test_after_an_error_nothing_is_written_to_the_memory_of_the_batch(make_fetcher, transport):
+    far, is_late, answer = 16 * MIB, threading.Event(), transport.read
+
+    def read(url, begin, end, version):
+        if begin < far:
+            assert transport.begun[far].wait(WITHIN_S)
+            raise StorageError("no")
+        transport.begun[far].set()
+        assert is_late.wait(WITHIN_S)
+        return answer(url, begin, end, version)
+
+    transport.read = read
+    reads = reads_of("large", [(0, 10), (far, far + 10)])
+    fetcher = make_fetcher()
+    with pytest.raises(StorageError, match="no"):
+        fetcher.read([reads])
+    is_late.set()
+    assert wait_for(lambda: not transport.under_way, WITHIN_S)
+    assert bytes(reads.into) == bytes(20)
+
+
+def test_a_version_that_changes_is_told_with_the_batch(make_fetcher, transport):
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    transport.version = "9-8"
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]  # what was fetched holds
+    assert fetcher.read([reads_of("u", [(20_000, 20_010), (30_000, 30_001)])]) == [[-1, -1]]
+    assert fetcher.read([reads_of("u", [(10, 10)])]) == [[-1]]  # asked for, as nothing else shows
+
+
+def test_where_nothing_can_be_kept_fetching_ahead_stops(make_fetcher, transport, tmp_path):
+    fetcher = make_fetcher(cache_in(tmp_path / "small", limit_bytes=9000), threads=1)
+    first = Piece("u", VERSION, 0, 9500)  # there is no room for it
+    fetcher.fetch_ahead([first, *PIECES[2:]])
+    assert wait_for(lambda: not fetcher._coming, WITHIN_S)
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    assert transport.asked == [("u", 10, 20)]
+    fetcher.fetch_ahead([*PIECES[2:3]])  # the next block is tried again
+    assert is_fetched(fetcher, 2)
+
+
+def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
+    make_fetcher, transport, tmp_path, caplog, monkeypatch
+):
+    def failing(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:1])
+    assert is_fetched(fetcher, 1)
+    monkeypatch.setattr(piece_files.os, "preadv", failing)
+    assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
+    assert str(tmp_path / "cache" / "pieces") in caplog.text
+    assert "Input/output error" in caplog.text
+    assert len(transport.asked) == 2
+
+
+def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:1])
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        fetcher.read([reads_of("u", [(0, 10)])])
+
+
+def test_the_workers_of_a_process_share_its_limit_of_open_files(
+    make_fetcher, monkeypatch, open_files
+):
+    monkeypatch.setattr(fetchers_of_process, "share_of_files", lambda num_parts: 6 // num_parts)
+    fetchers = [make_fetcher() for _ in range(3)]
+    for fetcher in fetchers:
+        fetcher.fetch_ahead(PIECES)
+        assert is_fetched(fetchers[0], 8)  # which the others find
+    before = len(open_files())
+    for fetcher in fetchers * 2:
+        assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(open_files()) <= before + 6
+    for fetcher in fetchers[1:]:
+        fetcher.close()
+    assert bytes_read(fetchers[0], reads_of("u", [(0, 64_000)])) == [DATA]
+    assert len(open_files()) == before // 3 + 6
+
+
+def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
+    make_fetcher, transport, tmp_path
+):
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES[:2])
+    assert is_fetched(fetcher, 2)
+    bytes_read(fetcher, reads_of("u", [(0, 10)]))
+    for file in (tmp_path / "cache" / "pieces").glob("*/*-*000"):
+        file.unlink()
+    spans = [(20, 30), (8020, 8030)]
+    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
+    assert transport.asked[2:] == [("u", 8020, 8030)]
+
+
+def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, transport):
+    fetcher = make_fetcher()
+    assert not fetcher.has_all()
+    transport.gates[16_000] = threading.Event()
+    fetcher.fetch_ahead(PIECES[:3])
+    assert wait_for(lambda: len(transport.asked) == 3, WITHIN_S)
+    assert not fetcher.has_all()
+    transport.gates[16_000].set()
+    assert wait_for(fetcher.has_all, WITHIN_S)
+    fetcher.fetch_ahead(PIECES[2:4])
+    assert wait_for(fetcher.has_all, WITHIN_S)
+    fetcher.fetch_ahead([])
+    assert not fetcher.has_all()  # what batches want is then fetched exactly
+
+
+def test_what_an_earlier_run_left_is_known_with_the_announcement(make_fetcher, transport):
+    earlier = make_fetcher()
+    earlier.fetch_ahead(PIECES)
+    assert is_fetched(earlier, 8)
+    fetcher = make_fetcher()
+    fetcher.fetch_ahead(PIECES)
+    assert fetcher.has_all()
+    assert len(transport.asked) == 8

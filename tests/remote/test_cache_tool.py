@@ -1,0 +1,245 @@
+"""`lightning-shards cache`: what a run finds after a fill, and what the tool refuses."""
+
+import fcntl
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.tools import cache
+from tests.remote.published import batches, module
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+WITHIN_S = 60
+
+
+DIGITS = 64  # of the name of a folder of pieces
+
+
+@pytest.fixture
+def config(published_shards, tmp_path):
+    """A configuration of the shards on our server."""
+
+    def write(loader=None, trainer=None, sets=None, **train):
+        data = {
+            "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 2} | train,
+            "fields": {"image": "png", "label": "cls"},
+            "batch_size": 2,
+            "num_workers": 0,
+            "val_sets": sets,
+            "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump({"trainer": {"devices": 1} | (trainer or {}), "data": data}))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(capsys):
+    """The exit status and the output of the tool."""
+
+    def call(*arguments, main=cache.main):
+        status = 0
+        try:
+            main(list(map(str, arguments)))
+        except SystemExit as stop:
+            status = stop.code
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    return call
+
+
+@pytest.fixture
+def run_document(run):
+    return lambda *arguments, **others: json.loads(run(*arguments, "--json", **others)[1])
+
+
+def shards_asked(server):
+    asked = [each for each in server.asked if each.path.partition("?")[0].endswith(".tar")]
+    return [each for each in asked if each.headers["range"] != "bytes=0-0"]
+
+
+def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
+    config, run, run_document, published_shards, local, server, tmp_path
+):
+    filled = run_document("fill", "--config", config(shuffle_run=0))
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert filled["pieces"] > 0
+    assert 0.5 * sum(sizes) < filled["size_bytes"] == filled["fetched_bytes"] < sum(sizes)
+    assert not filled["is_full"]
+    server.asked.clear()
+    remote = batches(module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0))
+    assert remote == batches(module(local, tmp_path, shuffle_run=0))
+    assert not shards_asked(server)
+    again = run_document("fill", "--config", config(shuffle_run=0))
+    assert again == filled | {"fetched_bytes": 0}
+    status, told = run("fill", "--config", config(shuffle_run=0))
+    assert status == 0
+    assert "fetched_bytes: 0 bytes" in told
+
+
+def test_of_strands_each_node_fills_its_own(config, run_document, server):
+    strands = {"shuffle_strands": 2, "shuffle_width": 2, "shuffle_block": 8}
+    path = config(trainer={"num_nodes": 2}, **strands)
+    first, second = (run_document("fill", "--config", path, "--node", node) for node in range(2))
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert first["fetched_bytes"] == first["size_bytes"] < 0.6 * sum(sizes)
+    assert second["fetched_bytes"] == second["size_bytes"] < 0.6 * sum(sizes)
+    assert run_document("fill", "--config", path)["fetched_bytes"] == 0
+
+
+def test_an_evaluation_set_is_filled_by_its_name(config, run, run_document, published_shards):
+    shuffled = {"urls": published_shards, "sampling": "shuffled"}
+    path = config(sets={"web": shuffled})
+    filled = run_document("fill", "--config", path, "--split", "val/web")
+    assert filled["size_bytes"] == filled["fetched_bytes"] > 0
+    assert run_document("fill", "--config", path, "--split", "val/web")["fetched_bytes"] == 0
+    status, told = run("fill", "--config", path, "--split", "val")
+    assert (status, "name one of ['val/web']" in told) == (2, True)
+
+
+def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server, tmp_path):
+    written = config()
+    whole = run_document("fill", "--config", written)
+    server.asked.clear()
+    run("clear", "--cache-dir", tmp_path / "cache")
+    run("fill", "--config", written)
+    before = len(server.asked) - whole["pieces"]
+    run("clear", "--cache-dir", tmp_path / "cache")
+    server.faults = [*[None] * before, Fault("status", 404), *[Fault("late", 0.1)] * 99]
+    status, told = run("fill", "--config", written)
+    assert status == 2
+    assert "s3cr3t" not in told
+    server.faults = []
+    rest = run_document("fill", "--config", written)
+    assert 0 < rest["fetched_bytes"] < whole["size_bytes"] / 2
+    assert rest == whole | {"fetched_bytes": rest["fetched_bytes"]}
+
+
+@pytest.mark.parametrize("asked_before", [0, 6])
+def test_a_fill_from_a_store_that_does_not_answer_ends_with_its_error(
+    asked_before, config, run, server, tmp_path
+):
+    written = config()
+    run("fill", "--config", written)  # so that there are counts
+    run("clear", "--cache-dir", tmp_path / "cache")
+    shutil.rmtree(Path(written).parent / "cache" / "members")
+    server.faults = [None] * asked_before
+    server.always = Fault("status", 500)
+    status, told = run("fill", "--config", written)
+    assert status == 2
+    assert "500 Internal Server Error (try " in told
+
+
+def test_a_piece_that_another_process_lets_go_of_is_fetched_by_who_waits(config, run_document):
+    """It did not bring the piece, so the cache would lack it."""
+    written, told = config(), []
+    whole = run_document("fill", "--config", written)
+    folder = Path(written).parent / "cache" / "pieces"
+    piece = next(path for path in folder.glob("*/*") if len(path.parent.name) == DIGITS)
+    size = int(piece.name.partition("-")[2]) - int(piece.name.partition("-")[0])
+    piece.unlink()
+    part = os.open(f"{piece}.part", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(part, fcntl.LOCK_EX)
+    waiting = threading.Thread(
+        target=lambda: told.append(run_document("fill", "--config", written))
+    )
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    os.close(part)
+    waiting.join(WITHIN_S)
+    assert told == [whole | {"fetched_bytes": size}]
+    assert piece.exists()
+
+
+def test_large_samples_are_filled_one_by_one(config, run_document, monkeypatch, tmp_path):
+    whole = run_document("fill", "--config", config())
+    run_document("clear", "--cache-dir", tmp_path / "cache")
+    monkeypatch.setattr("lightning_shards.remote.byte_ranges.LARGE_SAMPLE", 1)
+    assert run_document("fill", "--config", config())["pieces"] == 16 > whole["pieces"]
+
+
+def test_a_small_cache_is_filled_up_to_its_limit(config, run_document, published_shards, tmp_path):
+    loader = {"cache_gib": 1}
+    need = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    need = need.source("train").storages["http"].cache.need
+    limit = need.working_set_bytes + need.tables_bytes + 2000
+    settings = {"loader": {"cache_gib": limit / 2**30}, "shuffle_block": 4}
+    filled = run_document("fill", "--config", config(**settings))
+    assert 0 < filled["size_bytes"] <= limit
+    (folder,) = run_document("list", "--cache-dir", tmp_path / "cache")["folders"]
+    assert folder["bytes"] <= limit
+    assert folder["open_runs"] == 0
+
+
+def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path):
+    data = module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0)
+    stream = data.source("train").batches(Place(), Cursor())
+    next(stream)
+    folder = tmp_path / "cache"
+    assert wait_for(lambda: len(list((folder / "pieces").glob("*/*-*[0-9]"))) > 1, 10)
+    status, told = run("list", "--cache-dir", folder)
+    assert status == 0
+    assert told.splitlines()[-2].endswith("  1")  # open run
+    status, told = run("clear", "--cache-dir", folder)
+    assert status == 2
+    assert "is open" in told
+    assert run("clear", "--cache-dir", folder, "--force")[0] == 0
+    assert next(stream) is not None
+    stream.close()
+    assert run("list", "--cache-dir", folder)[1].splitlines()[-2].endswith("  0")
+    assert run("clear", "--cache-dir", folder)[1].startswith("pieces: ")
+
+
+def test_an_empty_cache_is_no_error(run, tmp_path):
+    folder = tmp_path / "nothing"
+    assert run("list", "--cache-dir", folder) == (
+        0,
+        f"cache_dir: {folder}\nfolders: none\nmade: none\n",
+    )
+    assert run("clear", "--cache-dir", folder)[0] == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fill", "--config", "no.yaml"], "no.yaml"),
+        (["fill", "--config", "CONFIG", "--split", "test"], "there is no 'test' split"),
+        (["fill", "--config", "CONFIG", "--ranks-per-node", "-1"], "must be at least 1, got -1"),
+        (["fill", "--config", "CONFIG", "--node", "-1"], "--node must be at least 0, got -1"),
+        (["fill", "--config", "CONFIG", "--node", "1"], "rank"),
+        (["list", "--node", "1"], "--node is for `cache fill`"),
+        (["fill", "--config", "CONFIG", "--cache-dir", "."], "and no --cache-dir"),
+        (["clear", "--config", "CONFIG"], "--config is for `cache fill`"),
+        (["empty"], "invalid choice"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(config, run, arguments, said):
+    written = config()
+    status, told = run(*(written if word == "CONFIG" else word for word in arguments))
+    assert status == 2
+    assert said in told
+
+
+def test_what_is_not_kept_is_not_filled(config, run, local):
+    for settings, said in (
+        ({"sampling": "sequential"}, "reads shards in the order of the files"),
+        ({"reader": "stream"}, "these shards are streamed"),
+        ({"urls": local}, "these shards are not remote"),
+    ):
+        status, told = run("fill", "--config", config(**settings))
+        assert status == 2
+        assert said in told

@@ -1,0 +1,214 @@
+"""24 faults at six positions over http, https and s3: the right bytes or the owed error, in time.
+
+They strike a range that is read, and a stream of a shard, in its first range and in a later one.
+All times of the policy are divided by 100. The clock runs with the real one, and pauses pass on it
+at once. A fifth of the cells is drawn by a seed; `-m matrix` runs all of them.
+"""
+
+import io
+import tarfile
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import product
+
+import pytest
+from fault_table import (
+    POSITIONS,
+    READERS,
+    ROWS,
+    SCHEMES,
+    bytes_before,
+    drawn_positions,
+    strike,
+)
+
+from lightning_shards.readers.stream_stages import read_shard
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.range_streams import StreamAhead
+from lightning_shards.remote.storage import RemoteStorage
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.storage.schemes import Storages
+from tests.remote.conftest import QUICK, options_of, url_of
+from tests.remote.contract import DATA
+
+pytestmark = pytest.mark.network
+
+BEGIN, END = 1_000, 90_000
+FIRST = 40_000
+SAMPLES = [{"__key__": f"{each:03d}", "bin": DATA[each : each + 4_000]} for each in range(20)]
+
+
+def tar_of(samples):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for sample in samples:
+            info = tarfile.TarInfo(f"{sample['__key__']}.bin")
+            info.size = len(sample["bin"])
+            tar.addfile(info, io.BytesIO(sample["bin"]))
+    return file.getvalue()
+
+
+TAR = tar_of(SAMPLES)
+POLICY = replace(QUICK, total_s=6.0)  # a machine that is held for a second uses up no tries
+SLACK_S = 2.0
+BY_NAME = {row.name: row for row in ROWS}
+REAL_TIME = [
+    ("503 with Retry-After", "http", "begin"),
+    ("cut", "s3", "data"),
+    pytest.param("stall for ever", "http", "data", marks=pytest.mark.matrix),  # three minutes
+]
+
+
+class Clock:
+    """The time that passes, and the pauses that nobody waits for."""
+
+    def __init__(self):
+        self.paused_s = 0.0
+
+    def now(self):
+        return time.perf_counter() + self.paused_s
+
+    def sleep(self, seconds):
+        self.paused_s += seconds
+
+
+@pytest.fixture(scope="module")
+def servers(started_server, tls_server):
+    return {"http": started_server, "https": tls_server[0], "s3": started_server}
+
+
+@pytest.fixture
+def server(servers, scheme):
+    return servers[scheme]
+
+
+@pytest.fixture(scope="module")
+def clock():
+    return Clock()
+
+
+@pytest.fixture(scope="module")
+def transport(servers, tls_server, clock):
+    """One for all cells, as for all ranges of a run."""
+    options = {**options_of(servers["s3"]), "https": {"ca": tls_server[1]}}
+    settings = TransportSettings(options, 64, POLICY)
+    transport = RemoteTransport(settings, now=clock.now, sleep=clock.sleep)
+    yield transport
+    transport.close()
+
+
+@pytest.fixture(scope="module")
+def storages(transport):
+    """Streams of two ranges, the second of which is asked for when the first is there."""
+    ahead = StreamAhead(ranges=1, range_bytes=2 * len(TAR), first_bytes=FIRST)
+    with closing(
+        Storages(dict.fromkeys(SCHEMES, lambda: RemoteStorage(transport, 9, ahead=ahead)))
+    ) as made:
+        yield made
+
+
+def require_range(transport, url, row, scheme, position, server):
+    server.objects["data/a.tar"] = DATA
+    version = server.etag("data/a.tar")
+    strike(server, row, bytes_before(position, END - BEGIN))
+    owed = row.owed_over(scheme)
+    if owed is None:
+        body = transport.read(url, BEGIN, END, version)
+        assert body[:3] == (DATA[BEGIN:END], version, len(DATA)), position
+        return
+    with pytest.raises(owed.error, match=owed.message) as caught:
+        transport.read(url, BEGIN, END, version)
+    require_told(caught, owed, position)
+
+
+def require_stream(storages, are_all, url, row, scheme, position, server):
+    """Read a shard while a fault strikes its second range, or the first one, or both in turn.
+
+    What is another version is unknown before anything has arrived.
+
+    Returns:
+        How often it was read.
+    """
+    in_turn = [True, False] if bytes_before(position, FIRST) else [True]
+    for is_second in in_turn if are_all else in_turn[-1:]:
+        server.objects["data/a.tar"] = TAR
+        size = len(TAR) - FIRST if is_second else FIRST
+        strike(server, row, bytes_before(position, size), sound=int(is_second))
+        owed, found = row.owed_over(scheme), []
+        if owed is None:
+            found += read_shard(url, len(SAMPLES), storages=storages)
+            assert found == samples_at(url), position
+            continue
+        with pytest.raises(owed.error, match=owed.message) as caught:
+            found.extend(read_shard(url, len(SAMPLES), storages=storages))
+        assert found == samples_at(url)[: len(found)], position
+        require_told(caught, owed, position)
+        server.reset()
+    return len(in_turn)
+
+
+def require_told(caught, owed, position):
+    assert caught.type is owed.error, position
+    assert "s3cr3t" not in str(caught.value)
+
+
+def samples_at(url):
+    return [sample | {"__url__": url} for sample in SAMPLES]
+
+
+def require_what_is_owed(row, scheme, position, server, read, now, policy):
+    """Read while a fault strikes."""
+    server.reset()
+    began = now()
+    times = read(url_of(server, scheme, "a.tar"), row, scheme, position, server) or 1
+    assert now() - began <= times * policy.total_s + SLACK_S, position
+
+
+@pytest.fixture
+def readers(transport, storages, request):
+    are_all = request.node.get_closest_marker("matrix") is not None
+    return {
+        "indexed": partial(require_range, transport),
+        "stream": partial(require_stream, storages, are_all),
+    }
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_fault_is_answered_as_is_owed(row, scheme, reader, server, readers, clock):
+    for position in drawn_positions(row, scheme, reader):
+        require_what_is_owed(row, scheme, position, server, readers[reader], clock.now, POLICY)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_fault_is_answered_as_is_owed_at_each_position(
+    row, scheme, reader, server, readers, clock
+):
+    for position in POSITIONS:
+        require_what_is_owed(row, scheme, position, server, readers[reader], clock.now, POLICY)
+
+
+@pytest.mark.parametrize(("name", "scheme", "position"), REAL_TIME)
+def test_the_times_of_the_policy_hold(name, scheme, position, server):
+    policy = RetryPolicy()
+    transport = RemoteTransport(TransportSettings(options_of(server), 64, policy))
+    row, read = BY_NAME[name], partial(require_range, transport)
+    began = time.perf_counter()
+    require_what_is_owed(row, scheme, position, server, read, time.perf_counter, policy)
+    assert time.perf_counter() - began >= (1 if "Retry-After" in name else policy.first_pause_s)
+    transport.close()
+
+
+def test_the_table_has_each_fault_over_each_scheme_and_a_fifth_is_drawn():
+    assert (len(ROWS), len(POSITIONS), len(SCHEMES)) == (24, 6, 3)
+    for reader in READERS:
+        pairs = product(ROWS, SCHEMES)
+        drawn = [name for pair in pairs for name in drawn_positions(*pair, reader)]
+        assert len(drawn) == round(24 * 6 * 3 / 5)
+        assert set(drawn) == set(POSITIONS)

@@ -1,0 +1,134 @@
+"""What a loader counts of the network: requests, bytes, and the time that batches waited."""
+
+import pickle
+import threading
+from contextlib import suppress
+
+import pytest
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards.build import sources
+from lightning_shards.errors import ShardError
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.stage_clock import STAGES, stage_of
+from lightning_shards.shards.storage.protocol import FetchTotals
+from lightning_shards.system import process
+from lightning_shards.system.process import Cancellable
+from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffers
+from lightning_shards.workers.messages import MessageMaker
+from tests.remote.published import module
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+ROOMY = {"cache_gib": 1}
+
+
+def times_of(data, epochs=1):
+    with data.loader("train") as loader:
+        for _ in range(epochs):
+            for _ in loader:
+                pass
+        return loader.times
+
+
+@pytest.mark.parametrize(("pool", "num_workers"), [("inline", 0), ("threads", 2)], ids=str)
+@pytest.mark.parametrize("loader", [{}, ROOMY], ids=["exactly", "cached"])
+def test_each_request_and_byte_of_an_epoch_is_counted(
+    published_shards, server, tmp_path, pool, num_workers, loader, monkeypatch
+):
+    monkeypatch.setattr(sources, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
+    data = module(
+        published_shards, tmp_path, num_workers=num_workers, loader=loader | {"pool": pool}
+    )
+    source = data.source("train")
+    server.asked.clear()
+    times = times_of(data)
+    fetched = times.fetched
+    assert 0 < fetched.requests <= len(server.asked)  # batches that were not handed out have some
+    assert fetched.repeated == 0
+    assert fetched.fetched_bytes > 0
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert 0 < fetched.read_bytes <= sum(sizes)
+    assert 0 < times.stages["fetch"] <= times.produce_s
+    assert times.stages["fetch"] == pytest.approx(fetched.wait_s, abs=1e-3)
+    assert all(seconds >= 0 for seconds in times.stages.values())
+    assert source.storages is not None
+
+
+def test_a_request_that_failed_is_counted_as_repeated(published_shards, server, tmp_path):
+    data = module(published_shards, tmp_path)
+    data.source("train")
+    server.faults = [Fault("status", 503), Fault("status", 503)]
+    assert times_of(data).fetched.repeated == 2
+
+
+@pytest.fixture
+def published():
+    """The stage that this process publishes, by name."""
+    before, byte = process.published_byte(), memoryview(bytearray(1))
+    process.publish_stages_in(byte)
+    yield lambda: stage_of(byte[0])
+    process.publish_stages_in(before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"loader": ROOMY}, {"sampling": "sequential"}, {"reader": "stream"}],
+    ids=["exactly", "cached", "sequential", "stream"],
+)
+def test_a_process_that_waits_for_a_server_says_that_it_fetches(
+    published_shards, server, tmp_path, published, settings
+):
+    stream = (
+        module(published_shards, tmp_path, **settings).source("train").batches(Place(), Cursor())
+    )
+    seen, is_wanted = [], threading.Event()
+    is_wanted.set()
+
+    def check():
+        seen.append(published())
+        if not is_wanted.is_set():
+            raise KeyboardInterrupt
+
+    def read():
+        with suppress(KeyboardInterrupt, ShardError), Cancellable(check):
+            while True:
+                next(stream)
+
+    reading = threading.Thread(target=read)
+    server.always = Fault("stall", 3)
+    reading.start()
+    try:
+        assert wait_for(lambda: seen, 10)
+    finally:
+        is_wanted.clear()
+        reading.join(10)
+        stream.close()
+    assert set(seen) == {"fetch"}
+
+
+def test_a_thread_that_nobody_waits_for_publishes_nothing(published):
+    with process.Fetching():
+        assert published() == "start"
+    with Cancellable(lambda: None):
+        with process.Fetching():
+            assert published() == "fetch"
+        assert published() == "start"
+
+
+def test_local_batches_have_neither_stage_nor_totals(local, tmp_path):
+    batch = next(module(local, tmp_path).source("train").batches(Place(), Cursor()))
+    assert batch.fetched is None
+    assert len(batch.stages) == len(STAGES) - 1
+
+
+def test_totals_travel_in_messages_and_local_ones_cost_one_byte():
+    totals = FetchTotals(1, 2, 3, 4, 5.0, 6.0)
+    sent = MessageMaker(SharedBuffers(1)).message([LoadedBatch({"a": [1]}, fetched=totals)])
+    (received,) = sent.pickled().unpickled(ReceivedBuffers()).unpack(None)
+    assert received.fetched == totals
+    local = LoadedBatch({"a": [1]})
+    assert len(pickle.dumps(local)) == len(pickle.dumps(local._replace(fetched=0))) - 1

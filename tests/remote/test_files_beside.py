@@ -1,0 +1,110 @@
+"""Counts, member tables and names of classes that lie beside remote shards."""
+
+import json
+import logging
+from argparse import Namespace
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.build.sources import find_shards
+from lightning_shards.config.module import DataConfig
+from lightning_shards.errors import ConfigError
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.tools.shard_options import classes_of
+from tests.remote.conftest import SIGNED
+from tests.remote.published import batches, module
+
+pytestmark = pytest.mark.network
+
+
+def asked_for(server, ending):
+    paths = (each.path.partition("?")[0] for each in server.asked)
+    return [path.rpartition("/")[2] for path in paths if path.endswith(ending)]
+
+
+@pytest.mark.parametrize("name", ["a b", "100%", "a#b", "a%20b"])
+def test_counts_may_name_shards_as_urls_escape_them(
+    name, published_shards, local, server, tmp_path
+):
+    counted = json.loads(server.objects.pop("data/sizes.json"))
+    counts = {}
+    for path in map(Path, local):
+        given = f"{name}{path.name}"
+        for ending in ("", ".members"):
+            server.objects[f"data/{given}{ending}"] = server.objects[f"data/{path.name}{ending}"]
+        counts[quote(given)] = counted[path.name]
+    server.objects["data/sizes.json"] = json.dumps(counts).encode()
+    urls = published_shards.replace("shard-", f"{quote(name)}shard-")
+    assert batches(module(urls, tmp_path)) == batches(module(local, tmp_path))
+
+
+# --- names of classes
+
+
+def named(urls, tmp_path, **settings):
+    return ShardDataModule(
+        SplitConfig(urls, **{"sampling": "sequential"} | settings),
+        fields={"label": "cls"},
+        decode={"label": "class"},
+        batch_size=2,
+        num_workers=0,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+
+
+def test_names_of_classes_come_from_beside_remote_shards(published_shards, server, tmp_path):
+    names = {f"class {number}": number for number in range(16)}
+    server.objects["data/classes.json"] = json.dumps(names).encode()
+    (field,) = named(published_shards, tmp_path).source("train").describe().fields
+    assert field.classes is not None
+    assert (field.classes.numbers, field.classes.source) == (
+        names,
+        f"{server.url}/data/classes.json",
+    )
+    assert batches(named(published_shards, tmp_path), 1)[0]
+
+
+def test_one_process_of_a_node_asks_for_them(published_shards, server, tmp_path):
+    server.objects["data/classes.json"] = b'["a", "b"]'
+    config = DataConfig(
+        train=SplitConfig(published_shards),
+        fields={"label": "cls"},
+        decode={"label": "class"},
+        batch_size=2,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+    find_shards(config, "train")
+    assert asked_for(server, "classes.json") == ["classes.json"]
+    server.asked.clear()
+    index = find_shards(config, "train", is_prepared=True)
+    assert index.class_files == {f"{server.url}/data": '["a", "b"]'}
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff", b'["a", "a"]'])
+def test_what_cannot_be_read_there_is_an_error(published_shards, server, tmp_path, content):
+    if content is not None:
+        server.objects["data/classes.json"] = content
+    with pytest.raises(ConfigError, match=r"/data(/classes.json| has none)") as caught:
+        named(published_shards, tmp_path).source("train")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_who_needs_no_names_asks_for_none(published_shards, server, tmp_path):
+    server.objects["data/classes.json"] = b'["a"]'
+    module(published_shards, tmp_path).source("train")
+    assert asked_for(server, "classes.json") == []
+
+
+def test_tools_show_them(server, tmp_path, capsys, caplog):
+    server.objects["data/classes.json"] = b'["cat"]'
+    caplog.set_level(logging.WARNING)
+    options = Namespace(storage_options={}, processes=1, cache=CacheFolder(tmp_path))
+    names = classes_of([f"{server.url}/data/0.tar{SIGNED}"], "cls", options)
+    assert names is not None
+    assert names.name_of("0") == "cat"
+    assert classes_of([f"{server.url}/other/0.tar"], "cls", options) is None
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,197 @@
+"""The hub is asked once for a shard, of one commit, and its answer and token are kept secret."""
+
+import pickle
+import stat
+
+import pytest
+from fault_server import COMMIT, Fault
+
+from lightning_shards.errors import FileAccessError, StorageError
+from lightning_shards.remote.http import hub_token
+from lightning_shards.remote.storage import MakeRemoteStorage
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.index import ShardIndex, share_index, shared_index
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.scheme_table import forget_commits, pin_commit, pinned_commits
+from tests.remote.conftest import QUICK, options_of
+from tests.remote.contract import DATA
+
+pytestmark = pytest.mark.network
+
+URL, OTHER = "hf://datasets/me/data/a.tar", "hf://datasets/me/data/b/c d.tar"
+MOVED = "f" * 40
+VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME")
+
+
+@pytest.fixture
+def hub(server):
+    for name in ("a.tar", "b/c d.tar"):
+        server.objects[f"data/{name}"] = DATA
+        server.objects[f"{MOVED}/{name}"] = DATA[::-1]
+    return server
+
+
+@pytest.fixture
+def transport(make_transport):
+    return make_transport()
+
+
+def asked_of_hub(server):
+    return [each.path for each in server.asked if each.port == server.port]
+
+
+def test_the_hub_is_asked_once_for_all_ranges_of_a_shard(hub, transport):
+    for begin in range(0, 90_000, 9_000):
+        assert transport.read(URL, begin, begin + 99).data == DATA[begin : begin + 99]
+    assert asked_of_hub(hub) == ["/datasets/me/data/resolve/main/a.tar"]
+    assert len(hub.asked) == 11
+
+
+def test_another_process_of_this_machine_does_not_ask_the_hub(hub, transport, make_transport):
+    transport.read(URL, 0, 9)
+    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
+    assert len(asked_of_hub(hub)) == 1
+
+
+def test_a_revision_is_pinned_to_its_commit_by_the_first_answer(hub, transport):
+    transport.read("hf://datasets/me/data@refs%2Fpr%2F1/a.tar", 0, 9)
+    transport.read("hf://datasets/me/data@refs%2Fpr%2F1/b/c d.tar", 0, 9)
+    transport.read("hf://datasets/me/data@v2/a.tar", 0, 9)
+    assert asked_of_hub(hub) == [
+        "/datasets/me/data/resolve/refs%2Fpr%2F1/a.tar",
+        f"/datasets/me/data/resolve/{COMMIT}/b/c%20d.tar",
+        "/datasets/me/data/resolve/v2/a.tar",
+    ]
+
+
+def test_a_location_that_expired_is_asked_for_again(hub, transport, make_transport):
+    transport.read(URL, 0, 9)
+    hub.signed_until -= 1
+    assert transport.read(URL, 5, 9).data == DATA[5:9]
+    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
+    assert len(asked_of_hub(hub)) == 2
+
+
+def test_a_location_of_another_commit_is_not_used(hub, transport, make_transport):
+    transport.read(URL, 0, 9)
+    forget_commits()
+    pin_commit(hub.url, "datasets/me/data@None", MOVED)
+    assert make_transport().read(URL, 0, 9).data == DATA[::-1][:9]
+
+
+def test_a_location_lies_in_a_file_of_this_user_alone(hub, transport, tmp_path):
+    transport.read(URL, 0, 9)
+    (file,) = (tmp_path / "locations").iterdir()
+    assert b"s3cr3t-query" in file.read_bytes()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    assert "s3cr3t" not in file.name
+
+
+def test_a_folder_that_others_may_write_is_refused(hub, transport, tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(FileAccessError, match="may be written by other users"):
+        transport.read(URL, 0, 9)
+
+
+def test_a_second_transport_of_the_process_reads_the_same_commit(hub, transport, make_transport):
+    transport.read(URL, 0, 99)
+    hub.commit = MOVED
+    assert make_transport().read(OTHER, 0, 99).data == DATA[:99]
+
+
+def test_a_worker_process_reads_the_same_commit(hub, transport, tmp_path):
+    transport.read(URL, 0, 99)
+    make = MakeRemoteStorage(TransportSettings(options_of(hub), cache_dir=str(tmp_path)))
+    pickled = pickle.dumps(make)
+    hub.commit = MOVED
+    forget_commits()  # as another process knows none
+    made = pickle.loads(pickled)
+    assert made == make
+    storage = made()
+    assert storage.read(OTHER, 0, 12) == DATA[:12]
+    storage.close_all()
+
+
+def test_another_rank_of_the_node_reads_the_same_commit(hub, transport, make_transport, tmp_path):
+    transport.read(URL, 0, 99)
+    cache = CacheFolder(tmp_path)
+    share_index(ShardIndex((URL, OTHER), None), cache, "all")
+    hub.commit = MOVED
+    forget_commits()
+    assert shared_index((URL, OTHER), cache, "all") is not None
+    assert make_transport().read(OTHER, 0, 99).data == DATA[:99]
+
+
+@pytest.mark.parametrize("commits", ['{"a": "main"}', '{"a": 1}'])
+def test_an_index_that_names_no_commits_is_made_again(commits, tmp_path):
+    forget_commits()
+    cache = CacheFolder(tmp_path)
+    share_index(ShardIndex((URL,), None), cache, "all")
+    (file,) = (tmp_path / "indexes").iterdir()
+    file.write_text(file.read_text().replace('"hub_commits": {}', f'"hub_commits": {commits}'))
+    assert shared_index((URL,), cache, "all") is None
+    assert pinned_commits() == {}
+
+
+@pytest.mark.parametrize("url", ["hf://datasets/me/a.tar", "hf://a.tar", "hf://"])
+def test_a_url_without_its_parts_is_an_error(url, transport):
+    with pytest.raises(StorageError, match="write hf://datasets/OWNER/NAME@REVISION/PATH"):
+        transport.read(url, 0, 9)
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    """A home of its own, and no variables."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def keep(path, token):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(token)
+
+
+def test_the_token_of_a_file_goes_to_the_hub_and_nowhere_else(home, hub):
+    keep(home / ".cache/huggingface/token", "hf_s3cr3t\n")
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(home / "kept"))
+    assert RemoteTransport(settings).read(URL, 0, 9).data == DATA[:9]
+    sent = [each.headers.get("authorization") for each in hub.asked]
+    assert sent == ["Bearer hf_s3cr3t", None]
+
+
+def test_a_token_that_no_header_can_hold_is_not_shown(home, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_s3cr3t\r\nX-Other: 1")
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(home / "kept"))
+    with pytest.raises(StorageError, match=r"cannot be read.*try 1 of 10") as caught:
+        RemoteTransport(settings).read(URL, 0, 9)
+    assert "s3cr3t" not in f"{caught.value!r} {caught.value.__context__!r}"
+
+
+def test_who_is_refused_learns_where_the_token_belongs(home, hub):
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, 4, QUICK, str(home / "kept"))
+    hub.always = Fault("status", 401)
+    with pytest.raises(FileAccessError, match=r"belong in HF_TOKEN or ~/\.cache/huggingface/token"):
+        RemoteTransport(settings).read(URL, 0, 9)
+
+
+def test_variables_go_before_files_and_the_newer_one_before_the_older(home, monkeypatch):
+    assert hub_token() == ""
+    keep(home / ".cache/huggingface/token", "hf_of_home\n")
+    monkeypatch.setenv("HF_TOKEN", " \n")
+    assert hub_token() == "hf_of_home"
+    keep(home / "xdg/huggingface/token", "hf_of_xdg")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
+    assert hub_token() == "hf_of_xdg"
+    keep(home / "hf/token", "hf_of_hf_home")
+    monkeypatch.setenv("HF_HOME", "~/hf")
+    assert hub_token() == "hf_of_hf_home"
+    keep(home / "mine", " hf_of_path\n")
+    monkeypatch.setenv("HF_TOKEN_PATH", "~/mine")
+    assert hub_token() == "hf_of_path"
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf_of_old_variable")
+    assert hub_token() == "hf_of_old_variable"
+    monkeypatch.setenv("HF_TOKEN", "hf_of_variable\n")
+    assert hub_token() == "hf_of_variable"

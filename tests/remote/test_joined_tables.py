@@ -1,0 +1,221 @@
+"""Remote tables of joins: fetched once, as one version, and nothing secret is told or kept."""
+
+import logging
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from fault_server import Fault
+from pyarrow import parquet
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardNotFoundError,
+    UrlError,
+)
+from tests.remote.conftest import options_of, url_of
+from tests.remote.published import COUNTS, without_tables
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+NUM = sum(COUNTS)
+TEXTS = [f"value {number}" for number in range(NUM)]
+SECRETS = ("s3cr3t", "passw0rd")
+
+
+@pytest.fixture
+def put_table(tmp_path, server):
+    """Puts a table to the server, in which the value of sample i is "value i"."""
+
+    def put(name="t.parquet", texts=TEXTS, **more):
+        rows = np.random.default_rng(0).permutation(len(texts))
+        columns = {"__key__": [f"{row:06d}" for row in rows], "t": [texts[row] for row in rows]}
+        table = pa.table(columns | more)
+        parquet.write_table(table, tmp_path / "made.parquet", compression="none")
+        server.objects[f"data/{name}"] = (tmp_path / "made.parquet").read_bytes()
+        return len(server.objects[f"data/{name}"])
+
+    return put
+
+
+@pytest.fixture
+def make(local, server, tmp_path):
+    """Makes modules that join a remote table."""
+
+    def made(join, urls=local, num_workers=0, cache="cache", sampling="sequential", **loader):
+        split = SplitConfig(urls, sampling=sampling, join={"t": join}, remainder="balanced")
+        given = {"storage_options": options_of(server), "cache_dir": str(tmp_path / cache)}
+        return ShardDataModule(
+            split,
+            fields={"label": "cls"},
+            batch_size=4,
+            num_workers=num_workers,
+            loader=LoaderConfig(**given | loader),
+        )
+
+    return made
+
+
+def values(module):
+    loader = module.loader("train", rank=0, world_size=1)
+    return [text for batch in loader for text in batch["t"]]
+
+
+def tables_asked_for(server, name="t.parquet"):
+    return [each for each in server.asked if name in each.path]
+
+
+@pytest.mark.parametrize(("face", "num_workers"), [("http", 2), ("s3", 0)])
+def test_remote_shards_are_joined_with_remote_tables(
+    make, server, put_table, published_shards, face, num_workers
+):
+    put_table()
+    assert values(make(url_of(server, face, "t.parquet"), published_shards, num_workers)) == TEXTS
+
+
+def test_shards_without_member_tables_are_not_streamed(make, server, put_table, published_shards):
+    """Resampled shards would be, by themselves."""
+    put_table()
+    without_tables(server)
+    module = make(url_of(server, "http", "t.parquet"), published_shards, sampling="resampled")
+    with pytest.raises(ConfigError, match="the indexed reader needs the member table"):
+        module.source("train")
+
+
+def tar_of(write_tar, path, numbers):
+    write_tar(path, [(f"{n:06d}.txt", TEXTS[n].encode()) for n in numbers])
+    return path.read_bytes()
+
+
+def test_remote_tars_are_a_table(make, server, write_tar, tmp_path):
+    """They need no member tables beside them, and leave none in the cache."""
+    for number, samples in enumerate([range(9, NUM), range(9)]):
+        data = tar_of(write_tar, tmp_path / "made.tar", samples)
+        server.objects[f"data/more-{number}.tar"] = data
+    join = {"table": url_of(server, "s3", "more-{0..1}.tar"), "column": "txt"}
+    assert values(make(join)) == TEXTS
+    assert not list((tmp_path / "cache" / "members").rglob("more-*"))
+
+
+def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_table, tmp_path):
+    size, url = (
+        put_table(texts=[f"{n:099999d}" for n in range(NUM)]),
+        url_of(server, "http", "t.parquet"),
+    )
+    for _ in range(2):  # a rank, and the next one
+        source = make(url).source("train")
+    assert len(list((tmp_path / "cache" / "joins").glob("*.copy"))) == 1
+    source.prepare()
+    fetched = sum(_length(each, size) for each in tables_asked_for(server))
+    assert fetched <= size + 3 * (1 << 16)  # and the footers
+    names = {path.suffix for path in (tmp_path / "cache" / "joins").iterdir()}
+    assert names == {".arrow", ".table", ".lock"}
+    server.asked.clear()
+    make(url).source("train").prepare()
+    again = tables_asked_for(server)
+    assert sum(_length(each, size) for each in again) <= (1 << 16) + 9
+    assert len(again) <= 3
+
+
+def _length(asked, size):
+    """The bytes that a request asks for."""
+    begin, _, end = (
+        next(value for name, value in asked.headers.items() if name.lower() == "range")
+        .removeprefix("bytes=")
+        .partition("-")
+    )
+    return min(int(end), size - 1) - int(begin) + 1
+
+
+def test_a_table_that_was_replaced_is_another_one(make, server, put_table):
+    put_table()
+    url = url_of(server, "http", "t.parquet")
+    identity = make(url).source("train").identity()
+    assert values(make(url)) == TEXTS
+    put_table(texts=[text.upper() for text in TEXTS])
+    assert values(make(url)) == [text.upper() for text in TEXTS]
+    assert make(url).source("train").identity() != identity
+
+
+def test_the_same_table_elsewhere_has_the_same_identity(make, server, put_table, tmp_path):
+    put_table()
+    put_table("named/otherwise.parquet")
+    identities = [
+        make(each).source("train").identity()
+        for each in (
+            url_of(server, "http", "t.parquet"),
+            url_of(server, "s3", "named/otherwise.parquet"),
+            str(tmp_path / "made.parquet"),
+        )
+    ]
+    assert identities[0] == identities[1] == identities[2]
+
+
+def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_table, tmp_path):
+    put_table()
+    source = make(url_of(server, "http", "t.parquet")).source("train")
+    for path in (tmp_path / "cache" / "joins").glob("*.copy"):
+        path.unlink()
+    put_table(texts=[text.upper() for text in TEXTS])  # of the same size
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
+        source.prepare()
+
+
+def test_a_table_that_is_replaced_before_it_is_fetched(make, server, put_table):
+    """After the run has asked for its version, by one of the same size."""
+    put_table()
+    server.faults = [None, Fault("replace")]
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
+        make(url_of(server, "http", "t.parquet")).source("train")
+
+
+BAD = {
+    "absent": (None, ShardNotFoundError, "the table of join 't': .*t.parquet"),
+    "no parquet": (b"x" * 99, FileAccessError, "t.parquet cannot be read as Parq"),
+    "a hostile footer": (
+        b"PAR1" + b"\x00" * 50 + b"\xff\xff\xff\x7fPAR1",
+        FileAccessError,
+        "cannot be read as Parquet: .*; write it again",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
+def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, caplog):
+    data, kind, message = case
+    if data is not None:
+        server.objects["data/t.parquet"] = data
+    url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")
+    with pytest.raises(kind, match=message) as caught:
+        make(url).source("train")
+    told = repr(caught.value) + str(caught.value.__context__) + str(caught.value.__cause__)
+    assert not any(secret in told + caplog.text for secret in SECRETS)
+
+
+def test_what_can_only_be_streamed_is_refused(make):
+    with pytest.raises(ConfigError, match=r"scp://host/t\.parquet can only be streamed; copy it"):
+        make("scp://me:passw0rd@host/t.parquet").source("train")
+    with pytest.raises(UrlError, match="a wildcard in"):
+        make("s3://bucket/*.parquet").source("train")
+
+
+def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    put_table(texts=[*TEXTS, "no sample has this row"])
+    url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")
+    module = make({"table": url, "column": "t"})
+    loader = module.loader("train", rank=0, world_size=1)
+    assert [text for batch in loader for text in batch["t"]] == TEXTS
+    loader.source.prepare()
+    source = loader.source
+    shown = [module, module.splits, loader, source, source.joined, loader.state_dict()]
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    told = " ".join([*map(repr, shown), *map(str, files), caplog.text])
+    assert f"join 't' with {server.url}/data/t.parquet: of 17 rows 1 match no sample" in told
+    contents = b" ".join(path.read_bytes() for path in files)
+    for secret in SECRETS:
+        assert secret not in told
+        assert secret.encode() not in contents

@@ -1,0 +1,118 @@
+"""File systems of fsspec: what a file's version rests on, and broken connections."""
+
+from ftplib import error_temp
+from typing import ClassVar
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from tests.remote.conftest import QUICK
+
+OLD, NEW = (np.random.default_rng(seed).bytes(5_000) for seed in range(2))
+URL = "dropping://me:p%40ss@host/data/a.tar"
+
+
+class SshException(Exception):  # noqa: N818 as that of paramiko
+    pass
+
+
+class Unknown(Exception):  # noqa: N818
+    pass
+
+
+class Dropping(MemoryFileSystem):
+    """One file, and connections that break as told and then stay broken, as those of paramiko."""
+
+    protocol = "dropping"
+    breaks: ClassVar[list[Exception | None]] = []
+    made: ClassVar[list[dict]] = []
+    file: ClassVar[list] = [OLD, 7]  # and its time of change
+    replaced_by: ClassVar[list] = []
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.is_broken = False
+        self.made.append(settings)
+
+    @staticmethod
+    def _get_kwargs_from_urls(_):
+        return {"username": "me", "password": "p%40ss"}
+
+    def info(self, path, **settings):
+        self._use()
+        data, changed = self.file
+        return {"size": len(data), "created": None, "uid": 1000, "mtime": changed}
+
+    def cat_file(self, path, start=None, end=None, **settings):
+        self._use()
+        data = self.file[0][start:end]
+        if self.replaced_by:
+            self.file[:] = self.replaced_by.pop()
+        return data
+
+    def _use(self):
+        if self.is_broken:
+            raise OSError("Socket is closed")
+        error = self.breaks.pop(0) if self.breaks else None
+        if error is not None:
+            self.is_broken = True
+            raise error
+
+
+@pytest.fixture
+def dropping():
+    fsspec.register_implementation("dropping", Dropping, clobber=True)
+    Dropping.breaks, Dropping.made, Dropping.replaced_by = [], [], []
+    Dropping.file[:] = OLD, 7
+    yield Dropping
+    Dropping.clear_instance_cache()
+
+
+@pytest.fixture
+def transport(dropping):
+    settings = TransportSettings({"dropping": {"encoding": "latin-1"}}, policy=QUICK)
+    return RemoteTransport(settings, sleep=lambda _: None)
+
+
+@pytest.mark.parametrize("size", [9, 5_000])
+def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_again(
+    size, dropping, transport
+):
+    dropping.replaced_by = [(NEW, 8)]
+    assert transport.read(URL, 0, size).data == NEW[:size]
+    assert transport.counts.repeated == 1
+
+
+def test_a_file_that_was_replaced_by_one_of_its_size_is_another_version(dropping, transport):
+    old = transport.read(URL, 0, 9)
+    dropping.file[:] = NEW, 8
+    with pytest.raises(IndexMismatchError):
+        transport.read(URL, 0, 9, old.version)
+
+
+def test_options_and_what_a_url_says_reach_the_file_system(dropping, transport):
+    transport.read(URL, 0, 9)
+    (made,) = dropping.made
+    assert made["encoding"] == "latin-1"
+    assert (made["username"], made["password"]) == ("me", "p@ss")
+
+
+@pytest.mark.parametrize(
+    ("error", "num_good"), [(OSError(), 0), (SshException(), 1), (error_temp("421"), 1)]
+)
+def test_a_connection_that_breaks_is_made_again(error, num_good, dropping, transport):
+    transport.read(URL, 0, 9)
+    dropping.breaks = [None] * num_good + [error]
+    assert transport.read(URL, 0, 4_000).data == OLD[:4_000]
+    assert transport.counts.repeated == 1
+    assert len(dropping.made) == 2
+
+
+def test_an_error_that_is_unknown_is_final_where_no_call_has_worked(dropping, transport):
+    dropping.breaks = [Unknown()]
+    with pytest.raises(StorageError, match=r"raised Unknown \(try 1 of 10\); .* storage_opt"):
+        transport.read(URL, 0, 9)

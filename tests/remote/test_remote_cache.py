@@ -1,0 +1,190 @@
+"""Training from remote shards by way of the cache: the same batches, and few requests."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from itertools import islice
+
+import numpy as np
+import pytest
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote import cache as piece_cache
+from lightning_shards.remote.ahead import shard_tables
+from lightning_shards.remote.ahead.shard_tables import ShardTables
+from lightning_shards.shards.private_files import CacheFolder
+from tests.remote.published import COUNTS, batches, module
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+WITHIN_S = 10
+PIECES = 3  # whole shards: short runs that come side by side are one piece
+ROOMY = {"cache_gib": 1}
+SHARDS = range(len(COUNTS))
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """Gives the files of the pieces that are kept."""
+    folder = tmp_path / "cache" / "pieces"
+    return lambda: [path for path in folder.glob("*/*-*") if path.suffix != ".part"]
+
+
+def of_shards(server):
+    """The ranges of shards that were asked for, in bytes."""
+    asked = [each for each in server.asked if each.path.partition("?")[0].endswith(".tar")]
+    ranges = [each.headers["range"].removeprefix("bytes=").split("-") for each in asked]
+    return [(int(begin), int(end)) for begin, end in ranges if (begin, end) != ("0", "0")]
+
+
+def stream_of(urls, tmp_path):
+    """The batches of one rank, with room for all in the cache."""
+    source = module(urls, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
+    return source.batches(Place(), Cursor())
+
+
+def content(batch):
+    """What is equal in batches of remote and of local shards."""
+    return {name: np.asarray(value).tobytes() for name, value in batch.items() if name != "__url__"}
+
+
+def served(source, number, place=None, cursor=None):
+    place, cursor = place or Place(), cursor or Cursor()
+    return [content(each.batch) for each in islice(source.batches(place, cursor), number)]
+
+
+def test_a_second_run_takes_all_from_the_cache(published_shards, local, server, tmp_path, kept):
+    stream = stream_of(published_shards, tmp_path)
+    next(stream)
+    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
+    stream.close()
+    server.asked.clear()
+    remote = batches(module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0))
+    assert remote == batches(module(local, tmp_path, shuffle_run=0))
+    assert not of_shards(server)
+
+
+def test_a_shard_that_was_replaced_between_runs_is_noticed_though_all_is_cached(
+    published_shards, server, tmp_path, kept
+):
+    stream = stream_of(published_shards, tmp_path)
+    next(stream)
+    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
+    stream.close()
+    name = "data/shard-000001.tar"
+    server.objects[name] = server.objects[name][::-1]
+    again = stream_of(published_shards, tmp_path)
+    with pytest.raises(IndexMismatchError, match=r"000001.*it is version"):
+        list(islice(again, 999))
+
+
+def two_blocks(urls, tmp_path):
+    """The loader setting of a cache that holds two blocks of four samples, and no more."""
+    need = run_need(module(urls, tmp_path, loader=ROOMY, shuffle_block=4))
+    return {"cache_gib": (need.working_set_bytes + need.tables_bytes + 1) / 2**30}
+
+
+def run_need(data):
+    return data.source("train").storages["http"].cache.need
+
+
+def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_requests_fail(
+    published_shards, local, server, tmp_path, kept
+):
+    loader = two_blocks(published_shards, tmp_path)
+    assert run_need(module(published_shards, tmp_path, loader=loader, shuffle_block=4))
+    remote = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
+    server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
+    assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
+    assert sum(path.stat().st_size for path in kept()) <= loader["cache_gib"] * 2**30
+
+
+def end_while_fetching(source, is_fetched):
+    """Reads one batch and is killed."""
+    next(source.batches(Place(), Cursor()))
+    is_fetched()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
+    published_shards, local, tmp_path, kept, ranks
+):
+    remote = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
+
+    def is_fetched():
+        wait_for(lambda: len(kept()) > 0, WITHIN_S)
+
+    killed = multiprocessing.get_context("fork").Process(
+        target=end_while_fetching, args=(remote, is_fetched)
+    )
+    killed.start()
+    killed.join(3 * WITHIN_S)
+    assert killed.exitcode == -signal.SIGKILL
+    own = module(local, tmp_path, shuffle_block=4).source("train")
+    for rank in range(ranks):
+        given = (9, Place(rank, ranks), Cursor(0, 4))
+        assert served(remote, *given) == served(own, *given)
+
+
+def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):
+    data = module(published_shards, tmp_path, loader={"cache_gib": 1e-9})
+    with pytest.raises(ConfigError, match=r"cache_gib=.* is too little.*set cache_gib to 0.01"):
+        data.source("train")
+    module(published_shards, tmp_path, loader={"cache_gib": 1e-9}, sampling="sequential").source(
+        "train"
+    )
+
+
+def test_where_the_disk_is_full_batches_are_read_exactly(
+    published_shards, local, tmp_path, monkeypatch, caplog, kept
+):
+    monkeypatch.setattr(piece_cache, "default_limit", lambda *_: 0)
+    data = module(published_shards, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert batches(data) == batches(module(local, tmp_path))
+    assert caplog.text.count("nothing is kept of remote shards") == 1
+    assert not kept()
+
+
+def tables_by_two(published_shards, tmp_path):
+    """The tables of a source as the two processes of a node ask for them, with one cache."""
+    source = module(published_shards, tmp_path, cache="asked").source("train")
+    folder = CacheFolder(tmp_path / "tables")
+    return [ShardTables(source.index, folder, source.storages, (number, 2)) for number in (0, 1)]
+
+
+def tables_asked_for(server):
+    paths = [each.path.partition("?")[0] for each in server.asked]
+    return sorted(path.rpartition("/")[2] for path in paths if path.endswith(".members"))
+
+
+def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_others(
+    published_shards, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    names = []
+    for port in ("1", "2", "1"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        source = module(published_shards, tmp_path, loader=ROOMY).source("train")
+        (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
+        names.append(cache.__reduce__()[1][1])
+    assert names[0] == names[2] != names[1]
+
+
+def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(shard_tables, "_OTHERS_S", WITHIN_S)
+    both, found = tables_by_two(published_shards, tmp_path), []
+    server.asked.clear()
+    asking = [threading.Thread(target=lambda i=i: found.append(i.tables_of(SHARDS))) for i in both]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(WITHIN_S)
+    assert [[table.num_samples for table in tables] for tables in found] == [COUNTS] * 2
+    assert tables_asked_for(server) == [f"shard-{shard:06d}.tar.members" for shard in SHARDS]

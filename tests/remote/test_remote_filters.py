@@ -1,0 +1,129 @@
+"""Filters of remote shards: by their tables, or, where there are none, by what a stream reads."""
+
+import pytest
+
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.source import batch_keys
+from tests.remote.published import COUNTS, batches, module, without_tables
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
+
+
+@pytest.fixture
+def listed(tmp_path):
+    (tmp_path / "out.txt").write_text("000001\n#shard-000002.tar:0\n000015\n")
+    return str(tmp_path / "out.txt")
+
+
+@pytest.fixture
+def tableless(local, server, published_shards):
+    """The URLs of shards with counts and without tables."""
+    without_tables(server)
+    return published_shards
+
+
+def images(shard):
+    return shard.has("png") & (shard.sizes("cls") == 1)
+
+
+def tables_asked_for(server):
+    return [each.path for each in server.asked if ".members" in each.path]
+
+
+FILTERS = {
+    "parts": {"exclude": THIRD},
+    "few": {"keep": THIRD},
+    "predicate": {"keep": images, "exclude": THIRD},
+}
+
+
+@pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS)
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_what_is_left_of_remote_shards_is_what_is_left_of_local_ones(
+    published_shards, local, tmp_path, reader, chosen
+):
+    given = {"reader": reader, **chosen}
+    remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
+    assert batches(remote, epochs=2) == batches(own, epochs=2)
+    assert remote.source("train").epochs.samples == own.source("train").epochs.samples < 16
+
+
+def test_remote_samples_are_sorted_by_the_sizes_in_their_tables(published_shards, local, tmp_path):
+    given = {"batch_alike": {"field": "image", "group": 4}}
+    remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
+    assert batches(remote, epochs=2) == batches(own, epochs=2)
+
+
+def test_a_node_reads_the_tables_once_and_later_runs_none(published_shards, server, tmp_path):
+    module(published_shards, tmp_path, exclude=THIRD).source("train")
+    asked = tables_asked_for(server)
+    assert len(set(asked)) == len(COUNTS)
+    assert len(asked) <= 1 + len(COUNTS)  # whether there are any is asked of the first
+    server.asked.clear()
+    batches(module(published_shards, tmp_path, exclude=THIRD))
+    assert len(tables_asked_for(server)) == 1  # of the first, by which the reader is chosen
+
+
+def keys_of(data, epochs=4):
+    loader = data.loader("train")
+    return [key for _ in range(epochs) for batch in loader for key in batch["__key__"]]
+
+
+@pytest.mark.parametrize("chosen", ["parts", "few", "list"])
+def test_without_tables_a_stream_asks_each_sample(tableless, local, listed, tmp_path, chosen):
+    given = {"exclude": listed} if chosen == "list" else FILTERS[chosen]
+    left = set(
+        keys_of(module(local, tmp_path, sampling="sequential", remainder="balanced", **given), 1)
+    )
+    own = {"sampling": "resampled", "dataset_size": 16, "shuffle_buffer": 0}
+    data = module(tableless, tmp_path, "other", num_workers=1, **given, **own)
+    served = keys_of(data, 12)  # the draws go on over the ends of epochs
+    assert 0 < len(left) < 16
+    assert set(served) == left
+    assert len(served) == 12 * 16
+    rows = batch_keys(data.source("train"), Place(), 0, range(8), num_workers=1)
+    assert [row.key for batch in rows for row in batch] == served[:16]
+
+
+def test_without_tables_the_filter_itself_is_in_the_checkpoint(tableless, tmp_path, listed):
+    own = {"sampling": "resampled", "dataset_size": 16}
+    one, two = (
+        module(tableless, tmp_path, **own, **each).source("train").identity()
+        for each in ({"exclude": THIRD}, {"exclude": listed})
+    )
+    assert one["kept"] != two["kept"]
+
+
+REFUSED = {
+    "exact": ({}, r"sampling='shuffled' of 'train' needs to know how many samples exclude leaves"),
+    "no size": (
+        {"sampling": "resampled"},
+        r"how many samples exclude of 'train' leaves is unknown.*set dataset_size, or make them by",
+    ),
+    "predicate": (
+        {"sampling": "resampled", "dataset_size": 9, "keep": images},
+        r"keep of 'train' is .*\.images, which asks the member tables .* keep parts by hash_of",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_known_without_tables_is_refused(tableless, tmp_path, given, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        module(tableless, tmp_path, exclude=THIRD, **given).source("train")
+    assert "\n" not in str(error.value)
+    assert "s3cr3t" not in str(error.value)
+
+
+def test_a_pipe_is_filtered_by_its_keys(local, tmp_path):
+    pipes = [f"pipe:cat {path}" for path in local]
+    own = {"sampling": "resampled", "dataset_size": 16, "exclude": THIRD}
+    data = module(pipes, tmp_path, **own)
+    data.allow_unsafe = frozenset({"pipe"})
+    left = keys_of(
+        module(local, tmp_path, sampling="sequential", remainder="balanced", exclude=THIRD), 1
+    )
+    assert set(keys_of(data, 12)) == set(left)

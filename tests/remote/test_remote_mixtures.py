@@ -1,0 +1,136 @@
+"""Mixtures of local and remote components: by their tables, or streamed where there are none."""
+
+from collections import Counter
+
+import pytest
+
+from lightning_shards import LoaderConfig, ShardDataModule
+from lightning_shards.errors import ConfigError
+from lightning_shards.plan.place import Place
+from lightning_shards.readers.indexed import IndexedSource
+from lightning_shards.readers.source import batch_keys
+from lightning_shards.readers.stream import StreamSource
+from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
+from tests.remote.published import batches, publish, server_put, without_tables
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+NAMES = ("web", "labels", "more")
+REMOTE = "labels"
+HALF = {"hash_of": "key", "of": 2, "parts": [0]}
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return {name: pack_component(tmp_path / "shards", name, COUNTS[name]) for name in NAMES}
+
+
+@pytest.fixture
+def with_remote(shards, server, tmp_path):
+    """The same shards, those of one component on our server, with counts and tables."""
+    publish(shards[REMOTE], server_put(server), tmp_path, counts=COUNTS[REMOTE])
+    return shards | {REMOTE: f"{server.url}/data/{REMOTE}-{{0..1}}.tar"}
+
+
+@pytest.fixture
+def tableless(with_remote, server):
+    without_tables(server)
+    return with_remote
+
+
+@pytest.fixture
+def countless(tableless, server):
+    del server.objects["data/sizes.json"]
+    return tableless
+
+
+def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **split):
+    """A mix whose components have other members for the same fields, or the same ones."""
+    mix = {
+        name: {"urls": urls[name], "weight": WEIGHTS[name], **(components or {}).get(name, {})}
+        for name in NAMES
+    }
+    mix[REMOTE] |= {
+        "fields": {"image": "img.png", "label": "class.txt"},
+        "decode": {"label": "int"},
+    }
+    own = {"sampling": "shuffled", "shuffle_run": 2, "round": 8, "dataset_size": 32}
+    return ShardDataModule(
+        {"mix": mix, **own, **split},
+        fields={"image": "png", "label": "cls"},
+        decode={"image": "gray"},
+        batch_size=8,
+        num_workers=num_workers,
+        loader=LoaderConfig(cache_dir=str(tmp_path / cache)),
+    )
+
+
+@pytest.mark.parametrize(("sampling", "num_workers"), [("shuffled", 0), ("resampled", 1)])
+def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
+    with_remote, shards, tmp_path, sampling, num_workers
+):
+    given = {"sampling": sampling, "num_workers": num_workers}
+    afar, here = module(with_remote, tmp_path, "other", **given), module(shards, tmp_path, **given)
+    assert isinstance(afar.source("train"), IndexedSource)
+    assert afar.source("train").identity() == here.source("train").identity()
+    assert batches(afar, epochs=2) == batches(here, epochs=2)
+
+
+@pytest.mark.parametrize("components", [{}, {REMOTE: {"keep": HALF}}], ids=["all", "kept"])
+@pytest.mark.parametrize("lacking", ["tableless", "countless"])
+def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
+    lacking, components, shards, tmp_path, request
+):
+    urls = request.getfixturevalue(lacking)
+    data = module(urls, tmp_path, "other", components, sampling="resampled")
+    source = data.source("train")
+    assert isinstance(source, StreamSource)
+    kept = module(shards, tmp_path, components=components).source("train").order.mix[1].order
+    left = {tuple(each) for each in kept.at(0, 0, kept.samples).tolist()}
+    seen = set()
+    for batch in data.loader("train"):
+        assert Counter(batch["__component__"].tolist()) == dict(enumerate(WEIGHTS.values()))
+        of_remote = batch["__id__"].numpy()[batch["__component__"] == 1]
+        seen |= {tuple(each) for each in (of_remote - [len(COUNTS["web"]), 0]).tolist()}
+    assert seen
+    assert seen <= left
+    rows = batch_keys(source, Place(), 0, range(4), num_workers=1)
+    assert {row.shard for batch in rows for row in batch} <= set(range(8))
+
+
+def test_the_indexed_reader_names_the_component_that_lacks_tables(tableless, tmp_path):
+    data = module(tableless, tmp_path, "other", reader="indexed")
+    with pytest.raises(
+        ConfigError, match=r"^train\.mix\.labels: .*members.*lightning-shards index"
+    ):
+        data.source("train")
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"epoch_of": "labels", "dataset_size": None}, {"components": "passes"}]
+)
+@pytest.mark.parametrize(
+    ("lacking", "keep", "why"),
+    [
+        ("countless", None, "has no counts beside it"),
+        ("tableless", HALF, "has keep or exclude, and no member tables beside it"),
+    ],
+)
+def test_what_weighs_by_unknown_samples_names_the_component(
+    lengths, lacking, keep, why, tmp_path, request
+):
+    own = {"keep": keep} if keep else {}
+    if "components" in lengths:
+        own |= {"weight": None, "passes": 2}
+    split = {"sampling": "resampled"} | {k: v for k, v in lengths.items() if k != "components"}
+    urls = request.getfixturevalue(lacking)
+    data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, **split)
+    with pytest.raises(ConfigError, match=f"samples of component 'labels' is unknown, .* {why}; g"):
+        data.source("train")
+
+
+def test_samples_of_a_component_are_known_by_the_total_of_its_folder(tableless, tmp_path):
+    for components, known in (({}, (17, 6, 7)), ({REMOTE: {"keep": HALF}}, (17, None, 7))):
+        data = module(tableless, tmp_path, "other", components, sampling="resampled")
+        parts = data.source("train").describe().index.components
+        assert tuple(part.known_samples for part in parts) == known

@@ -1,0 +1,308 @@
+"""Training from remote shards: the batches of local ones, or an error that says why not."""
+
+import logging
+import pickle
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from fault_server import Fault
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
+from real_servers import NAMES
+
+from lightning_shards import LoaderConfig, ShardDataset, SplitConfig
+from lightning_shards.build import reader_choice, sources
+from lightning_shards.config.module import DataConfig
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    StorageError,
+)
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote.storage import version_number
+from lightning_shards.shards.storage.schemes import shared_out
+from tests.remote.published import (
+    COUNTS,
+    batches,
+    module,
+    publish,
+    server_put,
+    without_tables,
+)
+
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
+
+
+def test_two_ranks_get_what_local_shards_give(published_shards, local, server, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    data = module(published_shards, tmp_path)
+    assert data.source("train").describe().reader == "indexed"
+    assert "'auto' takes the indexed reader, by the member tables" in caplog.text
+    assert batches(data, epochs=2) == batches(module(local, tmp_path), epochs=2)
+    assert "s3cr3t" not in caplog.text + repr(data) + repr(data.source("train"))
+    assert "s3cr3t" not in str(data.state_dict())
+    assert not any("s3cr3t" in str(path) for path in (tmp_path / "cache").rglob("*"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shards_in_servers_of_other_makers_are_read(name, real_store, real_server, local, tmp_path):
+    store, server = real_store(name), real_server(name)
+    publish(local, store.put, tmp_path)
+    url = server.url_of("SHARDS").replace("SHARDS", "shard-{000000..000002}.tar")
+    data = module(url, tmp_path, loader={"storage_options": dict(server.options)})
+    assert batches(data) == batches(module(local, tmp_path))
+    assert data.source("train").describe().reader == "indexed"
+    assert "s3cr3t" not in repr(data.source("train")) + pickle.dumps(data.source("train")).hex()
+
+
+class Shelf(LocalFileSystem):
+    """A scheme that only fsspec knows: the files below the folder that `storage_options` names."""
+
+    protocol = "shelf"
+
+    def __init__(self, folder, **settings):
+        super().__init__(**settings)
+        self.folder = folder
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return path.removeprefix("shelf://")
+
+    def info(self, path, **settings):
+        return super().info(f"{self.folder}/{path}", **settings)
+
+    def cat_file(self, path, start=None, end=None, **settings):
+        return super().cat_file(f"{self.folder}/{path}", start, end, **settings)
+
+
+@pytest.mark.parametrize("reader", ["auto", "stream"])
+def test_what_only_fsspec_knows_is_read(reader, local, tmp_path):
+    register_implementation("shelf", Shelf, clobber=True)
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    publish(local, lambda name, data: (folder / name).write_bytes(data), tmp_path)
+    loader = {"storage_options": {"shelf": {"folder": str(folder)}}}
+    settings = {"reader": reader, **({} if reader == "auto" else {"shuffle_buffer": 4})}
+    remote, own = (
+        module(urls, tmp_path, loader=given, **settings)
+        for urls, given in (("shelf://shard-{000000..000002}.tar", loader), (local, None))
+    )
+    assert remote.source("train").describe().reader == reader.replace("auto", "indexed")
+    assert batches(remote) == batches(own)
+
+
+@pytest.mark.parametrize("signature", ["s3cr3t-query", "another&X-Amz-Date=tomorrow"])
+def test_a_second_run_fetches_no_table_and_asks_once_what_each_shard_is(
+    signature, published_shards, server, tmp_path
+):
+    batches(module(published_shards, tmp_path))
+    server.asked.clear()
+    batches(module(published_shards.replace("s3cr3t-query", signature), tmp_path))
+    paths = [asked.path.partition("?")[0] for asked in server.asked]
+    tables = [path for path in paths if path.endswith(".members")]
+    assert len(tables) == 1  # whether there are any, by which the reader is chosen
+    shards = [asked for asked in server.asked if asked.path.partition("?")[0].endswith(".tar")]
+    only_versions = [asked.path for asked in shards if asked.headers["range"] == "bytes=0-0"]
+    assert len(only_versions) == len(set(only_versions)) == len(COUNTS)
+
+
+def test_a_data_set_of_numbers_reads_them(published_shards, local, tmp_path):
+    settings = {"fields": {"image": "png", "label": "cls"}, "cache_dir": str(tmp_path / "cache")}
+    remote, own = ShardDataset(published_shards, **settings), ShardDataset(local, **settings)
+    remote, own = (data.__getitems__([3, 15, 7]) for data in (remote, own))
+    assert [sample["__key__"] for sample in remote] == [sample["__key__"] for sample in own]
+    assert all(
+        (a["image"] == b["image"]).all() and a["label"] == b["label"]
+        for a, b in zip(remote, own, strict=True)
+    )
+
+
+def find(urls, tmp_path, split="train", **given):
+    data = DataConfig(
+        train=SplitConfig(urls, sampling="shuffled"),
+        val=SplitConfig(urls, sampling="resampled", dataset_size=9),
+        fields={"label": "cls"},
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+    return sources.find_shards(data, split, **given)
+
+
+def test_other_ranks_of_a_node_take_what_the_first_one_found(published_shards, server, tmp_path):
+    first = find(published_shards, tmp_path)
+    assert first.has_tables
+    server.asked.clear()
+    other = find(published_shards, tmp_path, is_prepared=True)
+    assert (other, other.has_tables) == (first, True)
+    assert not server.asked
+    find(published_shards, tmp_path, "val")
+    assert find(published_shards, tmp_path, is_prepared=True).has_tables
+    server.objects["data/sizes.json"] = b"{}"
+    assert find(published_shards, tmp_path).counts is None  # a run asks anew
+    assert find(published_shards, tmp_path, is_prepared=True).counts is None
+
+
+# --- which reader
+
+
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        ({"sampling": "sequential"}, "indexed"),
+        ({"sampling": "resampled"}, "indexed"),
+        ({"reader": "stream"}, "stream"),
+        ({"stages": [iter]}, "stream"),
+    ],
+)
+def test_auto_takes_the_indexed_reader_where_it_can(published_shards, tmp_path, settings, reader):
+    data = module(published_shards, tmp_path, **settings)
+    assert data.source("train").describe().reader == reader
+    data.source("train").first_sample(Place())
+
+
+def test_shards_without_tables_are_streamed(published_shards, local, server, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    without_tables(server)
+    data = module(published_shards, tmp_path, sampling="sequential")
+    assert data.source("train").describe().reader == "stream"
+    assert "takes the stream reader, because there are no member tables" in caplog.text
+    assert "`lightning-shards index" in caplog.text
+    assert batches(data, 1) == batches(module(local, tmp_path, sampling="sequential"), 1)
+
+
+def test_without_tables_the_indexed_reader_names_the_command(published_shards, server, tmp_path):
+    del server.objects["data/shard-000000.tar.members"]
+    with pytest.raises(ConfigError) as caught:
+        module(published_shards, tmp_path, reader="indexed").source("train")
+    command = (
+        f"`lightning-shards index '{published_shards.partition('?')[0]}' --format wids,members"
+    )
+    assert f"make it once by {command} --output DIR`, and put" in str(caught.value)
+    assert "this takes about 1 s at 100 MB/s for 3 shards" in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_table_that_is_missing_later_is_an_error(published_shards, server, tmp_path):
+    del server.objects["data/shard-000001.tar.members"]
+    with pytest.raises(ConfigError, match=r"shard-000001.tar.members, which is not there"):
+        batches(module(published_shards, tmp_path))
+
+
+def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
+        reader_choice.require_forkable(["http://h/0.tar", "s3://b/0.tar"])
+    reader_choice.require_forkable(["http://h/0.tar", "hf://d/0.tar"])
+
+
+# --- bad input
+
+
+def test_an_object_that_is_replaced_during_a_run_ends_it(published_shards, server, tmp_path):
+    source = module(published_shards, tmp_path, loader={"connections": 1}).source("train")
+    stream = source.batches(Place(), Cursor())
+    server.always = Fault("late", 0.05)  # so that some pieces are not in the cache yet
+    next(stream)
+    old = {name: server.etag(name) for name in server.objects}
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    server.always = None
+    with pytest.raises(IndexMismatchError) as caught:
+        list(islice(stream, 50))
+    versions = [
+        [f"{version_number(etag):x}" for etag in (old[name], server.etag(name))] for name in old
+    ]
+    assert any(all(each in str(caught.value) for each in both) for both in versions)
+    assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 9}])
+def test_an_object_that_is_replaced_between_runs_is_refused_with_both_versions(
+    published_shards, server, tmp_path, settings
+):
+    batches(module(published_shards, tmp_path))
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    with pytest.raises(IndexMismatchError, match=r"it is version \w+, and .* of version \w+"):
+        batches(module(published_shards, tmp_path, **settings))
+
+
+def test_shards_that_were_made_anew_are_read_once_a_run_has_noticed_it(
+    published_shards, server, tmp_path, pack_shards
+):
+    batches(module(published_shards, tmp_path))
+    again = pack_shards(COUNTS[::-1])[::-1]
+    renamed = [Path(path).rename(tmp_path / f"shard-{n:06d}.tar") for n, path in enumerate(again)]
+    publish(renamed, server_put(server), tmp_path)
+    with pytest.raises(IndexMismatchError, match="it is version"):
+        batches(module(published_shards, tmp_path), world_size=1)
+    found = batches(module(published_shards, tmp_path))
+    assert found == batches(module(list(map(str, renamed)), tmp_path))
+
+
+def test_a_table_without_crc32s_that_was_not_made_anew_stays_refused(
+    local, server, published_shards, tmp_path
+):
+    publish(local, server_put(server), tmp_path / "plain", with_crc32=False)
+    batches(module(published_shards, tmp_path))
+    for name in [name for name in server.objects if name.endswith(".tar")]:
+        server.objects[name] = server.objects[name][::-1]
+    for _ in range(5):
+        with pytest.raises(IndexMismatchError, match="it is version"):
+            batches(module(published_shards, tmp_path))
+
+
+def test_a_table_of_another_size_is_refused(published_shards, server, tmp_path):
+    server.objects["data/shard-000001.tar"] += bytes(512)
+    with pytest.raises(IndexMismatchError, match=r"make the table again by .*index"):
+        batches(module(published_shards, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stop", "end"), [(-9, b""), (0, b"no table"), (None, b"x")], ids=["short", "other", "long"]
+)
+def test_a_damaged_table_is_refused(published_shards, server, tmp_path, stop, end):
+    name = "data/shard-000001.tar.members"
+    server.objects[name] = server.objects[name][:stop] + end
+    with pytest.raises(FileAccessError, match=r"000001.tar.members cannot be used: it is"):
+        batches(module(published_shards, tmp_path))
+
+
+@pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 9}])
+def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
+    published_shards, server, tmp_path, settings
+):
+    data = module(published_shards, tmp_path, **settings)
+    source = data.source("train")
+    next(source.batches(Place(), Cursor()))
+    server.always = Fault("status", 500)
+    with pytest.raises(StorageError, match="500 Internal Server Error"):
+        next(source.batches(Place(), Cursor()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"az": {"endpoint": "https://user:s3cr3t@host"}}, "looks like a secret"),
+        ({"s3": "us-east-1"}, "must be a mapping"),
+        ({"s5": {}}, "its keys are schemes: http"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        LoaderConfig(storage_options=options)
+    assert "s3cr3t" not in str(caught.value)
+
+
+# --- settings
+
+
+def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path):
+    made = module(published_shards, tmp_path, num_workers=3, loader={"connections": 10})
+    maker = made.source("train").storages["http"]
+    assert maker.settings.connections == 3
+    for_one = shared_out({"http": maker}, 2)["http"]
+    assert (for_one.settings.connections, for_one.cache) == (1, maker.cache)
+    assert shared_out(None, 2) is None
+    with pytest.raises(ConfigError, match="connections must be"):
+        LoaderConfig(connections=0)

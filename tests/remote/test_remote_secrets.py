@@ -1,0 +1,93 @@
+"""Passwords, queries, tokens and keys: in no message, traceback, log, repr or pickle."""
+
+import logging
+import pickle
+import traceback
+
+import pytest
+from fault_server import Fault
+
+from lightning_shards.errors import ShardError
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from tests.remote.conftest import FACES, QUICK, options_of, url_of
+from tests.remote.contract import DATA
+from tests.test_secrets import all_of
+
+pytestmark = pytest.mark.network
+
+SECRET = "s3cr3t"
+FAULTS = [
+    None,
+    Fault("status", 400),
+    Fault("status", 403),
+    Fault("status", 500),
+    Fault("cut", 0),
+    Fault("redirect", f"ftp://{SECRET}@host/?{SECRET}"),
+    Fault("redirect", f"http://127.0.0.1:9/?sig={SECRET}"),
+    Fault("headers", None, (("Content-Range", f"bytes {SECRET}"),)),
+]
+
+
+@pytest.fixture
+def settings(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text(f"hf_{SECRET}-token")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{SECRET}-id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET}-key")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", f"{SECRET}-session")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "czNjcjN0")
+    options = {
+        scheme: {name: value for name, value in given.items() if name != "anonymous"}
+        for scheme, given in options_of(server).items()
+    }
+    options["gs"] = options_of(server)["gs"]
+    policy = QUICK.scaled(0.2)
+    return TransportSettings(options, 4, policy, str(tmp_path / "cache"))
+
+
+def error_of(act):
+    try:
+        act()
+    except ShardError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_nothing_that_is_secret_is_shown(face, fault, server, settings, caplog, capfd):
+    caplog.set_level(logging.DEBUG)
+    server.objects["data/a.tar"] = DATA
+    server.always = fault
+    url = url_of(server, face, "a.tar")
+    if face == "http":
+        url = url.replace("://", f"://me:{SECRET}-password@")
+    transport = RemoteTransport(settings)
+    shown = [repr(transport)]
+    error = error_of(lambda: transport.read(url, 0, 9))
+    if fault is None:
+        assert error is None
+    else:
+        assert error
+        assert error.__cause__ is None
+        assert error.__context__ is None
+        shown += [all_of(error), *traceback.format_exception(error)]
+    shown += [repr(transport), caplog.text, *capfd.readouterr()]
+    assert SECRET not in "".join(shown)
+    assert SECRET.encode() not in pickle.dumps(transport)
+    transport.close()
+
+
+@pytest.mark.parametrize(("face", "known"), [("s3", {"x-amz-security-token"}), ("az", set())])
+def test_whom_a_cloud_redirects_to_gets_no_signature(face, known, server, settings):
+    """obstore's redirects cannot be switched off; what they give away is said in `cloud.py`."""
+    server.objects["data/a.tar"] = DATA
+    server.faults = [Fault("elsewhere")]
+    transport = RemoteTransport(settings)
+    assert transport.read(url_of(server, face, "a.tar"), 0, 9).data == DATA[:9]
+    transport.close()
+    first, second = server.asked
+    assert "authorization" in first.headers
+    assert "authorization" not in second.headers
+    assert {name for name, value in second.headers.items() if SECRET in value} == known

@@ -1,0 +1,170 @@
+"""Ranges of remote objects: how many requests, of which version, by threads that end."""
+
+import pickle
+import threading
+import time
+
+import pytest
+from fault_server import Fault
+from waiting import wait_for
+
+from lightning_shards.errors import StorageError
+from lightning_shards.remote import fetcher
+from lightning_shards.remote.cache import CacheNeed, PieceCache
+from lightning_shards.remote.storage import RemoteStorage
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import ShardReads
+from tests.remote.conftest import QUICK
+from tests.remote.contract import DATA, SIZE
+
+pytestmark = pytest.mark.network
+
+
+@pytest.fixture
+def storage(server, monkeypatch):
+    monkeypatch.setattr(fetcher, "_GAP", 0)
+    server.objects["data/0.tar"] = DATA
+    made = RemoteStorage(RemoteTransport(TransportSettings(policy=QUICK)), connections=5)
+    yield made
+    made.close_all()
+
+
+@pytest.fixture
+def url(server):
+    return f"{server.url}/data/0.tar?X-Amz-Signature=s3cr3t-query"
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """A large range is one of a thousand bytes."""
+
+    def parts_of(start, stop):
+        return [(at, min(at + 999, stop)) for at in range(start, stop, 999)]
+
+    monkeypatch.setattr(fetcher, "parts_of", parts_of)
+
+
+def reads_of(url, ranges, stat=None):
+    into = bytearray(sum(stop - start for start, stop in ranges))
+    starts, stops = ([pair[end] for pair in ranges] for end in (0, 1))
+    return ShardReads(url, starts, stops, stat, memoryview(into)), into
+
+
+def of_every_ninth(number):
+    """So many ranges of five bytes, and what they hold."""
+    ranges = [(9 * each, 9 * each + 5) for each in range(number)]
+    return ranges, b"".join(DATA[start:stop] for start, stop in ranges)
+
+
+def fetchers():
+    return {thread for thread in threading.enumerate() if thread.name == "lightning-shards-fetch"}
+
+
+def wait_until_gone(threads, limit_s=1.0):
+    end = time.monotonic() + limit_s
+    while any(thread.is_alive() for thread in threads):
+        assert time.monotonic() < end, "threads go on"
+        time.sleep(0.005)
+
+
+def test_each_range_is_one_request_with_the_version_that_is_known(server, storage, url):
+    stat = storage.stat(url)
+    server.asked.clear()
+    ranges, expected = of_every_ninth(20)
+    reads, into = reads_of(url, [*ranges, (SIZE - 3, SIZE + 4)], stat)
+    assert storage.read_ranges([reads]) == [[5] * 20 + [3]]
+    assert into == expected + DATA[-3:] + bytes(4)
+    assert len(server.asked) == 21
+    assert {asked.headers["if-match"] for asked in server.asked} == {server.etag("data/0.tar")}
+
+
+def test_empty_ranges_ask_only_what_the_object_is(server, storage, url):
+    stat = storage.stat(url)
+    server.asked.clear()
+    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 9)], stat)[0]]) == [[0, 4]]
+    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 5)], stat)[0]]) == [[0, 0]]
+    assert len(server.asked) == 2
+    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 5)])[0]]) == [[0, 0]]
+    assert len(server.asked) == 2
+
+
+def test_a_large_range_is_fetched_in_parts(server, storage, url, small_parts):
+    reads, into = reads_of(url, [(10, 2500), (SIZE - 1500, SIZE + 1000)])
+    assert storage.read_ranges([reads]) == [[2490, 1500]]
+    assert into == DATA[10:2500] + DATA[-1500:] + bytes(1000)
+    assert len(server.asked) >= 6
+
+
+def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, storage, url):
+    server.faults = [None, *[Fault("status", 500)] * 400]
+    ranges, _ = of_every_ninth(20)
+    reads, into = reads_of(url, ranges)
+    with pytest.raises(StorageError, match="500 Internal") as caught:
+        storage.read_ranges([reads])
+    left = bytes(into)
+    server.faults.clear()
+    number = -1
+    while number != len(server.asked):
+        number = len(server.asked)
+        time.sleep(0.02)
+    assert into == left
+    assert "s3cr3t" not in str(caught.value) + repr(storage)
+
+
+def test_hints_to_the_system_do_not_stand_in_place_of_what_is_fetched_ahead(server, url, tmp_path):
+    server.objects["data/0.tar"] = DATA
+    cache = PieceCache(
+        CacheFolder(tmp_path), "run", CacheNeed("data", SIZE, 0, limit_bytes=2 * SIZE)
+    )
+    storage = RemoteStorage(RemoteTransport(TransportSettings(policy=QUICK)), 5, cache)
+    stat = storage.stat(url)
+    storage.prefetch([ShardReads(url, [0], [500], stat)])
+    storage.prefetch([ShardReads(url, [0], [500])])
+    storage.read_ranges([reads_of(url, [(600, 601)], stat)[0]])
+    assert wait_for(storage.has_fetched_ahead, 10)
+    server.asked.clear()
+    assert storage.read_ranges([reads_of(url, [(3, 400)], stat)[0]]) == [[397]]
+    assert not server.asked
+    storage.close_all()
+
+
+def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
+    before = fetchers()
+    storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])
+    assert 1 <= len(fetchers() - before) <= 2
+    storage.read_ranges([reads_of(url, of_every_ninth(50)[0])[0]])
+    started = fetchers() - before
+    assert len(started) <= 5
+    assert all(thread.daemon for thread in started)
+    storage.close_all()
+    wait_until_gone(started)
+    assert storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]]) == [[1, 1]]
+
+
+def test_a_stalled_read_ends_when_the_storage_is_closed(server, url):
+    server.objects["data/0.tar"] = DATA
+    server.always = Fault("stall", 3)
+    storage = RemoteStorage(RemoteTransport(), connections=2)  # which would wait for 30 s
+    errors = []
+
+    def read():
+        try:
+            storage.read_ranges([reads_of(url, of_every_ninth(9)[0])[0]])
+        except StorageError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    while not server.asked:
+        time.sleep(0.005)
+    storage.close_all()
+    wait_until_gone([reader])
+    assert len(errors) == 1
+
+
+def test_a_pickled_storage_is_what_it_was_made_from(storage, url):
+    storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])
+    copied = pickle.loads(pickle.dumps(storage))
+    assert copied.read(url, 3, 9) == DATA[3:9]
+    copied.close_all()

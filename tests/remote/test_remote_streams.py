@@ -1,0 +1,114 @@
+"""Training from remote shards as streams: the batches of local ones, or an error that says why."""
+
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from fault_server import Fault
+
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardNotFoundError,
+    StorageError,
+)
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote import range_streams
+from lightning_shards.remote.range_streams import StreamAhead
+from tests.remote.conftest import options_of, url_of
+from tests.remote.published import batches, module
+from tests.remote.test_remote_storage import fetchers, wait_until_gone
+
+pytestmark = pytest.mark.network
+
+SMALL = StreamAhead(ranges=2, range_bytes=2_000, first_bytes=700)
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(quick, monkeypatch):
+    """Several ranges of a small shard."""
+    monkeypatch.setattr(range_streams, "StreamAhead", lambda: SMALL)
+
+
+@pytest.fixture
+def stream(tmp_path):
+    return partial(module, tmp_path=tmp_path, reader="stream", sampling="sequential")
+
+
+@pytest.mark.parametrize("face", ["http", "s3"])
+def test_shards_of_every_store_are_streamed_as_local_ones(
+    face, published_shards, local, server, stream
+):
+    urls = [url_of(server, face, Path(path).name) for path in local]
+    options = {"storage_options": {face: options_of(server)[face]}} if face != "http" else {}
+    found, wanted = stream(urls, loader=options), stream(local)
+    assert batches(found) == batches(wanted)
+    ranges = {each.headers.get("range") for each in server.asked if ".tar" in unquote(each.path)}
+    assert {"bytes=0-699", "bytes=700-2099"} < ranges
+
+
+def test_drawn_shards_are_those_of_local_ones(published_shards, local, stream):
+    """Begun at any sample, and left at any."""
+    found, wanted = (stream(urls, sampling="resampled") for urls in (published_shards, local))
+    assert batches(found, epochs=3) == batches(wanted, epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        (Fault("status", 500), StorageError, r"500 Internal Server Error \(try 10 of 10\)"),
+        (Fault("status", 403), FileAccessError, "403 Forbidden"),
+        (Fault("status", 404), ShardNotFoundError, "404 Not Found"),
+        (Fault("replace"), IndexMismatchError, "another version"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"on_bad_sample": "substitute", "max_bad": 1_000}])
+def test_no_substitute_hides_an_error_of_the_network(
+    fault, error, message, settings, published_shards, server, stream
+):
+    source = stream(published_shards, **settings).source("train")
+    made = source.batches(Place(), Cursor())
+    next(made)
+    server.always = fault
+    with pytest.raises(error, match=message) as caught:
+        list(islice(made, 99))
+    assert caught.type is error
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_shard_that_was_stored_damaged_is_replaced_if_it_may(published_shards, server, stream):
+    name = "data/shard-000001.tar"
+    server.objects[name] = server.objects[name][:2_000]
+    given = {"on_bad_sample": "substitute", "max_bad": 3}
+    weights = [batch["__weight__"] for batch in stream(published_shards, **given).loader("train")]
+    assert sum(each.sum().item() for each in weights) == 13
+    with pytest.raises(DamagedShardError, match=r"shard-000001.tar is cut short"):
+        batches(stream(published_shards))
+
+
+def test_a_fork_is_refused_for_streams_of_clients_that_do_not_survive_it(stream):
+    context = {"multiprocessing_context": "fork"}
+    given = {"sampling": "resampled", "dataset_size": 9, "num_workers": 1}
+    with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
+        stream("s3://b/0.tar", loader=context, **given).source("train")
+    assert stream("s3://b/0.tar", **given).source("train").describe().reader == "stream"
+
+
+@pytest.mark.parametrize("ends", ["left", "an error"])
+def test_no_thread_is_left_where_a_stream_ends(ends, published_shards, server, stream):
+    before = fetchers()
+    made = stream(published_shards).source("train").batches(Place(), Cursor())
+    next(made)
+    server.always = Fault("stall", 3) if ends == "left" else Fault("status", 404)
+    started = fetchers() - before
+    assert started
+    if ends == "left":
+        made.close()
+    else:
+        with pytest.raises(ShardNotFoundError):
+            list(islice(made, 99))
+    wait_until_gone(started)

@@ -1,0 +1,193 @@
+"""How often and how long is tried again, by a clock that is not waited for; what closing ends."""
+
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+
+from lightning_shards.errors import FileAccessError, IndexMismatchError, StorageError
+from lightning_shards.remote import transport as transports
+from lightning_shards.remote.backend import (
+    LOOK_UP,
+    RangeAnswer,
+    RequestFailure,
+    RetryPolicy,
+    Store,
+    TransportSettings,
+)
+from lightning_shards.remote.transport import RemoteTransport
+
+MIB = 1 << 20
+URL = "http://host/a.tar"
+
+
+class FailingStore(Store):
+    """Gives objects of zeros, but first what `failures` say: failures, after so many bytes."""
+
+    def __init__(self):
+        self.failures, self.takes_s, self.time, self.pauses = [], 0.0, 0.0, []
+        self.refreshed = self.asked = self.busy = self.most_busy = 0
+        self.down_until, self.lock = 0.0, threading.Lock()
+
+    def now(self):
+        return self.time
+
+    def sleep(self, seconds):
+        self.pauses.append(seconds)
+        self.time += seconds
+
+    @contextmanager
+    def get(self, url, begin, end, version):
+        self.asked += 1
+        self.time += self.takes_s
+        if self.time < self.down_until:
+            raise RequestFailure("no")
+        with self.lock:
+            self.busy += 1
+            self.most_busy = max(self.busy, self.most_busy)
+        failure, given = self.failures.pop(0) if self.failures else (None, end - begin)
+        yield RangeAnswer(begin, end, 100 * MIB, '"v"', self._chunks(failure, given))
+        with self.lock:
+            self.busy -= 1
+
+    def _chunks(self, failure, given):
+        if given:
+            yield bytes(given)
+        if failure:
+            raise failure
+
+    def put(self, url, data):
+        self.get(url, 0, 1, None).__enter__()
+
+    def refresh(self, url):
+        self.refreshed += 1
+
+
+@pytest.fixture
+def store(monkeypatch):
+    store = FailingStore()
+    monkeypatch.setattr(transports, "make_store", lambda *_: store)
+    return store
+
+
+def read(store, failures, policy=RetryPolicy(), takes_s=0.0, gained=0, end=50 * MIB):  # noqa: B008
+    store.failures, store.takes_s = [(failure, gained) for failure in failures], takes_s
+    transport = RemoteTransport(TransportSettings(policy=policy), now=store.now, sleep=store.sleep)
+    return transport.read(URL, 0, end)
+
+
+def test_ten_tries_are_made_with_growing_pauses(store):
+    with pytest.raises(StorageError, match=r"no \(try 10 of 10\)"):
+        read(store, [RequestFailure("no")] * 99)
+    assert len(store.pauses) == 9
+    assert all(0.1 * 2**n <= pause <= 0.15 * 2**n for n, pause in enumerate(store.pauses[:8]))
+    assert 12.8 <= store.pauses[8] <= 1.5 * 15
+
+
+@pytest.mark.parametrize(
+    ("policy", "outage_s", "takes_s"),
+    [(RetryPolicy(), 40, 0), (RetryPolicy(), 40, 1), (LOOK_UP, 20, 0.2)],
+)
+def test_every_range_survives_an_outage(policy, outage_s, takes_s, store):
+    """A store that is started again refuses at once, or breaks off what comes, for some seconds."""
+    for _ in range(100):
+        store.down_until = store.time + outage_s
+        read(store, [], policy, takes_s, end=9)
+
+
+def test_pauses_take_nothing_from_the_generator_of_transforms(store):
+    random.seed(0)
+    before = random.getstate()
+    read(store, [RequestFailure("no")] * 9)
+    assert random.getstate() == before
+
+
+@pytest.mark.parametrize("takes_s", [1, 7, 13, 29, 30])
+def test_a_server_that_stalls_is_given_up_within_180_seconds(takes_s, store):
+    with pytest.raises(StorageError):
+        read(store, [RequestFailure("no")] * 99, RetryPolicy(tries=99), takes_s)
+    assert store.time - takes_s + 30 <= 180
+
+
+def test_time_counts_from_the_last_mebibyte_that_arrived(store):
+    with pytest.raises(StorageError, match="try 2 of 10"):
+        read(store, [RequestFailure("no")] * 99, takes_s=100, gained=MIB - 1)
+    with pytest.raises(StorageError, match="try 10 of 10"):
+        read(store, [RequestFailure("no")] * 99, takes_s=100, gained=MIB)
+
+
+@pytest.mark.parametrize(("asked", "waited"), [(7, 7), (59, 59), (61, 60), (1e8, 60)])
+def test_a_server_may_ask_for_a_pause_of_a_minute(asked, waited, store):
+    read(store, [RequestFailure("busy", retry_after_s=asked)])
+    assert store.pauses == [waited]
+
+
+@pytest.mark.parametrize("kind", ["absent", "final"])
+def test_what_would_not_change_is_tried_once(kind, store):
+    with pytest.raises((FileNotFoundError, StorageError)):
+        read(store, [RequestFailure("no", kind)] * 9)
+    assert store.asked == 1
+
+
+def test_who_is_denied_tries_once_more_in_all_with_fresh_credentials(store):
+    denied, broken = RequestFailure("no", "denied"), RequestFailure("no")
+    read(store, [broken, denied, broken])
+    assert store.refreshed == 1
+    with pytest.raises(FileAccessError):
+        read(store, [denied, broken, broken, denied, broken])
+
+
+def test_another_version_is_asked_for_once_more_so_that_it_can_be_named(store):
+    store.failures = [(RequestFailure("412", "changed"), 0)]
+    transport = RemoteTransport(now=store.now, sleep=store.sleep)
+    with pytest.raises(IndexMismatchError, match='"u" was expected, "v" is there'):
+        transport.read(URL, 0, 9, '"u"')
+    assert store.pauses == []
+
+
+def test_an_answer_that_comes_too_slowly_is_left_and_what_it_brought_is_kept(store, monkeypatch):
+    def drip(failure, given):
+        for _ in range(given // MIB):
+            store.time += 60
+            yield bytes(MIB)
+
+    monkeypatch.setattr(store, "_chunks", drip)
+    assert read(store, [], end=5 * MIB).data == bytes(5 * MIB)
+    assert store.asked == 2
+
+
+def test_no_more_requests_are_under_way_than_the_limit(store):
+    transport = RemoteTransport(TransportSettings(connections=3))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: transport.read(URL, 0, 9), range(400)))
+    assert store.most_busy <= 3
+
+
+def test_closing_ends_a_body_that_comes(store):
+    transport = RemoteTransport()
+
+    def chunks(failure, given):
+        yield bytes(MIB)
+        transport.close()
+        yield bytes(MIB)
+        pytest.fail("it goes on")
+
+    first, store._chunks = transport.read(URL, 0, 0)._replace(has_ranges=False), chunks
+    for act in (
+        lambda: transport.read(URL, 0, 9 * MIB),
+        lambda: list(transport.read_forward(URL, first)),
+    ):
+        with pytest.raises(StorageError, match="the connections were closed"):
+            act()
+
+
+def test_a_pause_ends_when_the_transport_is_closed(store):
+    transport = RemoteTransport()
+    store.failures = [(RequestFailure("no", retry_after_s=50), 0)]
+    thread = threading.Timer(0.1, transport.close)
+    thread.start()
+    with pytest.raises(StorageError, match="the connections were closed"):
+        transport.read(URL, 0, 9)
+    thread.join()

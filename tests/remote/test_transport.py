@@ -1,0 +1,80 @@
+"""Which schemes a transport reads, and what its stores may be told."""
+
+import sys
+
+import pytest
+
+from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
+from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+
+
+@pytest.mark.parametrize("url", ["/a.tar", "file:///a.tar", "pipe:cat a.tar", "scp://host/a.tar"])
+def test_what_is_no_remote_object_is_refused(url):
+    with pytest.raises(ConfigError, match="not fetched by ranges"):
+        RemoteTransport().read(url, 0, 9)
+
+
+def test_a_scheme_that_nobody_knows_is_a_storage_error():
+    with pytest.raises(StorageError, match=r"nowhere://b/a.tar cannot be read: fsspec raised Val"):
+        RemoteTransport().read("nowhere://b/a.tar", 0, 9)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(-1, 5), (5, 4)])
+def test_what_is_no_range_is_refused(begin, end):
+    with pytest.raises(ValueError, match="are no range"):
+        RemoteTransport().read("https://h/a", begin, end)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "options", "message"),
+    [
+        ("s3", {"endpiont": "http://h"}, "no 'endpiont' that is a str; there are endpoint: str, "),
+        ("s3", {"secret_access_key": "s3cr3t"}, "looks like a secret.*AWS_SECRET_ACCESS_KEY"),
+        ("s3", {"region": "AKIAS3CR3TS3CR3TS3CR"}, "'region' looks like a secret"),
+        ("s3", {"endpoint": "http://me:s3cr3t@h"}, "'endpoint' looks like a secret"),
+        ("az", {"endpoint": "http://h?sv=1&sig=s3cr3t"}, "AZURE_STORAGE_ACCOUNT_KEY"),
+        ("gs", {"service_account_key": "s3cr3t"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("hf", {"token": "s3cr3t"}, "looks like a secret.*HF_TOKEN"),
+        ("sftp", {"password": "s3cr3t"}, r"looks like a secret.*~/\.ssh"),
+        ("ftp", {"host": "h", "tls": {"key": "s3cr3t"}}, "'key' looks like a secret"),
+        ("hdfs", {"headers": {"Authorization": "s3cr3t"}}, "'Authorization' looks like a secret"),
+        ("hdfs", {"headers": [{"Cookie": "s3cr3t"}]}, "'Cookie' looks like a secret"),
+        ("hdfs", {"header": "Bearer s3cr3t"}, "'header' looks like a secret"),
+        ("ftp", {"apikey": "s3cr3t"}, "'apikey' looks like a secret"),
+        ("s3", {"anonymous": "yes"}, "no 'anonymous' that is a str; .*anonymous: bool"),
+        ("gs", {"region": "x"}, "have no 'region'"),
+        ("https", {"verify": False}, "have no 'verify' that is a bool; there are ca: str"),
+        ("ais", {"endpoint": "host"}, "AIS_ENDPOINT"),
+    ],
+)
+def test_options_that_a_store_does_not_know_are_refused(scheme, options, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        RemoteTransport(TransportSettings({scheme: options})).read(f"{scheme}://b/a.tar", 0, 9)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_package_that_fsspec_lacks_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    with pytest.raises(ConfigError, match=r"sftp:// shards need .*not installed"):
+        RemoteTransport().read("sftp://host/a.tar", 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (FileNotFoundError("s3cr3t"), ShardNotFoundError, "there is no such file"),
+        (PermissionError("s3cr3t"), FileAccessError, "this user may not read it"),
+        (ConnectionResetError("s3cr3t"), StorageError, r"ConnectionResetError \(try 10 of 10\)"),
+        (EOFError("s3cr3t"), StorageError, r"EOFError \(try 10 of 10\)"),
+        (RuntimeError("s3cr3t"), StorageError, r"RuntimeError \(try 1 of 10\)"),
+    ],
+)
+def test_what_fsspec_raises_is_an_error_of_ours(raised, error, message, monkeypatch):
+    def refuse(*_args, **_options):
+        raise raised
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.info", refuse)
+    transport = RemoteTransport(sleep=lambda _: None)  # of time enough for all tries
+    with pytest.raises(error, match=message) as caught:
+        transport.read("memory://b/a.tar", 0, 9)
+    assert "s3cr3t" not in str(caught.value)
