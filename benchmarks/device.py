@@ -8,6 +8,7 @@ one failed. Several nodes find out in the same way whether they work together; o
 """
 
 import argparse
+import copy
 import io
 import logging
 import sys
@@ -119,8 +120,10 @@ def same_bytes(options: argparse.Namespace) -> str:
         yield from made
         made.close()
 
-    for pin in (pins := (False, True) if options.device == "cuda" else (False,)):
-        for here, batch in zip(batches(pin=False), batches(pin=pin), strict=True):
+    on_cpu = [copy.deepcopy(batch) for batch in batches(pin=False)]
+    can_pin = options.device == "cuda" and options.num_workers > 0  # only workers' batches are
+    for pin in (pins := (False, True) if can_pin else (False,)):
+        for here, batch in zip(on_cpu, batches(pin=pin), strict=True):
             for name in ("image", "label", "__id__"):
                 back = batch[name].to(options.device, non_blocking=True).cpu()
                 assert torch.equal(here[name], back), f"other bytes with pin_memory={pin}"
@@ -187,11 +190,12 @@ def main() -> None:
                 writer.write({"__key__": f"{number:06d}", "npy": image, "cls": label})
         options.urls = writer.urls
         for check in (same_bytes, monitor, resumed):
+            begun = time.perf_counter()
             try:
                 outcome = f"ok      {check.__name__}: {check(options)}"
             except AssertionError as fault:
                 outcome, failed = f"FAILED  {check.__name__}: {fault}", failed + 1
-            print(outcome, flush=True)
+            print(f"{outcome} ({time.perf_counter() - begun:.0f} s)", flush=True)
     print(f"{failed} of 3 checks failed on {options.device}, nodes: {options.num_nodes}")
     sys.exit(min(failed, 1))
 
