@@ -16,8 +16,8 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.collate import BadSample, Collation, LoadedBatch, Sample
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import Arena
-from lightning_shards.samples.transforms import SampleTransforms, TorchLoadedError
+from lightning_shards.samples.tensors import Arena, torch_if_loaded
+from lightning_shards.samples.transforms import SampleTransforms
 
 STRETCH: Final = 16_384
 """Positions of an epoch that are looked up together; as many as a block has by default."""
@@ -112,20 +112,22 @@ class _Epoch:
 
     def batch(self, number: int, step: int) -> LoadedBatch:
         """The batch of a step, which is number `number` of those that were looked up."""
-        reader, max_bad = self._maker.reader, self._maker.max_bad
-        while reader is not None:
+        had_torch = torch_if_loaded() is not None
+        made = self._batch(number, step)
+        if had_torch or torch_if_loaded() is None:
+            return made
+        return self._batch(number, step)  # what loaded torch may draw from it, seeded only now
+
+    def _batch(self, number: int, step: int) -> LoadedBatch:
+        maker = self._maker
+        if maker.reader is not None:
             try:
-                return reader.batch(number)
-            except TorchLoadedError:
-                continue  # now that torch is loaded, it is seeded
+                return maker.reader.batch(number)
             except BAD as error:
-                if max_bad is None and isinstance(error, TransformError):
+                if maker.max_bad is None and isinstance(error, TransformError):
                     refused(error)
                     raise  # it names the bad sample; a second try might succeed and hide it
-                break
-        while True:
-            with suppress(TorchLoadedError):
-                return self.batch_by_samples(step)
+        return self.batch_by_samples(step)
 
     def batch_by_samples(self, step: int) -> LoadedBatch:
         """The batch of a step, made sample by sample; its errors name the bad sample.

@@ -4,9 +4,9 @@ This is the only module that touches the global generators of Python, numpy and 
 users' transforms may draw from them. That of torch is touched only where torch is loaded.
 
 albumentations draws from generators in its objects, which no global seed reaches. Objects with its
-method `set_random_seed` are seeded here. Any other generator can only be noticed: a transform is
-run twice on the first sample, and if the results differ, a warning names the field. A `collate_fn`
-is watched in the same way, and may draw from no generator at all.
+method `set_random_seed` are seeded here. Any other generator can only be noticed: a transform makes
+its first value twice on the side, and if the results differ, a warning names the field. A
+`collate_fn` is watched in the same way, and may draw from no generator at all.
 """
 
 import copy
@@ -14,12 +14,12 @@ import inspect
 import logging
 import random
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from gc import get_referents
 from operator import ne
-from types import ModuleType
-from typing import Any, Final, TypeAlias, cast
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -79,12 +79,11 @@ def preserved_globals() -> Generator[None]:
             torch.set_rng_state(tensors)
 
 
-def globals_state() -> list[object]:
-    """The states of the global generators, to be compared; torch's is last, and only if loaded."""
-    name, keys, *rest = cast("Any", np.random.get_state())  # noqa: NPY002
-    states: list[object] = [random.getstate(), (name, keys.tobytes(), *rest)]
-    torch = torch_if_loaded()
-    return states if torch is None else [*states, torch.get_rng_state().numpy().tobytes()]
+def _globals_state() -> list[object]:
+    """The states of the global generators, to be compared; torch's only if it is loaded."""
+    torch, (name, keys, *rest) = torch_if_loaded(), cast("Any", np.random.get_state())  # noqa: NPY002
+    states: list[object] = [random.getstate(), name, keys.tobytes(), rest]
+    return [*states, torch.get_rng_state().numpy().tobytes()] if torch else states
 
 
 def python_generator(seeds: SampleSeeds, position: int) -> random.Random:
@@ -111,10 +110,10 @@ def begin_globals(worker: int) -> None:
     np.random.seed(np.random.SeedSequence(entropy).generate_state(4))  # noqa: NPY002
 
 
-_DEEPEST: Final = 5
+_DEEPEST: Final = 8
 """How deep objects in objects are searched, as in a `partial` of a method of an instance."""
 
-_MOST_PARTS: Final = 100
+_MOST_PARTS: Final = 200
 """Longer collections are taken for data and not searched."""
 
 _NOTHING_IN = (type, ModuleType, str, bytes, int, float, type(None), np.ndarray)
@@ -127,49 +126,35 @@ _log = logging.getLogger(__name__)
 def seeded_objects(transform: object) -> list[Any]:
     """The outermost objects in a transform that have `set_random_seed`, itself included.
 
-    They are searched in attributes, collections, closures, bound methods and `partial`.
+    They are searched in all that it holds: attributes, collections, closures, arguments.
     """
     seeded: list[Any] = []
-    seen: list[object] = []  # keeps the objects alive, so that no id is used again
+    seen: dict[int, object] = {}  # keeps the objects alive, so that no id is used again
 
     def look(value: object, depth: int) -> None:
-        if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or any(value is s for s in seen):
+        if depth > _DEEPEST or isinstance(value, _NOTHING_IN) or id(value) in seen:
             return
-        seen.append(value)
+        seen[id(value)] = value
         if callable(getattr(value, "set_random_seed", None)):
             seeded.append(value)
             return
-        for part in _parts_of(value):
+        # a function holds all names of its module, too
+        is_function = isinstance(value, FunctionType)
+        parts = get_referents(
+            *((*(value.__closure__ or ()), value.__dict__) if is_function else (value,))
+        )
+        for part in parts if len(parts) <= _MOST_PARTS else ():
             look(part, depth + 1)
 
     look(transform, 0)
     return seeded
 
 
-def _parts_of(value: object) -> Iterator[object]:
-    if isinstance(value, dict | list | tuple | set):
-        parts = cast("Any", value)
-        if len(parts) <= _MOST_PARTS:
-            yield from parts.values() if isinstance(value, dict) else parts
-        return
-    whole: Any = value
-    if isinstance(value, partial):
-        yield from (whole.func, *whole.args, *whole.keywords.values())
-    for cell in getattr(whole, "__closure__", None) or ():
-        with suppress(ValueError):  # the cell is empty
-            yield cell.cell_contents
-    yield getattr(whole, "__self__", None)
-    yield from getattr(whole, "__dict__", {}).values()
-
-
 @contextmanager
 def outside_workers() -> Generator[None]:
     """Make torch report no worker process: in one, albumentations would add torch's seed."""
-    state: Any = sys.modules.get("torch.utils.data._utils.worker")
-    if state is None:  # so nothing can ask it, and whoever loads it is called again
-        yield
-        return
-    info, state._worker_info = state._worker_info, None  # noqa: SLF001 there is no other way
+    state: Any = sys.modules.get("torch.utils.data._utils.worker", SimpleNamespace())
+    info, state._worker_info = getattr(state, "_worker_info", None), None  # noqa: SLF001 there is no other way
     try:
         yield
     finally:
@@ -195,11 +180,8 @@ def may_draw_from_globals(function: Callable[..., Any]) -> bool:
     It has neither a parameter `rng` nor an attribute ``deterministic = True``, or it has generators
     of its own.
     """
-    return _is_unkeyed(function) or bool(own_generators(function))
-
-
-def _is_unkeyed(function: Callable[..., Any]) -> bool:
-    return not takes_rng(function) and not _is_deterministic(function)
+    is_keyed = takes_rng(function) or _is_deterministic(function)
+    return not is_keyed or bool(own_generators(function))
 
 
 def _is_deterministic(function: object) -> bool:
@@ -209,21 +191,18 @@ def _is_deterministic(function: object) -> bool:
 def watched(called: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """A transform or a decoder, watched on a first value for draws that cannot be repeated.
 
-    One that may draw from global generators is run twice, and others may not draw from them; those
-    of this package are left as they are. The caller restores the global generators.
+    Those of this package are left as they are.
     """
-    if type(function).__module__.startswith("lightning_shards."):
-        return function
-    if _is_unkeyed(function):
-        return Watched(called, function, _made_twice)
-    return function if own_generators(function) else Watched(called, function, _made_by_itself)
+    is_ours = type(function).__module__.startswith("lightning_shards.")
+    return function if is_ours else Watched(called, function)
 
 
 def watched_collate_fn(function: Callable[..., Any]) -> Callable[..., Any]:
     """A `collate_fn`, watched on a first batch: nothing is seeded for it, and it may not draw."""
     if _is_deterministic(function):
         return function
-    return Watched(f"collate_fn, which is {callable_name(function)},", function, _made_thrice)
+    called = f"collate_fn, which is {callable_name(function)},"
+    return Watched(called, function, makes_batches=True)
 
 
 def callable_name(function: object) -> str:
@@ -232,19 +211,20 @@ def callable_name(function: object) -> str:
 
 
 class Watched:
-    """A callable of the user's, watched while it makes its first value.
+    """A callable of the user's, which makes its first value twice on the side, to be compared.
 
-    A value that loads torch is made once more, because its generator was not seeded, and watched
-    then.
+    A `collate_fn` does so of twice the samples, which it may mix.
 
     Args:
         called: What messages call it.
         function: The callable.
-        watch: Makes a first value of the function, a value and settings, and says what is wrong.
+        makes_batches: Whether it is a `collate_fn`.
     """
 
-    def __init__(self, called: str, function: Callable[..., Any], watch: "_Watch") -> None:
-        self._called, self._watch, self._is_watched = called, watch, False
+    def __init__(
+        self, called: str, function: Callable[..., Any], *, makes_batches: bool = False
+    ) -> None:
+        self._called, self._makes_batches, self._is_watched = called, makes_batches, False
         self.__wrapped__, self.__name__ = function, callable_name(function)
 
     def __getattr__(self, name: str) -> Any:
@@ -257,76 +237,53 @@ class Watched:
         Raises:
             ConfigError: It drew from a generator that is not seeded for it.
         """
-        if self._is_watched:
-            return self.__wrapped__(value, **settings)
-        had_torch = torch_if_loaded() is not None
-        made, problem = self._watch(self.__wrapped__, value, **settings)
-        is_seeded = had_torch or torch_if_loaded() is None
-        if problem and is_seeded and self._watch is _made_by_itself:
-            raise ConfigError(f"{self._called} {problem}")
-        if problem and is_seeded:
-            _log.warning("%s %s", self._called, problem)
-        self._is_watched = is_seeded
-        return made
+        if not self._is_watched:
+            self._watch([*value, *value] if self._makes_batches else value, settings)
+            self._is_watched = True
+        return self.__wrapped__(value, **settings)
 
+    def _watch(self, value: Any, settings: dict[str, Any]) -> None:
+        draws = differs = False
+        with suppress(Exception), preserved_globals():  # what fails is told by the call itself
+            made, draws = self._made(value, settings)
+            kept = copy.deepcopy(made)  # a reused buffer would be compared with itself
+            differs = not are_same(kept, self._made(value, settings)[0])
+        if self._makes_batches and (draws or differs):
+            _log.warning("%s %s%s", self._called, _DREW if draws else _TWO_BATCHES, _NO_DRAWS)
+        elif draws and not may_draw_from_globals(self.__wrapped__):
+            keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
+            raise ConfigError(
+                f"{self._called} has {keyed}, and it drew from the random generators of the whole "
+                "process, or seeded them: they are not seeded for it, so that no run could be "
+                f"repeated; draw from `rng` alone, or leave {keyed} out, and they are seeded for "
+                "each sample"
+            )
+        elif differs:
+            _log.warning(_DIFFERS, self._called)
 
-_Watch: TypeAlias = Callable[..., tuple[Any, str]]
-
-
-def _made_twice(function: Callable[..., Any], value: Any) -> tuple[Any, str]:
-    given = value
-    with suppress(Exception):  # a value that cannot be copied will hardly be changed
-        given = copy.deepcopy(value)
-    kept = made = _seeded(function, given)
-    is_same = False  # if it fails now, where it did not before
-    with suppress(Exception):
-        kept = copy.deepcopy(made)  # a reused buffer would be compared with itself
-    with suppress(Exception):
-        is_same = are_same(kept, _seeded(function, value))
-    problem = (
-        "made two values of one sample with the same seeds, so that no run can be repeated: it has "
-        "a random generator of its own, or keeps something between samples; give it a parameter "
-        "`rng`, which gets a numpy.random.Generator for each sample, or a method `set_random_seed`"
-    )
-    return made, "" if is_same else problem
-
-
-def _seeded(function: Callable[..., Any], value: Any) -> Any:
-    for generator in seeded_objects(function):
-        generator.set_random_seed(0)
-    SampleSeeds(0, 0).seed_globals(0)
-    return function(value)
-
-
-def _made_by_itself(function: Callable[..., Any], value: Any, **settings: Any) -> tuple[Any, str]:
-    before = globals_state()
-    made = function(value, **settings)
-    keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
-    problem = (
-        f"has {keyed}, and it drew from the random generators of the whole process, or seeded "
-        "them: they are not seeded for it, so that no run could be repeated; draw from `rng` "
-        f"alone, or leave {keyed} out, and they are seeded for each sample"
-    )
-    return made, "" if globals_state() == before else problem
-
-
-def _made_thrice(function: Callable[..., Any], samples: Any) -> tuple[Any, str]:
-    """The batch of these samples; twice their number, which it may mix, is tried on the side."""
-    problem = ""
-    with suppress(Exception), preserved_globals():  # what fails is told by the call below
+    def _made(self, value: Any, settings: dict[str, Any]) -> tuple[Any, bool]:
+        """The result for a copy, and whether global generators were drawn from or seeded."""
+        for generator in seeded_objects(self.__wrapped__):
+            generator.set_random_seed(0)
         SampleSeeds(0, 0).seed_globals(0)
-        before = globals_state()
-        kept = copy.deepcopy(function(copy.deepcopy([*samples, *samples])))
-        if any(map(ne, before, globals_state())):
-            problem = "drew random numbers from the generators of the whole process"
-        elif not are_same(kept, function(copy.deepcopy([*samples, *samples]))):
-            problem = "made two batches of the same samples: it has a random generator of its own"
-    remedy = (
-        ", so that no run can be repeated: draw in a transform with a parameter `rng`, or on the "
-        "device; or give it the attribute `deterministic = True` if its batches do not depend on "
-        "what it draws"
-    )
-    return function(samples), problem and problem + remedy
+        before = _globals_state()
+        made = self.__wrapped__(copy.deepcopy(value), **copy.deepcopy(settings))
+        return made, _globals_state() != before
+
+
+_DIFFERS = (
+    "%s made two values of one sample with the same seeds, so that no run can be repeated: it has "
+    "a random generator of its own, or keeps something between samples; give it a parameter `rng`, "
+    "which gets a numpy.random.Generator for each sample, or a method `set_random_seed`"
+)
+
+_DREW = "drew random numbers from the generators of the whole process"
+_TWO_BATCHES = "made two batches of the same samples: it has a random generator of its own"
+_NO_DRAWS = (
+    ", so that no run can be repeated: draw in a transform with a parameter `rng`, or on the "
+    "device; or give it the attribute `deterministic = True` if its batches do not depend on what "
+    "it draws"
+)
 
 
 def are_same(first: Any, second: Any) -> bool:

@@ -29,7 +29,6 @@ from lightning_shards.samples.generators import (
     watched,
 )
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import torch_if_loaded
 from lightning_shards.shards.urls import redact
 
 if TYPE_CHECKING:
@@ -278,13 +277,6 @@ def layouts_of(
     return {name: PixelLayout(crop.shape, crop.channels_last) for name, crop in crops}
 
 
-class TorchLoadedError(Exception):
-    """A transform loaded torch, whose generator was not seeded: make the sample again.
-
-    It must be made from the same bytes, because a transform may have changed what it was given.
-    """
-
-
 class _Step(NamedTuple):
     """One transform: its field, what is called, its keyword `rng`, and the stage of its time."""
 
@@ -310,8 +302,6 @@ Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
 """The rows of a batch that crops write one sample to, by field."""
 
 _NO_ROWS: Rows = {}
-
-_NO_CONTEXT = nullcontext()
 
 
 class SampleTransforms:
@@ -359,7 +349,6 @@ class SampleTransforms:
         ]
         self.is_empty = not (transforms or sample_transforms or decoders)
         self._seeds, self._clock = seeds, clock or StageClock()
-        self._has_torch = torch_if_loaded() is not None
         steps = [*transforms.values(), *sample_transforms]
         self._own = [generator for step in steps for generator in own_generators(step)]
         functions = [function for of_field in decoders.values() for function in of_field]
@@ -385,30 +374,17 @@ class SampleTransforms:
 
         Raises:
             SampleError: A transform failed, or its field is missing.
-            TorchLoadedError: One loaded torch.
         """
-        if self.decoders_draw:
-            self._require_no_new_torch()
-        elif not self._has_torch:  # decoders of this package may have loaded it
-            self._has_torch = torch_if_loaded() is not None
         if not (self._steps or self._sample_steps):
             return sample
-        try:
-            with outside_workers() if self._own else _NO_CONTEXT:
-                self._seed_own_generators(position)
-                return self._apply(sample, position, rows)
-        finally:
-            self._require_no_new_torch()
-
-    def _require_no_new_torch(self) -> None:
-        if not self._has_torch and torch_if_loaded() is not None:
-            self._has_torch = True
-            raise TorchLoadedError
-
-    def _seed_own_generators(self, position: int) -> None:
-        seeds = self._seeds.words(position, len(self._own)) if self._own else []
-        for generator, seed in zip(self._own, seeds, strict=True):
-            generator.set_random_seed(seed)
+        if not self._own:
+            return self._apply(sample, position, rows)
+        with outside_workers():
+            for generator, seed in zip(
+                self._own, self._seeds.words(position, len(self._own)), strict=True
+            ):
+                generator.set_random_seed(seed)
+            return self._apply(sample, position, rows)
 
     def _apply(self, sample: Sample, position: int, rows: Rows) -> Sample:
         begin = self._clock.begin("transform")
@@ -432,7 +408,7 @@ class SampleTransforms:
 
     def keeping_globals(self) -> AbstractContextManager[None]:
         """A context for one batch, which restores the global generators if these may use them."""
-        return preserved_globals() if self.draws_from_globals else _NO_CONTEXT
+        return preserved_globals() if self.draws_from_globals else nullcontext()
 
 
 def takes_bytes(transform: Transform | None) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.data._utils import worker as torch_worker
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.generators import are_same, watched
+from lightning_shards.samples.generators import are_same
 from lightning_shards.workers.threads import require_own_randomness
 
 
@@ -216,8 +216,3 @@ OTHERS = [
 )
 def test_arrays_tensors_and_numbers_are_compared(pairs, expected):
     assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
-
-
-def test_a_transform_that_fails_in_its_second_run_is_warned_of(caplog):
-    watched("a transform of field 'x'", [1].pop)(0)
-    assert "a transform of field 'x' made two values" in caplog.text
