@@ -31,7 +31,7 @@ from lightning_shards.plan.mixture_schedule import (
     weigh_stage,
 )
 from lightning_shards.samples.decoders import ends_in
-from lightning_shards.samples.optional_fields import suffixes_of
+from lightning_shards.samples.fields import suffixes_of
 from lightning_shards.shards.joins.settings import join_settings, shown_joins
 from lightning_shards.shards.urls import redact_pattern
 

@@ -59,8 +59,7 @@ from lightning_shards.errors import (
 from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.samples.collate import RESERVED_KEYS, Collation
 from lightning_shards.samples.decoders import UNSAFE_DECODERS
-from lightning_shards.samples.fields import Field, with_given_classes
-from lightning_shards.samples.optional_fields import suffixes_of
+from lightning_shards.samples.fields import Field, suffixes_of, with_given_classes
 from lightning_shards.shards.joins.settings import join_settings
 
 _NOT_LOGGED: Final = frozenset(

@@ -25,7 +25,7 @@ from lightning_shards.readers.reading import reading_shards
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.collate import BUILT_IN_COLLATION, BatchFormat, Collation, LoadedBatch
-from lightning_shards.samples.optional_fields import LackingField
+from lightning_shards.samples.fields import LackingField, require_found
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
 from lightning_shards.shards.index import ShardIndex
@@ -150,7 +150,7 @@ class IndexedSource:
         """
         alone = [self._alone(number, place) for number in range(len(self.recipes))]
         components = self._components(self._recipes)
-        components.require_found([source.lacking_fields() for source in alone])
+        require_found([source.lacking_fields() for source in alone])
         tries = [[source] * (1 if self.max_bad is None else SAMPLES_TRIED) for source in alone]
         unit = 1 if self._mixture is None else self._mixture.slots.schedule.unit
         are_apart = unit % self.epochs.batch_size == 0

@@ -28,7 +28,6 @@ from lightning_shards.samples.collate import (
     Sample,
 )
 from lightning_shards.samples.member_bytes import Ints
-from lightning_shards.samples.optional_fields import LackingField, lacking_in_all, require_found
 from lightning_shards.samples.tensors import (
     Arena,
     bytes_of,
@@ -120,14 +119,6 @@ class Components:
         first, *others = (self._layouts[number] for number in sorted(set(numbers)))
         alike = (name for name in first if all(o.get(name) == first[name] for o in others))
         return {name: first[name] for name in alike}
-
-    def require_found(self, lacking: Sequence[Sequence[LackingField]]) -> None:
-        """Refuse optional fields that all of them lack; `lacking` are those that each one lacks.
-
-        Raises:
-            MissingFieldError: There is one.
-        """
-        require_found(lacking_in_all(self.names, lacking) if self.is_mixture else lacking[0])
 
     def first_of(
         self,

@@ -11,9 +11,8 @@ import numpy as np
 
 from lightning_shards.errors import FileAccessError, count_of
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.fields import Field, LackingField
 from lightning_shards.samples.member_bytes import Ints
-from lightning_shards.samples.optional_fields import LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
@@ -224,7 +223,7 @@ def lacking_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) ->
     for shard in chosen if lacking else ():
         suffixes = shards.reader(shard).table.suffixes
         lacking = [field for field in lacking if not field.suffixes_in(suffixes)]
-    looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')} have"
+    looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')}"
     are_all = len(chosen) == len(filled)
     return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
 

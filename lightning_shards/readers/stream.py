@@ -52,6 +52,7 @@ from lightning_shards.samples.collate import (
     LoadedBatch,
     Sample,
 )
+from lightning_shards.samples.fields import require_found
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
@@ -212,7 +213,7 @@ class StreamSource:
             ShardError: They do not, or samples of several components do not fit into one batch.
         """
         require_hosts(self.index.urls)
-        self._together.require_found(
+        require_found(
             [
                 lacking_members(each.shards, each.pipeline.recipe.fields, self.storages)
                 for each in self._components

@@ -26,8 +26,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import BadSampleLedger
 from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
-from lightning_shards.samples.fields import Field
-from lightning_shards.samples.optional_fields import LackingField
+from lightning_shards.samples.fields import Field, LackingField
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import ShardIndex
@@ -276,7 +275,7 @@ def lacking_members(
             if not lacking:
                 return []
         is_read = next(samples, None) is None
-    looked_at = f"the first {count_of(number, 'sample')} of {redact(url)} have"
+    looked_at = f"the first {count_of(number, 'sample')} of {redact(url)}"
     are_all = is_read and len(filled) == 1
     return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
 

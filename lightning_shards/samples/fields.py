@@ -3,13 +3,14 @@
 import copy
 import dataclasses
 import hashlib
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from lightning_shards.errors import (
     ConfigError,
@@ -37,7 +38,6 @@ from lightning_shards.samples.decoders import (
     require_libraries,
 )
 from lightning_shards.samples.generators import takes_rng
-from lightning_shards.samples.optional_fields import optional_among, suffixes_of
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -62,6 +62,11 @@ _MOST_NAMED = 50
 
 _ALL_ENDING_IN = "*"
 """Before `.jpg` it stands for all members whose suffixes end so."""
+
+_OPTIONAL = "?"
+"""After all suffixes of a field, as in ``mask.png?``: samples may have no member for it."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -242,7 +247,14 @@ def make_fields(
     decoders, by_suffix = _given_decoders(decode)
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
-    optional = optional_among(fields, defaults or {})
+    defaults = defaults or {}
+    optional = [name for name, text in fields.items() if _OPTIONAL in text]
+    for name in defaults:
+        if name not in optional:
+            raise ConfigError(
+                f"defaults names {name!r}, and the optional fields are {optional}; write "
+                f"{{{name}: '{fields.get(name, 'SUFFIX')}?'}} in fields, or leave its default out"
+            )
     made = tuple(
         Field(
             name,
@@ -250,14 +262,67 @@ def make_fields(
             decoders.get(name),
             by_suffix=by_suffix,
             is_optional=name in optional,
-            default=(defaults or {}).get(name),
+            default=defaults.get(name),
         )
         for name, text in fields.items()
     )
-    _require_ends([end for end, _ in by_suffix], made)
+    suffixes = sorted({suffix for field in made for suffix in field.suffixes})
+    for end, _ in by_suffix:
+        if not any(ends_in(suffix, end) for suffix in suffixes):
+            raise ConfigError(
+                f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
+                f"{suffixes}; correct it, or leave it out"
+            )
     for field in made:
         _require_usable(field, allow_unsafe)
     return made
+
+
+def suffixes_of(text: str) -> tuple[str, ...]:
+    """The suffixes of a field as decoders take them, without the `?` that makes it optional.
+
+    >>> suffixes_of("PNG; jpg?")
+    ('png', 'jpg')
+    """
+    parts = text.rstrip().removesuffix(_OPTIONAL).split(";")
+    return tuple(part.strip().lower() for part in parts)
+
+
+class LackingField(NamedTuple):
+    """An optional field that is in none of the samples that were looked at.
+
+    Attributes:
+        name: Of the field.
+        suffixes: The suffixes that its members may have.
+        looked_at: What was looked at, in words.
+        are_all: Whether these are all samples.
+    """
+
+    name: str
+    suffixes: Sequence[str]
+    looked_at: str
+    are_all: bool
+
+
+def require_found(lacking: Sequence[Sequence[LackingField]]) -> None:
+    """Refuse fields that all samples lack; where some were not looked at, a warning is logged.
+
+    Args:
+        lacking: What each component lacks. One may lack what another has: labels, for instance.
+
+    Raises:
+        MissingFieldError: There is such a field.
+    """
+    for name in dict.fromkeys(field.name for field in lacking[0]):
+        parts = [part for of_component in lacking for part in of_component if part.name == name]
+        if len(parts) < len(lacking):
+            continue
+        message = f"optional field {name!r} is in no sample: " + " and ".join(
+            f"no member with one of {list(part.suffixes)} is in {part.looked_at}" for part in parts
+        )
+        if all(part.are_all for part in parts):
+            raise MissingFieldError(f"{message}; name another suffix in `fields`, or leave it out")
+        _log.warning("%s; if the others have none, name another suffix in `fields`", message)
 
 
 def _given_decoders(
@@ -307,27 +372,17 @@ def _raw_where_bytes_are_taken(
     return dict.fromkeys(decoding, RAW)
 
 
-def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
-    suffixes = sorted({suffix for field in fields for suffix in field.suffixes})
-    for end in ends:
-        if not any(ends_in(suffix, end) for suffix in suffixes):
-            raise ConfigError(
-                f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
-                f"{suffixes}; correct it, or leave it out"
-            )
-
-
 def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
     mark = f"{_ALL_ENDING_IN}." if field.is_list else ""
     are_plain = all(
-        re.fullmatch(r"[^.*][^*]*", suffix.removeprefix(mark)) and suffix.startswith(mark)
+        re.fullmatch(r"[^.*?][^*?]*", suffix.removeprefix(mark)) and suffix.startswith(mark)
         for suffix in field.suffixes
     )
     if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
             "'jpg;png', or all as '*.jpg;*.png' for a list of members, none empty, no dot before "
-            "them, and let no field's name begin with '__' or '.'"
+            "them, a `?` only after all, and let no field's name begin with '__' or '.'"
         )
     reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
     if reserved:
