@@ -7,22 +7,23 @@ decoded before. Operations on floats, such as a normalisation, belong in `device
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from math import exp, inf, log, sqrt
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 
 from lightning_shards.errors import ConfigError, require_at_least
+from lightning_shards.samples.collate import PixelLayout
 from lightning_shards.samples.images import (
     Backend,
     Box,
-    NotForTurboError,
     Pixels,
     flip_left_right,
     is_dense,
-    open_image,
     put_channels_first,
     require_backend,
+    show_part,
 )
 from lightning_shards.samples.tensors import as_tensor
 
@@ -90,30 +91,27 @@ class Crop(ABC):
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
         """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        out = self._new_pixels() if out is None else out
+        if out is None:
+            out = PixelLayout(self.shape, self.channels_last).new_column(1)[0]
         rows = out[0] if self.gray else out.transpose(1, 2, 0)
         part = rows if is_dense(rows) else np.empty(rows.shape, np.uint8)
-        try:
-            self._cut(self.backend, data, rng, part)
-        except NotForTurboError:
-            self._cut("pillow", data, rng, part)
+        show_part(
+            data,
+            partial(self._box, rng=rng),
+            part,
+            backend=self.backend,
+            is_oriented=self.orient,
+            is_fast=self.fast,
+        )
         if self._is_flipped(rng):
             flip_left_right(part, self.backend)
         if part is not rows:
             put_channels_first(part, out, self.backend)
         return out
 
-    def _cut(
-        self, backend: Backend, data: bytes, rng: np.random.Generator | None, out: Pixels
-    ) -> None:
-        image = open_image(
-            data,
-            backend=backend,
-            is_gray=self.gray,
-            is_oriented=self.orient,
-            is_fast=self.fast,
-        )
-        image.cut(self._box(image.width, image.height, rng), out)
+    def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> "torch.Tensor":
+        """The pixels, uint8 of the shape `shape`."""
+        return as_tensor(self.pixels(data, rng))
 
     @abstractmethod
     def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
@@ -122,12 +120,6 @@ class Crop(ABC):
     def _is_flipped(self, rng: np.random.Generator | None) -> bool:
         """Whether it is flipped left to right; asked once, when the image is decoded."""
         return False
-
-    def _new_pixels(self) -> Pixels:
-        channels, height, width = self.shape
-        if self.channels_last:
-            return np.empty((height, width, channels), np.uint8).transpose(2, 0, 1)
-        return np.empty(self.shape, np.uint8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +147,6 @@ class DecodeRandomResizedCrop(Crop):
         require_growing("ratio", self.ratio)
         if not is_finite(self.flip) or not 0 <= self.flip <= 1:
             raise ConfigError(f"flip must be a probability, got {self.flip!r}")
-
-    def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
-        """The pixels, uint8 of the shape `shape`."""
-        return as_tensor(self.pixels(data, rng))
 
     def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
         if rng is None:
@@ -197,10 +185,6 @@ class DecodeCenterCrop(Crop):
         if self.resize < self.size:
             raise ConfigError(f"resize must be at least size={self.size}, got {self.resize}")
 
-    def __call__(self, data: bytes) -> "torch.Tensor":
-        """The pixels, uint8 of the shape `shape`."""
-        return as_tensor(self.pixels(data))
-
     def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
         side = max(round(min(width, height) * self.size / self.resize), 1)
         return Box((width - side) // 2, (height - side) // 2, side, side)
@@ -211,10 +195,6 @@ class DecodeResize(Crop):
     """The whole image, resized to a square whatever its ratio is."""
 
     deterministic: ClassVar[bool] = True
-
-    def __call__(self, data: bytes) -> "torch.Tensor":
-        """The pixels, uint8 of the shape `shape`."""
-        return as_tensor(self.pixels(data))
 
     def _box(self, width: int, height: int, rng: np.random.Generator | None = None) -> Box:
         return Box(0, 0, width, height)

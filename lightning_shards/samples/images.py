@@ -16,6 +16,8 @@ row below.
 """
 
 import struct
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from io import BytesIO
@@ -28,26 +30,12 @@ from lightning_shards.errors import SampleError, require_choice, require_library
 
 _MARKER_AND_LENGTH = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
-_BASELINE, _EXTENDED, _PROGRESSIVE = 0xFFC0, 0xFFC1, 0xFFC2
-_HUFFMAN_TABLES, _QUANTIZATION_TABLES, _COMMENT = 0xFFC4, 0xFFDB, 0xFFFE
-_SCAN, _RESTART_INTERVAL = 0xFFDA, 0xFFDD
-_APPLICATION = range(0xFFE0, 0xFFF0)
-_PLAIN = frozenset(
-    {_BASELINE, _EXTENDED, _PROGRESSIVE, _HUFFMAN_TABLES, _QUANTIZATION_TABLES, _COMMENT}
-    | {_SCAN, _RESTART_INTERVAL, *_APPLICATION}
-)
+_BASELINE, _SCAN = 0xFFC0, 0xFFDA
+_TABLES, _APPLICATION, _COMMENT = (0xFFC4, 0xFFDB), range(0xFFE0, 0xFFF0), 0xFFFE
+_BEFORE_A_SCAN = frozenset({_BASELINE, _SCAN, *_TABLES, *_APPLICATION, _COMMENT})
 _END_OF_IMAGE = b"\xff\xd9"
 
-_MCU_HEIGHTS = {
-    b"\x11\x11\x11": 8,  # 4:4:4
-    b"\x21\x11\x11": 8,  # 4:2:2
-    b"\x41\x11\x11": 8,  # 4:1:1
-    b"\x22\x11\x11": 16,  # 4:2:0
-    b"\x12\x11\x11": 16,  # 4:4:0
-    b"\x11": 8,  # gray
-}
-"""Rows of pixels in an MCU (minimum coded unit), by the sampling factors of the components."""
-
+_BLOCK_HEIGHT = 8
 _LEAST_WIDTH = 8
 """From this width on the width alone decides at which scale simplejpeg decodes an image."""
 
@@ -58,7 +46,8 @@ class JpegFrame(NamedTuple):
     Attributes:
         height: Rows of pixels.
         width: Columns of pixels.
-        mcu_height: Rows that are coded together; 0 if all rows must be decoded.
+        mcu_height: Rows of an MCU (minimum coded unit), which are coded together; 0 if all rows
+            must be decoded.
         height_at: Where among the bytes the height is.
     """
 
@@ -75,61 +64,58 @@ class JpegFrame(NamedTuple):
 
 
 def read_frame(data: bytes) -> JpegFrame | None:
-    """The frame of a plain JPEG: 8 bits, gray or in three colours, by Huffman codes; else None.
+    """The frame of a JPEG of which the lower rows can be left out; None of any other.
 
-    Rows can be left out of a baseline JPEG with one scan and without restart markers. Its bytes
-    must end in the end-of-image marker: of a file that was cut all rows are decoded, so that it is
-    an error whatever part is wanted.
+    It is baseline, of 8 bits, with one scan and without restart markers. Its bytes must end in the
+    end-of-image marker: of a file that was cut all rows are decoded, so that it is an error
+    whatever part is wanted. Each segment before the scan is skipped by its length, so that the
+    frame of a thumbnail in it is not met.
     """
+    segments: dict[int, int] = {}  # where the contents begin, by marker
+    position, marker = 2, 0  # after the start-of-image marker
     try:
-        segments = _segments(data)
-        at = segments.get(_BASELINE) or segments.get(_EXTENDED) or segments[_PROGRESSIVE]
+        while marker != _SCAN:
+            marker, length = _MARKER_AND_LENGTH.unpack_from(data, position)
+            if marker not in _BEFORE_A_SCAN:
+                return None
+            segments[marker] = position + 4
+            position += 2 + length
+        at = segments[_BASELINE]
         bits, height, width, components = _FRAME.unpack_from(data, at)
         scanned_components = data[segments[_SCAN]]
-    except (struct.error, LookupError):
+        # sampling factors of a component: across in the upper four bits, down in the lower ones
+        rows_of_blocks = max(factors & 15 for factors in data[at + 7 : at + 6 + 3 * components : 3])
+    except (struct.error, LookupError, ValueError):
         return None
-    mcu_height = _MCU_HEIGHTS.get(data[at + 7 : at + 6 + 3 * components : 3])
-    if not (bits == 8 and height and width and mcu_height):  # noqa: PLR2004 bits
+    is_divisible = bits == 8 and scanned_components == components and width >= _LEAST_WIDTH  # noqa: PLR2004 bits
+    if not (is_divisible and height and rows_of_blocks and data.endswith(_END_OF_IMAGE)):
         return None
-    is_whole_needed = (
-        _PROGRESSIVE in segments
-        or _RESTART_INTERVAL in segments
-        or scanned_components != components  # other scans follow
-        or width < _LEAST_WIDTH
-        or not data.endswith(_END_OF_IMAGE)
-    )
-    return JpegFrame(height, width, 0 if is_whole_needed else mcu_height, at + 1)
+    return JpegFrame(height, width, _BLOCK_HEIGHT * rows_of_blocks, at + 1)
 
 
-def with_height(data: bytes, frame: JpegFrame, height: int) -> bytearray:
+def _with_height(data: bytes, frame: JpegFrame, height: int) -> bytearray:
     """A copy of the JPEG that claims another height."""
     copy = bytearray(data)
     copy[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
     return copy
 
 
-def _segments(data: bytes) -> dict[int, int]:
-    """Where the contents of segments begin, by marker, up to the first scan; {} if not plain.
-
-    Each segment is skipped by its length, so that the frame of a thumbnail in it is not met.
-    """
-    segments: dict[int, int] = {}
-    position, marker = 2, 0  # after the start-of-image marker
-    while marker != _SCAN:
-        marker, length = _MARKER_AND_LENGTH.unpack_from(data, position)
-        if marker not in _PLAIN:
-            return {}
-        segments[marker] = position + 4
-        position += 2 + length
-    return segments
-
-
 UPRIGHT = 1
 
 _ORIENTATION_TAG = 0x0112
-_LAST_ORIENTATION = 8
-SWAPPING_SIDES = range(5, 9)
+_SWAPPING_SIDES = range(5, 9)
 """The orientations that make the width of a file the height of what is seen."""
+
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""Pillow's names of what turns an image upright, by orientation."""
 
 
 def orientation_of(image: Any) -> int:
@@ -141,28 +127,18 @@ def orientation_of(image: Any) -> int:
         image.load()
     if image.format == "TIFF":
         return UPRIGHT
-    try:
+    with suppress(Exception):  # damaged tags raise anything, SyntaxError and struct.error too
         orientation = image.getexif().get(_ORIENTATION_TAG)
-        return int(orientation) if orientation in range(UPRIGHT, _LAST_ORIENTATION + 1) else UPRIGHT
-    except Exception:  # noqa: BLE001 damaged tags raise anything, SyntaxError and struct.error too
-        return UPRIGHT
+        if orientation in _TURNS:
+            return orientation
+    return UPRIGHT
 
 
 def turned_upright(image: Any, orientation: int) -> Any:
     """An image of this orientation as it is to be seen; its tags are left as they are."""
     from PIL import Image
 
-    turn = Image.Transpose
-    turns = {
-        2: turn.FLIP_LEFT_RIGHT,
-        3: turn.ROTATE_180,
-        4: turn.FLIP_TOP_BOTTOM,
-        5: turn.TRANSPOSE,
-        6: turn.ROTATE_270,
-        7: turn.TRANSVERSE,
-        8: turn.ROTATE_90,
-    }
-    return image.transpose(turns[orientation]) if orientation in turns else image
+    return image.transpose(Image.Transpose[_TURNS[orientation]]) if orientation in _TURNS else image
 
 
 MAX_PIXELS = 89_478_485
@@ -183,9 +159,7 @@ _SHOWN = 24  # bytes in an error
 _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 """What libjpeg complains of after the last row, if the header tells of fewer rows than follow."""
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
-_LARGEST_FACTOR = 8
 _MOST_BILINEAR = 2.5  # pixels of the longer side for one of the result
-_TIFF_NUMBERS, _SIGNED = 339, 2  # the tag SampleFormat, and its value for signed numbers
 _UP_TO_16_BITS = ("PPM", "PNG")  # formats whose gray images in Pillow's mode "I" are 0 to 65,535
 _MOST_OF_SHORT = {"L;2": 3, "L;4": 15}  # by raw mode; Pillow spreads these over 0 to 255
 
@@ -246,7 +220,7 @@ def decode_labels(data: bytes) -> NDArray[Any]:
     colours), uint16 for 16 bits, and int32 or float32 for 32. They are never turned by EXIF.
 
     Raises:
-        SampleError: The image has several channels, or numbers of 2**31 or more.
+        SampleError: The image has several channels.
         OSError: It cannot be read.
     """
     image = _open(data)
@@ -264,28 +238,21 @@ def decode_labels(data: bytes) -> NDArray[Any]:
         values = values.astype(np.uint8)
     elif image.mode == "I" and image.format in _UP_TO_16_BITS:
         values = values.astype(np.uint16)
-    elif _is_signed(image):
-        values = values.view(np.int8) if image.mode == "L" else values
-    elif image.mode == "I" and values.min(initial=0) < 0:
-        raise SampleError("its numbers reach 2**31, more than int32 holds; store smaller ones")
     if most is not None:  # Pillow spreads such numbers over the range of a type
         values = np.rint(values * (most / np.iinfo(values.dtype).max)).astype(values.dtype)
     return values[None]
 
 
-def _is_signed(image: Any) -> bool:
-    return image.format == "TIFF" and _SIGNED in image.tag_v2.get(_TIFF_NUMBERS, ())
-
-
-def open_image(
+def show_part(
     data: bytes,
+    box_of: Callable[[int, int], Box],
+    out: Pixels,
     *,
     backend: Backend = "pillow",
-    is_gray: bool = False,
     is_oriented: bool = False,
     is_fast: bool = False,
-) -> "_TurboImage | _PillowImage":
-    """Read the header of an image; `cut` then decodes a part, and no more than is needed for it.
+) -> None:
+    """Decode a part of an image, and no more than is needed for it, and resize it into `out`.
 
     JPEG is decoded at a half, a quarter or an eighth of its size if the part is then still as large
     as the result. `pillow` resizes bilinearly with antialiasing. `turbo` resizes bilinearly, and by
@@ -294,8 +261,10 @@ def open_image(
 
     Args:
         data: The bytes of an image file.
+        box_of: The part, by width and height of the image; asked again if only Pillow can decode
+            an image that `turbo` began with.
+        out: Of shape (size, size, 3), or (size, size) for gray; dense.
         backend: See the top of this module.
-        is_gray: Whether one channel is wanted.
         is_oriented: Whether the image is turned as its EXIF orientation says.
         is_fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
 
@@ -304,16 +273,16 @@ def open_image(
         SampleError: As of `decode_rgb`.
         OSError: It cannot be read.
     """
-    mode = "L" if is_gray else "RGB"
+    mode = "L" if out.ndim == 2 else "RGB"  # noqa: PLR2004 gray has no dimension of channels
     if backend == "turbo" and not (is_oriented and orientation_of(_open(data)) != UPRIGHT):
-        try:
-            return _TurboImage(data, mode, is_fast)
-        except NotForTurboError:
-            pass
-    return _PillowImage(data, mode, is_oriented)
+        with suppress(_NotForTurboError):
+            image = _TurboImage(data, mode, is_fast)
+            return image.cut(box_of(image.width, image.height), out)
+    image = _PillowImage(data, mode, is_oriented)
+    return image.cut(box_of(image.width, image.height), out)
 
 
-class NotForTurboError(Exception):
+class _NotForTurboError(Exception):
     """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
 
 
@@ -398,10 +367,8 @@ def _factor(box: Box, size: int) -> int:
 
     libjpeg can decode other fractions too, but no faster than the whole image.
     """
-    factor, side = 1, min(box.width, box.height)
-    while factor < _LARGEST_FACTOR and side >= 2 * factor * size:
-        factor *= 2
-    return factor
+    side = min(box.width, box.height)
+    return next((factor for factor in (8, 4, 2) if side >= factor * size), 1)
 
 
 class _PillowImage:
@@ -413,7 +380,7 @@ class _PillowImage:
 
     def _upright_sides(self, sides: tuple[int, int]) -> tuple[int, int]:
         """Width and height after the image is turned upright; or from these those before."""
-        return (sides[1], sides[0]) if self._orientation in SWAPPING_SIDES else sides
+        return (sides[1], sides[0]) if self._orientation in _SWAPPING_SIDES else sides
 
     def cut(self, box: Box, out: Pixels) -> None:
         """Write a part, resized to the size of `out`, which is dense."""
@@ -445,7 +412,7 @@ class _TurboImage:
         self._data, self._mode, self._is_fast = data, mode, is_fast
 
     def cut(self, box: Box, out: Pixels) -> None:
-        """Write a part, resized to the size of `out`; raises NotForTurboError for damage."""
+        """Write a part, resized to the size of `out`; raises _NotForTurboError for damage."""
         size = len(out)
         left, top, width, height = box
         right, bottom = left + width, top + height
@@ -465,7 +432,7 @@ class _TurboImage:
             try:
                 pixels = self._decode(self._data, self.height, factor)
             except ValueError as error:  # damage that Pillow can recover from
-                raise NotForTurboError from error
+                raise _NotForTurboError from error
         return pixels[..., 0] if self._mode == "L" else pixels
 
     def _upper_rows(self, height: int, factor: int) -> Pixels | None:
@@ -473,7 +440,7 @@ class _TurboImage:
         channels = 1 if self._mode == "L" else 3
         pixels = np.empty((-(-height // factor), -(-self.width // factor), channels), np.uint8)
         try:
-            self._decode(with_height(self._data, self._frame, height), height, factor, pixels)
+            self._decode(_with_height(self._data, self._frame, height), height, factor, pixels)
         except ValueError as error:  # the first complaint, which comes after the last row
             return pixels if _ROWS_LEFT_OUT in str(error) else None
         return pixels
@@ -514,14 +481,14 @@ def _resize_by_opencv(part: Pixels, out: Pixels) -> None:
 
 def _jpeg_frame(data: bytes) -> JpegFrame:
     if not data.startswith(_JPEG):
-        raise NotForTurboError
+        raise _NotForTurboError
     frame = read_frame(data)
     if frame is not None:
         return frame
     try:
         height, width, *_ = _simplejpeg().decode_jpeg_header(data)
     except ValueError as error:
-        raise NotForTurboError from error
+        raise _NotForTurboError from error
     return JpegFrame(height, width)
 
 

@@ -65,7 +65,7 @@ def test_pillow_decodes_an_oriented_image_at_a_fraction_of_its_size(photo, orien
     exif = Image.Exif()
     exif[ORIENTATION] = orientation or 1
     data = encode(photo, exif=exif) if orientation else encode(photo)
-    image = images.open_image(data, is_oriented=True)
+    image = images._PillowImage(data, "RGB", is_oriented=True)
     image.cut(images.Box(0, 0, image.width, image.height), np.empty((30, 30, 3), np.uint8))
     assert image._image.size == (WIDTH // 8, HEIGHT // 8)
 
