@@ -77,7 +77,8 @@ class WorkerBatches:
                 if self.collation.collate_fn is not None:
                     samples = cast("list[Sample]", loaded.batch)
                     layouts = self.components.layouts(self.numbers_of(samples) or (0,))
-                    loaded = self.collation.finished_on(loaded, self.clock, layouts)
+                    with self.clock.on("collate"):  # told with the next batch
+                        loaded = self.collation.finished(loaded, layouts)
                 yield loaded
 
     def numbers_of(self, samples: Sequence[Sample]) -> list[int]:

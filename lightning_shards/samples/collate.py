@@ -5,9 +5,7 @@ the user (`with_tensors`): a worker makes them without torch. Tensors that a tra
 made stay tensors.
 """
 
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
@@ -24,11 +22,11 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.samples.generators import callable_name, watched_collate_fn
-from lightning_shards.samples.stage_clock import ActorTotals, StageClock
+from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import (
     NUMBERS,
     Arena,
-    as_tensor,
+    is_strided,
     is_tensor,
     load_torch,
     new_array,
@@ -60,10 +58,20 @@ def numbers_or_list(
     Raises:
         SampleError: The numbers fit no type of torch's, or some are arrays of no dimension.
     """
-    if not all(isinstance(value, _NUMBERS) for value in values):
-        _require_one_kind(values, samples, field)
+    others = [value for value in values if not isinstance(value, _NUMBERS)]
+    if others and len(others) < len(values) and all(getattr(o, "ndim", -1) == 0 for o in others):
+        raise SampleError(
+            f"field {field!r} is a tensor or array of no dimension in some samples, and a number in "
+            "others; give it a transform that makes them alike, as `.item()` does"
+        )
+    if others:
         return values
-    dtype = _number_type(values)
+    dtype = None
+    if not any(isinstance(value, np.complexfloating) for value in values):
+        if any(isinstance(value, float | np.floating) for value in values):
+            dtype = np.float64
+        elif any(type(value) is int for value in values):
+            dtype = np.int64  # by itself numpy would take uint64 for some
     try:
         column = np.array(values, dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -88,37 +96,11 @@ def require_unmasked(value: Any, field: str, sample: Mapping[str, Any]) -> None:
     Raises:
         SampleError: One is; a tensor has no mask.
     """
-    masked: Any = sys.modules.get("numpy.ma")  # where it is not loaded, nothing is masked
-    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+    if np.any(getattr(value, "mask", False)):
         raise SampleError(
             f"field {field!r} of sample {sample['__key__']!r} is an array with masked numbers, and "
             "a batch has no mask; fill it in a transform (`filled`), or give the mask as a field"
         )
-
-
-def _number_type(values: list[Any]) -> Any:
-    """The type of the array of these numbers; None for the one that numpy finds for them."""
-    if any(isinstance(value, np.complexfloating) for value in values):
-        return None
-    if any(isinstance(value, float | np.floating) for value in values):
-        return np.float64
-    # by itself numpy would take uint64 for some
-    return np.int64 if any(type(value) is int for value in values) else None
-
-
-def _require_one_kind(values: list[Any], samples: Sequence[Mapping[str, Any]], field: str) -> None:
-    """Refuse numbers beside arrays or tensors without a dimension, which would be a list."""
-    others = [row for row, value in enumerate(values) if not isinstance(value, _NUMBERS)]
-    if samples and len(others) < len(values) and all(_has_no_dim(values[row]) for row in others):
-        raise SampleError(
-            f"field {field!r} is a tensor or array of no dimension in sample "
-            f"{samples[others[0]]['__key__']!r}, and a number in others; give it a transform "
-            "that makes them alike, as `.item()` does"
-        )
-
-
-def _has_no_dim(value: Any) -> bool:
-    return (is_tensor(value) or _is_numeric(value)) and not value.ndim
 
 
 Batch: TypeAlias = dict[str, Any] | tuple[Any, ...]
@@ -211,14 +193,13 @@ def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
         SampleError: A stage dropped or changed that of a sample.
     """
     values = values_of(samples, "__id__")
-    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
-        ids = np.array(values)
-        if ids.shape == (len(samples), 2) and ids.dtype.kind in "biuf":
-            return ids.astype(np.int64)
-    raise SampleError(
-        f"the '__id__' of a sample is a pair of numbers, these are {str(values)[:200]}: a stage or "
-        "transform wrote over one; keep it as it came"
-    )
+    try:
+        return np.array(values, np.int64).reshape(len(samples), 2)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise SampleError(
+            f"the '__id__' of a sample is a pair of numbers, these are {str(values)[:200]}: a "
+            "stage or transform wrote over one; keep it as it came"
+        ) from error
 
 
 def join_columns(
@@ -315,26 +296,24 @@ def column_of(
         SampleError: A sample has no such field, or the shapes differ.
     """
     values = values_of(samples, field)
-    has_tensors = any(map(is_tensor, values))
-    if all(is_tensor(value) or _is_numeric(value) for value in values):
-        try:
-            if {*map(type, values)} - {np.ndarray, tensor_class()}:  # some may be masked
-                for sample in samples:
-                    require_unmasked(sample[field], field, sample)
-                values = [value if is_tensor(value) else np.asarray(value) for value in values]
-            values = list(map(tensor_of, values)) if has_tensors else values
-            _require_one_shape(samples, values, field)
-            if pixels is not None:
-                return np.stack(values, out=pixels.new_column(len(values), arena))
-            return _stacked_tensors(values, arena) if has_tensors else _stacked(values, arena)
-        except SampleError:
-            raise
-        except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-            raise SampleError(
-                f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
-                f"{error}; give the field a transform that makes it one of numbers torch has"
-            ) from error
-    return numbers_or_list(values, samples, field)
+    if not all(is_tensor(value) or _is_numeric(value) for value in values):
+        return numbers_or_list(values, samples, field)
+    try:
+        if {*map(type, values)} - {np.ndarray, tensor_class()}:  # some may be masked
+            for sample in samples:
+                require_unmasked(sample[field], field, sample)
+            values = [value if is_tensor(value) else np.asarray(value) for value in values]
+        has_tensors = any(map(is_tensor, values))
+        values = list(map(tensor_of, values)) if has_tensors else values
+        _require_one_shape(samples, values, field)
+        if pixels is not None:
+            return np.stack(values, out=pixels.new_column(len(values), arena))
+        return _stacked_tensors(values, arena) if has_tensors else _stacked(values, arena)
+    except (TypeError, RuntimeError, MemoryError) as error:
+        raise SampleError(
+            f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
+            f"{error}; give the field a transform that makes it one of numbers torch has"
+        ) from error
 
 
 def _stacked_tensors(values: list[Any], arena: Arena | None) -> "torch.Tensor":
@@ -364,46 +343,40 @@ class GrowingColumn:
 
     def __init__(self, count: int, arena: Arena | None = None) -> None:
         self._count, self._num_put, self._arena = count, 0, arena
-        self._rows: NDArray[Any] | None = None
-        self._kind: type = object
+        self._rows: Any = None
 
     def put(self, value: Any) -> Any:
         """Copy the next value to its row and return the row; or the value if it does not fit."""
-        array = _large_array(value)
-        if array is None:
+        if not _is_large(value):
             return value
         if self._rows is None:
-            self._rows = new_array((self._count, *array.shape), array.dtype, self._arena)
-            self._kind = type(value)
-        like = (self._rows.shape[1:], self._rows.dtype, self._kind)
-        if (array.shape, array.dtype, type(value)) != like:
+            new: Any = new_tensor if is_tensor(value) else new_array
+            self._rows = new((self._count, *value.shape), value.dtype, self._arena)
+        rows = self._rows
+        if (type(value), value.shape, value.dtype) != (type(rows), rows.shape[1:], rows.dtype):
             return value
-        row, self._num_put = self._num_put, self._num_put + 1
-        self._rows[row] = array
-        return self._like_the_values(self._rows[row])
-
-    def _like_the_values(self, array: NDArray[Any]) -> Any:
-        return array if self._kind is np.ndarray else as_tensor(array)
+        row, self._num_put = rows[self._num_put], self._num_put + 1
+        row[...] = value
+        return row
 
     def finished(self, samples: Sequence[Sample], field: str) -> Column:
         """The column of these samples, whose values `put` gave; errors as in `column_of`."""
-        if self._rows is not None and self._num_put == self._count:
-            return self._like_the_values(self._rows)
+        if self._num_put == self._count:
+            return self._rows
         column = column_of(samples, field, self._arena)
         if isinstance(column, list):  # rows are copied: their memory may be an arena's
             column = [row.copy() if type(row) is np.ndarray else row for row in column]
         return column
 
 
-def _large_array(value: Any) -> np.ndarray | None:
-    """A large array or tensor as an array of native numbers; None for any other value."""
-    array = value
-    if type(value) is tensor_class():
-        with suppress(TypeError, RuntimeError):  # no type of numpy's, not dense, or with gradients
-            array = value.numpy()
-    if type(array) is not np.ndarray or array.nbytes < _PLACED_BYTES:
-        return None
-    return array if torch_has(array.dtype) and array.dtype.isnative else None
+def _is_large(value: Any) -> bool:
+    """Whether it is a large array or tensor of native numbers, which a row can take."""
+    if type(value) is np.ndarray:
+        is_native = torch_has(value.dtype) and value.dtype.isnative
+    else:
+        is_native = type(value) is tensor_class() and value.is_cpu and is_strided(value)
+        is_native = is_native and not value.requires_grad
+    return is_native and value.nbytes >= _PLACED_BYTES
 
 
 def _is_numeric(value: Any) -> bool:
@@ -568,13 +541,6 @@ class Collation:
         reserved = {*self.reserved, *columns}
         entries = _reserved_entries(keys, ids, weights, components, reserved)
         return loaded._replace(batch=_keys_first(columns, entries))
-
-    def finished_on(self, loaded: LoadedBatch, clock: StageClock, layouts: Layouts) -> LoadedBatch:
-        """What `finished` gives, its time told to the clock; an error of it is of no sample."""
-        with clock.on("collate"):
-            loaded = self.finished(loaded, layouts)
-        stages = zip(loaded.stages, clock.take(), strict=True)
-        return loaded._replace(stages=tuple(before + since for before, since in stages))
 
     def _called(self, samples: list[Sample], keys: list[str], layouts: Layouts) -> Any:
         function: Any = self.collate_fn

@@ -153,24 +153,19 @@ def _filled(shape: Sequence[int], value: float, dtype: Any, name: str) -> Any:
 def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
     """The values of a field, all as tensors or all as arrays, of one type and number of dimensions.
 
-    A list without a number in it has those of the other values, and so has an array of shape (0,).
+    One without a number in it, such as an empty list, has those of the others.
     """
-    are_lists = [isinstance(value, list | tuple) for value in values_of(samples, name)]
     parts = [_as_part(sample, name) for sample in samples]
     if any(map(is_tensor, parts)):
         parts = list(map(tensor_of, parts))
-    elif all(are_lists):
+    elif all(isinstance(value, list | tuple) for value in values_of(samples, name)):
         types = [part.dtype for part in parts if part.size] or [np.asarray(fill).dtype]
         parts = [part.astype(np.result_type(*types)) for part in parts]
-    is_free = [
-        0 in part.shape if is_list else tuple(part.shape) == (0,)
-        for is_list, part in zip(are_lists, parts, strict=True)
-    ]
-    dims = [part.ndim for part in parts]
-    first = dims.index(max(dims)) if all(is_free) else is_free.index(False)
-    dtype, ndim = parts[first].dtype, dims[first]
+    filled = [row for row, part in enumerate(parts) if 0 not in part.shape]
+    first = filled[0] if filled else max(range(len(parts)), key=lambda row: parts[row].ndim)
+    dtype, ndim = parts[first].dtype, parts[first].ndim
     for row, part in enumerate(parts):
-        if is_free[row]:
+        if 0 in part.shape:
             parts[row] = _filled(part.shape if part.ndim == ndim else (0,) * ndim, 0, dtype, name)
         elif ndim == 0 or (part.dtype, part.ndim) != (dtype, ndim):
             shown = (
@@ -188,25 +183,24 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
 def _as_part(sample: Sample, name: str) -> Any:
     """A value as an array, or as a tensor if it is one or a list of them."""
     value: Any = sample[name]
-    is_list = type(value) in (list, tuple)
+    is_list = isinstance(value, list | tuple)
     try:
+        if is_list and value and is_tensor(value[0]):
+            value = load_torch().stack(tuple(value))
         if is_tensor(value):
             return value.detach()
-        if is_list and value and is_tensor(value[0]):
-            return load_torch().stack(tuple(value)).detach()
         array: Any = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _refused(
-            sample, name, f"its lists differ in length, or hold others: {error}"
-        ) from error
-    require_unmasked(value, name, sample)
+        raise _refused(sample, name, error) from error
     if array.dtype.kind not in NUMBERS or (is_list and array.dtype == np.uint64):
         raise _refused(sample, name, "no numbers, or some that fit no int64")
+    require_unmasked(value, name, sample)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _refused(sample: Sample, name: str, problem: str) -> SampleError:
+def _refused(sample: Sample, name: str, problem: object) -> SampleError:
     return SampleError(
         f"field {name!r} of sample {sample['__key__']!r} is a {type(sample[name]).__name__} that "
-        f"cannot be padded: {problem}; PadCollate pads tensors, arrays and lists of numbers"
+        f"cannot be padded: {problem}; PadCollate pads tensors, arrays, and lists of numbers whose "
+        "inner lists are of one length"
     )

@@ -184,7 +184,7 @@ def test_large_values_are_copied_as_they_come():
             (np.uint64(1), np.int64(1)),
             "field 'x' holds numbers that fit no type of torch's",
         ),
-        ((torch.tensor(1), 2), r"is a tensor or array of no dimension in sample 'k0', and a num"),
+        ((torch.tensor(1), 2), r"is a tensor or array of no dimension in some samples, and a n"),
         ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
         ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),
         ((np.ma.masked, np.ma.masked), "field 'x' of sample 'k0' is an array with masked numbers"),
