@@ -55,7 +55,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     batch_fields,
     fields_of,
-    require_not_taken,
     require_same_fields,
 )
 from lightning_shards.shards.classes import ClassNames
@@ -397,7 +396,6 @@ class BatchReader:
         finished = {name: column.finished(samples, name) for name, column in growing.items()}
         self._clock.lap("collate", begin, "collate")
         if is_joint:
-            require_not_taken(samples[0], columns)
             made_names = [*columns, *fields_of(samples[0])]
             names = batch_fields(made_names, names, self._components.batch_format)
         every = {**columns, **pixels, **finished}

@@ -25,7 +25,7 @@ from lightning_shards.samples.transforms import (
     Transform,
     batch_fields_of,
     layouts_of,
-    watched_of_samples,
+    sample_steps,
 )
 
 
@@ -114,7 +114,9 @@ class Recipe:
                 name: watched(f"the transform of field {name!r}", transform)
                 for name, transform in self.transforms.items()
             },
-            sample_transforms=watched_of_samples(self.sample_transforms),
+            sample_transforms=tuple(
+                watched(step.called, step.function) for step in sample_steps(self.sample_transforms)
+            ),
         )
 
     def keyed(self, seeds: SampleSeeds, clock: StageClock | None = None) -> SampleTransforms:

@@ -61,8 +61,8 @@ def numbers_or_list(
     others = [value for value in values if not isinstance(value, _NUMBERS)]
     if others and len(others) < len(values) and all(getattr(o, "ndim", -1) == 0 for o in others):
         raise SampleError(
-            f"field {field!r} is a tensor or array of no dimension in some samples, and a number in "
-            "others; give it a transform that makes them alike, as `.item()` does"
+            f"field {field!r} is a tensor or array of no dimension in some samples, and a number "
+            "in others; give it a transform that makes them alike, as `.item()` does"
         )
     if others:
         return values

@@ -15,7 +15,6 @@ from gzip import GzipFile
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
-from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,6 +158,7 @@ _NPY_PREFIX = 10
 _NPY_LONGEST = _NPY_PREFIX + 2**16
 """Most bytes of an .npy file of version 1 up to the end of its header."""
 
+_JSON_NUMBERS = ("int64", "float32", "float64")
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -178,7 +178,7 @@ def decode_npy(data: bytes) -> np.ndarray:
     layout = _layout(_header(data))
     if layout is None:
         array = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+        return as_native(array)
     shape, dtype, start = layout
     array = np.frombuffer(data, dtype, prod(shape), start).reshape(shape)
     return array.astype(dtype.newbyteorder("="))  # a copy always; torch has no other order
@@ -267,17 +267,6 @@ def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
         return array.astype(dtype)
 
 
-JSON_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    f"json_{dtype}": partial(_decode_json_numbers, dtype=dtype)
-    for dtype in ("int64", "float32", "float64")
-}
-"""Decoders of a number, a list of numbers, or lists in lists, by the name of the array's type."""
-
-NUMBER_DECODERS: dict[str, Callable[[bytes], Any]] = {
-    dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS
-}
-"""Decoders of raw numbers, by the name of their type."""
-
 _SCALARS = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
 """Kinds of single numbers that joins keep, and the types of their bytes."""
 
@@ -326,20 +315,19 @@ def gunzip(data: bytes, most: int) -> bytes:
 
 def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
     """The arrays in an .npz archive, by name; pickled objects are refused."""
-    try:
-        with ZipFile(io.BytesIO(data)) as archive:
-            entries = archive.infolist()
-            size = sum(entry.file_size for entry in entries)
-            if size > MOST_UNPACKED_BYTES:
-                raise ValueError(f"its arrays are {size} bytes, more than {MOST_UNPACKED_BYTES}")
-            arrays: dict[str, np.ndarray] = {}
-            for entry in entries:
-                with archive.open(entry) as file:
-                    data = file.read(entry.file_size)  # otherwise it might unpack to more
-                arrays[entry.filename.removesuffix(".npy")] = decode_npy(data)
-    except BadZipFile as error:
-        raise ValueError(f"this is no whole archive (.npz): {error}") from error
-    return arrays
+    if not data.startswith(_ZIP):
+        raise ValueError("this is no archive (.npz)")
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        size = sum(entry.file_size for entry in archive.zip.infolist())
+        if size > MOST_UNPACKED_BYTES:
+            raise ValueError(f"its arrays are {size} bytes, more than {MOST_UNPACKED_BYTES}")
+        arrays: dict[str, np.ndarray] = dict(archive)
+    return {name: as_native(array) for name, array in arrays.items()}
+
+
+def as_native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with the machine's order of bytes: torch has no other."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 RAW = "raw"
@@ -356,11 +344,12 @@ DECODERS: dict[str, Decoder] = {
     "text": bytes.decode,
     "int": _decode_int,
     "json": json.loads,
-    **JSON_DECODERS,
+    # a number, a list of numbers, or lists in lists, by the name of the array's type
+    **{f"json_{kind}": partial(_decode_json_numbers, dtype=kind) for kind in _JSON_NUMBERS},
     "npy": decode_npy,
     "npz": decode_npz,
     "safetensors": decode_safetensors,
-    **NUMBER_DECODERS,
+    **{dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS},
     "rgb": _of_images("decode_rgb"),
     "gray": _of_images("decode_gray"),
     "pil": _of_images("decode_pil"),

@@ -26,7 +26,6 @@ from lightning_shards.samples.generators import (
     own_generators,
     preserved_globals,
     takes_rng,
-    watched,
 )
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.urls import redact
@@ -114,23 +113,20 @@ class SampleStep:
         These are kept where it leaves them out.
 
         Raises:
-            TransformError: It failed, returned no dict, or changed what is not its own; or
+            TransformError: It failed, returned no dict, or changed what identifies the sample; or
                 `takes_fields` names what is no field.
         """
         fields = {name: sample[name] for name in fields_of(sample)}
         identity = {name: sample[name] for name in sample if name not in fields}
         taken = fields.keys() if self.taken is None else self.taken
-        given = {name: value for name, value in fields.items() if name in taken} | identity
-        others = {name: value for name, value in fields.items() if name not in taken}
         if unknown := sorted(taken - sample.keys()):
-            made: object = None
             problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
-        else:
-            made = _made(self.called, self.function, sample, given, **settings)
-            problem = _problem_of(made, identity, others)
-        if problem:
             raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
-        return others | cast("Sample", made) | identity
+        given = {name: value for name, value in fields.items() if name in taken}
+        made: Any = _made(self.called, self.function, sample, given | identity, **settings)
+        if problem := _problem_of(made, identity):
+            raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
+        return {name: fields[name] for name in fields if name not in taken} | made | identity
 
 
 def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
@@ -146,12 +142,7 @@ def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
     ]
 
 
-def watched_of_samples(transforms: Sequence[SampleTransform]) -> tuple[SampleTransform, ...]:
-    """The sample transforms, as by `watched`."""
-    return tuple(watched(step.called, step.function) for step in sample_steps(transforms))
-
-
-def _problem_of(made: object, identity: Sample, others: Sample) -> str:
+def _problem_of(made: object, identity: Sample) -> str:
     """What is wrong with the result of a sample transform; empty if nothing is."""
     if not isinstance(made, dict):
         return f"it returned no dict but a {type(made).__name__}; return the dict of all fields"
@@ -165,24 +156,7 @@ def _problem_of(made: object, identity: Sample, others: Sample) -> str:
             )
         if name.startswith("__") and name not in identity:
             return f"it returned a field {name!r}; let no field's name begin with '__'"
-        if name in others:
-            return _not_given(name)
     return ""
-
-
-def _not_given(name: str) -> str:
-    return f"it returned the field {name!r}, which it was not given; add it to `takes_fields`"
-
-
-def require_not_taken(sample: Sample, others: Iterable[str]) -> None:
-    """Check that a sample has none of the fields that no sample transform was given.
-
-    Raises:
-        TransformError: It has one.
-    """
-    taken = sorted(sample.keys() & set(others))
-    if taken:
-        raise TransformError(f"sample_transforms, on {where_of(sample)}: {_not_given(taken[0])}")
 
 
 def require_same_fields(first: Sample, sample: Sample) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import save
 
 from lightning_shards import DecodeCenterCrop, DecodeRandomResizedCrop, DecodeResize
 from lightning_shards.readers.batch_reader import decode_column
-from lightning_shards.samples.decoders import DECODERS, JSON_DECODERS, NUMBER_DECODERS
+from lightning_shards.samples import decoders
+from lightning_shards.samples.decoders import DECODERS
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
 
@@ -49,8 +50,8 @@ MEMBERS = {
     "pth": [saved(lambda file: torch.save(torch.ones(2), file))],
     **{key: list(IMAGES.values()) for key in ("rgb", "rgb_oriented", "gray", "gray_oriented")},
     "labels": [data for name, data in IMAGES.items() if "RGB" not in name] + list(DEEP.values()),
-    **{name: [b"[[1, 2]]", b"[]", b"3"] for name in JSON_DECODERS},
-    **{name: [bytes(16), bytes(8), b""] for name in NUMBER_DECODERS},
+    **{name: [b"[[1, 2]]", b"[]", b"3"] for name in DECODERS if name.startswith("json_")},
+    **{kind: [bytes(16), bytes(8), b""] for kind in decoders._NUMBERS},
 }
 NO_ARRAYS = {"raw", "text", "int", "json", "pil", "pil_oriented", "pickle"}
 
