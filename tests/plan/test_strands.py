@@ -18,7 +18,7 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
-from lightning_shards.tools.footprint import sharing_of_nodes
+from lightning_shards.tools.plan import sharing_of_nodes
 
 WORLDS = 5 * settings.default.max_examples // 2  # 500 in CI
 

@@ -4,9 +4,7 @@ import pytest
 import yaml
 
 from lightning_shards import ShardDataModule
-from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.tools import plan
-from lightning_shards.tools.footprint import DataShape, Workers, footprint
 from tests.tools.conftest import write_samples
 
 COUNTS = [7, 4, 12]
@@ -53,8 +51,8 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
             batches = list(loader)
             assert len(batches) == row["steps"] == len(loader)
             served += [key for batch in batches for key in batch["__key__"]]
-        assert len(set(served)) == row["served"] == sum(COUNTS) - row["dropped"]
-        assert len(served) == row["served"] + row["repeated"]
+        assert len(set(served)) == row["samples"] - row["dropped"] == sum(COUNTS) - row["dropped"]
+        assert len(served) == row["samples"] - row["dropped"] + row["repeated"]
 
 
 def test_what_the_trainer_does_not_say_is_told(config, run, capsys):
@@ -89,46 +87,6 @@ def test_what_cannot_be_planned_is_refused(config, capsys, arguments, said):
     with pytest.raises(SystemExit, match="2"):
         plan.main(["--config", str(path), *arguments])
     assert said in capsys.readouterr().err
-
-
-# --- the arithmetic
-
-
-def needs(sampling="shuffled", streamed=True, world_size=8, ranks=4, workers=2, size=10**6, **more):
-    return footprint(
-        plan_epoch(1000, 10, world_size, "drop"),
-        DataShape(100, 1000, size, streamed),
-        Workers(ranks, workers, shuffle_buffer=50),
-        sampling,
-        **more,
-    )
-
-
-def test_nodes_share_what_is_read():
-    found = needs()
-    assert (found.nodes, found.samples_per_node, found.bytes_read) == (2, 480, 480_000)
-    assert (found.shards_per_rank, found.shards_per_worker) == (12.5, 6.25)
-    assert found.buffer_bytes == 4 * 2 * 50 * 1000
-
-
-def test_unknown_sizes_stay_unknown():
-    found = needs(size=None)
-    assert (found.bytes_read, found.cache_bytes) == (None, None)
-
-
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
-@pytest.mark.parametrize("streamed", [True, False])
-def test_a_node_reads_some_shards_and_never_more_than_there_are(sampling, streamed):
-    alone = needs(sampling, streamed, world_size=4)
-    shared = needs(sampling, streamed, world_size=40)
-    assert 0 < shared.shards_touched <= alone.shards_touched <= 100
-    assert alone.cache_bytes <= 10**6
-
-
-def test_a_node_that_reads_all_by_draws_meets_two_thirds_of_the_shards():
-    assert needs("resampled", world_size=4).shards_touched == pytest.approx(
-        100 * (1 - 0.99**100), rel=0.05
-    )
 
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
