@@ -13,26 +13,18 @@ of the trainer. Batches lie in shared memory, which the kernel counts apart (`Ps
 of /dev/shm and memfds): they have a row of their own. "each further worker" is half of what 4
 workers take above 2. Workers that were forked from the trainer share pages with it.
 
-"threads": the rate of `pool: threads` over that of `inline`, in turns of one process. The trainer
-is idle, or spends as long in one C call that releases the GIL as a batch takes inline.
-
 It prints a Markdown table: median (minimum to maximum), and the median of the rounds' ratios.
 """
 
 import argparse
-import json
 import os
 import shutil
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -43,20 +35,14 @@ import numpy as np
 import torch
 
 from benchmarks.peers.job import BATCH, Data, Job
-from benchmarks.peers.memory import session_members
-from benchmarks.peers.table import interval, markdown, number, ratio
+from benchmarks.peers.processes import ROOT, answer, pss_mb, run_fresh, session_members
+from benchmarks.peers.table import interval, markdown, median, number, ratios
 from benchmarks.peers.transforms import crop
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 
-ROOT = Path(__file__).parents[1]
-DATA = {
-    "IMG": Data("IMG", 1024, 8),
-    "SMALL": Data("SMALL", 100_000, 8),
-    "TOK": Data("TOK", 20_000, 8),
-}
-BUILD_S, FILL_S, SLICE_S = 2.0, 1.5, 0.5
+IMG = Data("IMG", 1024, 8)
+BUILD_S, FILL_S = 2.0, 1.5
 STEPS = 40  # batches that were taken when memory is looked at
-PAIRS = 6  # turns of threads and inline in one process
 LIMIT_S = 300
 WEBDATASET = "webdataset"
 
@@ -66,10 +52,9 @@ class Run:
     """What one fresh process measures.
 
     Attributes:
-        action: "first", "fit", "memory" or "threads".
+        action: "first", "fit" or "memory".
         loader: "ours" or "webdataset".
-        data: name of the data set.
-        folder: where the data sets lie.
+        folder: where the data set lies.
         cache: name of the folder of member tables in it.
         workers: processes or threads.
         in_script: whether the transform lives in the main script.
@@ -77,7 +62,6 @@ class Run:
 
     action: str
     loader: str
-    data: str
     folder: str
     cache: str = ""
     workers: int = 2
@@ -92,23 +76,16 @@ def crop_of_script(data: bytes, rng: np.random.Generator | None = None) -> Any:
 # --- in the fresh process -------------------------------------------------------------------------
 
 
-def make_module(run: Run, pool: str = "processes") -> ShardDataModule:
+def make_module(run: Run) -> ShardDataModule:
     """Our data module."""
-    job = Job("", DATA[run.data], run.folder)
-    members: dict[str, Any] = {"fields": {"values": "npy"}}
-    if job.is_images:
-        transform = crop_of_script if run.in_script else crop
-        members = {
-            "fields": {"image": "jpg", "label": "cls"},
-            "decode": {"image": "raw"},
-            "transforms": {"image": transform},
-        }
     return ShardDataModule(
-        train=SplitConfig(job.shards, sampling="shuffled"),
+        SplitConfig(Job("", IMG, run.folder).shards, sampling="shuffled"),
+        fields={"image": "jpg", "label": "cls"},
+        decode={"image": "raw"},
+        transforms={"image": crop_of_script if run.in_script else crop},
         batch_size=BATCH,
         num_workers=run.workers,
-        loader=LoaderConfig(pool=pool, cache_dir=f"{run.folder}/{run.cache}"),  # type: ignore[arg-type]
-        **members,
+        loader=LoaderConfig(cache_dir=f"{run.folder}/{run.cache}"),
     )
 
 
@@ -116,7 +93,7 @@ def make_webloader(run: Run) -> Any:
     """webdataset's, as its users write it."""
     import webdataset as wds
 
-    job = Job("", DATA[run.data], run.folder)
+    job = Job("", IMG, run.folder)
     transform = crop_of_script if run.in_script else crop
     stream = wds.WebDataset(job.shards, shardshuffle=job.data.shards).shuffle(1000)
     stream = stream.to_tuple("jpg", "cls").map_tuple(transform, int).batched(BATCH, partial=False)
@@ -191,64 +168,17 @@ def memory(run: Run) -> dict[str, float]:
         pass
     time.sleep(FILL_S)
     started = [pid for pid in session_members(os.getsid(0)) if pid != os.getpid()]
-    total, shared = np.sum([_pss_mb(pid) for pid in started], axis=0).tolist()
+    total, shared = np.sum([pss_mb(pid) for pid in started], axis=0).tolist()
     return {"own": total - shared, "shared": shared, "processes": len(started)}
 
 
-def _pss_mb(pid: int) -> tuple[float, float]:
-    """PSS, and that of shared memory in it."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {name: int(size) / 1000 for name, size, _ in map(str.split, lines)}
-    return sizes["Pss:"], sizes["Pss_Shmem:"]
+ACTIONS = {"first": first, "fit": fit, "memory": memory}
 
 
-def threads(run: Run) -> dict[str, list[float]]:
-    """Rates of threads over those of inline, pair by pair."""
-    loaders = {
-        pool: endless(make_module(run, pool).loader("train")) for pool in ("inline", "threads")
-    }
-    for batches in loaders.values():
-        _rate(batches, b"", 2 * SLICE_S)
-    call = _c_call_of(1 / _rate(loaders["inline"], b"", SLICE_S))
-    ratios: dict[str, list[float]] = {"idle": [], "busy": []}
-    for pair in range(PAIRS):
-        for name, work in (("idle", b""), ("busy", call)):
-            order = sorted(loaders, reverse=bool(pair % 2))
-            rates = {pool: _rate(loaders[pool], work, SLICE_S) for pool in order}
-            ratios[name].append(rates["threads"] / rates["inline"])
-    return ratios
-
-
-def _c_call_of(seconds: float) -> bytes:
-    """So many bytes that zlib takes this long for their checksum, without the GIL."""
-    probe = bytes(2**24)
-    begun = time.perf_counter()
-    zlib.crc32(probe)
-    return bytes(int(len(probe) * seconds / (time.perf_counter() - begun)))
-
-
-def _rate(batches: Iterator[Any], work: bytes, seconds: float) -> float:
-    """Batches a second of a trainer that does this work after each."""
-    begun = time.perf_counter()
-    for count in range(1, 10**9):
-        next(batches)
-        if work:
-            zlib.crc32(work)
-        elapsed = time.perf_counter() - begun
-        if elapsed >= seconds:
-            return count / elapsed
-    raise AssertionError
-
-
-ACTIONS = {"first": first, "fit": fit, "memory": memory, "threads": threads}
-
-
-def child(run: Run, result: Path) -> None:
-    """Measure, write the result, and end without waiting for anything."""
+def act(run: Run) -> dict[str, Any]:
+    """What the fresh process does."""
     torch.set_num_threads(1)
-    result.write_text(json.dumps(ACTIONS[run.action](run)))
-    sys.stdout.flush()
-    os._exit(0)
+    return ACTIONS[run.action](run)
 
 
 # --- the driver -----------------------------------------------------------------------------------
@@ -260,34 +190,18 @@ def measure(checkout: Path, run: Run) -> dict[str, Any]:
     Raises:
         RuntimeError: it failed.
     """
-    result = Path(run.folder) / "result"
-    result.unlink(missing_ok=True)
-    python = ["env", f"PYTHONPATH={checkout}{os.pathsep}{ROOT}", sys.executable]
-    command = [*python, __file__, "--run", json.dumps(asdict(run)), "--result", str(result)]
-    log = Path(run.folder) / "log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(  # noqa: S603
-            command, cwd=run.folder, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output, start_new_session=True,
-        )  # fmt: skip
-    try:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(LIMIT_S)
-    finally:
-        for pid in session_members(process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-    if not result.exists():
-        raise RuntimeError(f"{run} of {checkout} failed: {log.read_text()[-2000:]}")
-    return json.loads(result.read_text())
+    path = f"{checkout}{os.pathsep}{ROOT}"
+    outcome = run_fresh([sys.executable, __file__, "--result"], run, LIMIT_S, {"PYTHONPATH": path})
+    if outcome.error:
+        raise RuntimeError(f"{run} of {checkout} failed: {outcome.error}")
+    return outcome.result
 
 
 def checkout_of(revision: str, folder: str) -> Path:
-    """The files of a git revision, in a folder that git does not know of."""
+    """The package of a git revision, in a folder that git does not know of."""
     path, archive = Path(folder) / "base", f"{folder}/base.tar"
     command = ["git", "-C", str(ROOT), "archive", f"--output={archive}", revision]
-    subprocess.run(command, check=True)  # noqa: S603
+    subprocess.run([*command, "lightning_shards"], check=True)  # noqa: S603
     shutil.unpack_archive(archive, path, filter="data")
     return path
 
@@ -311,16 +225,7 @@ def memory_values(took: Callable[..., Any]) -> dict[str, float]:
     }
 
 
-def thread_values(took: Callable[..., Any]) -> dict[str, float]:
-    """Medians of one process each."""
-    return {
-        f"threads / inline, {data}, trainer {trainer}": statistics.median(ratios)
-        for data in ("SMALL", "TOK")
-        for trainer, ratios in took("threads", data=data).items()
-    }
-
-
-PARTS = {"first": start_values, "memory": memory_values, "threads": thread_values}
+PARTS = {"first": start_values, "memory": memory_values}
 
 Rows = dict[str, dict[str, list[float | None]]]
 """For each row of the table, the values of each column, one a round."""
@@ -329,71 +234,61 @@ Rows = dict[str, dict[str, list[float | None]]]
 def first_run(column: str, folder: str) -> Run:
     """The run to the first batch, which the others are made from."""
     loader = WEBDATASET if column == WEBDATASET else "ours"
-    return Run("first", loader, "IMG", folder, f"tables-{column}")
+    return Run("first", loader, folder, f"tables-{column}")
 
 
 def add_round(columns: dict[str, Path], folder: str, part: str, rows: Rows) -> None:
     """Add a value to each cell of these rows."""
+
+    def took(checkout: Path, run: Run, action: str, **changes: Any) -> Any:
+        return measure(checkout, replace(run, action=action, **changes))
+
     for column, checkout in columns.items():
-        if part == "threads" and column == WEBDATASET:
-            continue
         print(f"{part}: {column}", file=sys.stderr, flush=True)
-        took = partial(_took, checkout, first_run(column, folder))
-        for row, value in PARTS[part](took).items():
+        for row, value in PARTS[part](partial(took, checkout, first_run(column, folder))).items():
             rows.setdefault(row, {}).setdefault(column, []).append(value)
 
 
-def _took(checkout: Path, run: Run, action: str, **changes: Any) -> Any:
-    return measure(checkout, replace(run, action=action, **changes))
-
-
-def table(columns: Sequence[str], rows: Rows) -> str:
+def table(columns: list[str], rows: Rows) -> str:
     """Each column, and this checkout over the others."""
     here, *others = columns
     header = ["", *columns, *(f"this / {other}" for other in others)]
-    lines: list[list[str]] = []
-    for row, values in rows.items():
-        cells = [interval(values[name]) if name in values else "-" for name in columns]
-        ratios = [number(ratio(values[here], values.get(other, []))) for other in others]
-        lines.append([row, *cells, *ratios])
+    lines = [
+        [row, *(interval(values.get(name, [])) for name in columns),
+         *(number(median(ratios(values[here], values.get(other, [])))) for other in others)]
+        for row, values in rows.items()
+    ]  # fmt: skip
     return markdown(header, lines)
 
 
 def main() -> None:
     """Make the data, measure round by round, print."""
+    from benchmarks.peers.datasets import make_data
+
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--base", help="a git revision to compare with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", default=",".join(PARTS), help="of the table; all by default")
     parser.add_argument("--folder", help="for the data, kept; a temporary one by default")
-    parser.add_argument("--run", help=argparse.SUPPRESS)  # of a fresh process
-    parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run:
-        child(Run(**json.loads(options.run)), Path(options.result))
-    from benchmarks.peers.datasets import make_data
-
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C
     with tempfile.TemporaryDirectory() as scratch:
         columns = {"this checkout": ROOT}
         if options.base:
             columns[options.base] = checkout_of(options.base, scratch)
         columns[WEBDATASET] = ROOT
-        folder = str(Path(options.folder or scratch).resolve())
-        for data in DATA.values():
-            job = Job("data", data, folder)
-            job.home.mkdir(parents=True, exist_ok=True)
-            make_data(job)
-        parts, rows = options.parts.split(","), Rows()
+        folder, rows = str(Path(options.folder or scratch).resolve()), Rows()
+        make_data(Job("", IMG, folder))
         for column, checkout in columns.items():  # to list members and compile modules
             measure(checkout, first_run(column, folder))
         for number_of_round in range(options.rounds):
             names = sorted(columns, reverse=bool(number_of_round % 2))
-            for part in parts:
+            for part in options.parts.split(","):
                 add_round({name: columns[name] for name in names}, folder, part, rows)
     print(f"median (minimum to maximum) of {options.rounds} rounds, {os.cpu_count()} cores\n")
     print(table(list(columns), rows))
 
 
 if __name__ == "__main__":
+    if "--result" in sys.argv:  # a fresh process
+        answer(act)
     main()

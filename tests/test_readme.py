@@ -1,11 +1,14 @@
 """The README tells the truth about the commands and the speed, and stays short."""
 
+import json
 import re
 from pathlib import Path
 
+from benchmarks.peers import report
+from benchmarks.peers.table import median, number, ratios
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-PEERS = (ROOT / "benchmarks" / "results" / "peers.md").read_text()
 
 
 def test_ci_runs_the_test_command_of_the_readme():
@@ -39,31 +42,15 @@ def test_files_stay_short():
     assert long == {}
 
 
-def test_the_table_of_speed_is_that_of_the_last_whole_run():
-    table = PEERS.split("## What it must show\n\n")[1].split("\n\n")[0]
-    assert table.count("\n") > 10
-    assert table in (ROOT / "docs" / "throughput.md").read_text()
-
-
-def test_the_rates_in_the_readme_are_those_of_the_last_whole_run():
-    rows = [line for line in PEERS.splitlines() if line.startswith("| ")]
+def test_the_tables_of_speed_are_those_of_the_last_whole_run():
+    results = json.loads((ROOT / "benchmarks" / "results" / "peers.json").read_text())
+    assert report.summary(results) in (ROOT / "docs" / "throughput.md").read_text()
     told = README.split("## Speed")[1].split("\n## ")[0]
-    rates = [
-        [cell.strip() for cell in line.split("|")[2:5]]
-        for line in told.splitlines()
-        if line.startswith("|") and any(unit in line for unit in ("0x", "%"))
-    ]
-    of_rate = {
-        "200 bytes": "SMALL against webdataset, both",
-        "4 kB": "TOK against webdataset, both",
-    }
-    for (_, begin), (_, peer, ours) in zip(of_rate.items(), rates[:2], strict=True):
-        (row,) = [row for row in rows if row.startswith(f"| {begin}")]
-        assert f" {peer} |" in row
-        assert f" {ours} (ours, processes) |" in row
-    (row,) = [row for row in rows if row.startswith("| IMG, same transform, share of the floor")]
-    webdataset = next(row for row in rows if row.startswith("| webdataset "))  # IMG is the first
-    percent, peer, ours = rates[2]
-    assert f" {peer} |" in row
-    assert f" {ours} (ours, processes) |" in row
-    assert f" {percent.removesuffix(' %')} |" in webdataset
+    rows = [line.split("|")[1:-1] for line in told.splitlines() if line.startswith("|")][2:]
+    floor, _, small, _, tokens, *_ = report.figures(results)
+    for row, (what, theirs, ours) in zip(rows, (small, tokens, floor), strict=True):
+        best, own = (number(median(each.values), each.unit) for each in (theirs, ours))
+        assert [cell.strip() for cell in row[2:]] == [f"{best} ({theirs.row})", own], what
+    images = {name: row["samples_per_s"] for name, row in results["rates"]["IMG"].items()}
+    share = median(ratios(images["webdataset"], report.floor(images), 100.0))
+    assert [row[1].strip() for row in rows] == ["1.00x", "1.00x", number(share, " %")]

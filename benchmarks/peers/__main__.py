@@ -1,96 +1,101 @@
 """Install the peers, make the data, measure, print: `python -m benchmarks.peers`, from the root.
 
-The first time also installs and makes the data. `--quick` only checks that all of it works, on tiny
-data and without peers that have to be installed, unless they are named: its figures mean nothing.
-The result of the last whole run is kept in `benchmarks/results`; runs with `--quick`, `--only` or
-`--peers` write beside the data.
+It needs what `pip install -e '.[checksum,image]'` brings. The first time it also installs the peers
+and makes the data. `--quick` only checks that all of it works, on tiny data: its figures mean
+nothing. The result of the last whole run is kept in `benchmarks/results`; runs with `--quick`,
+`--only` or `--peers` write beside the data.
 """
 
-import argparse
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from benchmarks.peers.campaign import Campaign
-from benchmarks.peers.catalogue import ALL, ARRAYS, chosen
-from benchmarks.peers.environment import ROOT, install_base, install_peer
-from benchmarks.peers.job import Data
-from benchmarks.peers.report import write_report
-from benchmarks.peers.results import describe_run, write_results
+from benchmarks.peers.campaign import Campaign, listed, parser_of
+from benchmarks.peers.catalogue import ALL, ARRAYS, PEERS, Peer
+from benchmarks.peers.job import Data, Job
+from benchmarks.peers.report import FLOORS, write_report
 
 SIZES = {"IMG": 4096, "SMALL": 200_000, "TOK": 40_000}
 QUICK_SIZES = {"IMG": 1024, "SMALL": 20_000, "TOK": 4_000}
-QUICK_DATA, QUICK_PEERS = ("IMG", "SMALL"), ["files"]
 SHARDS, QUICK_SHARDS = 16, 4
 SECONDS, QUICK_SECONDS = 1.0, 0.2
-KEPT = ROOT / "benchmarks" / "results"
-HELD_BY = KEPT / "held_by.json"
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The options; those left out depend on `--quick`."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--quick", action="store_true", help="tiny data, few peers, one round")
-    parser.add_argument("--only", metavar="A,B", help=f"data sets: {','.join(ALL)}")
-    parser.add_argument("--peers", metavar="A,B", help="these beside webdataset and ours")
-    parser.add_argument("--repeats", type=int, help="rounds (3)")
-    parser.add_argument("--seconds", type=float, help=f"counted in each run ({SECONDS})")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds after which a run ends")
-    parser.add_argument("--folder", type=Path, help="for environments and data")
-    parser.add_argument("--out", type=Path, help="for peers.json and peers.md")
-    for name, size in SIZES.items():
-        parser.add_argument(f"--{name.lower()}-samples", type=int, help=f"({size:,})")
-    options = parser.parse_args(arguments)
-    unknown = set(_names(options.only) or ()) - set(ALL)
-    if unknown:
-        parser.error(f"--only knows {', '.join(ALL)}, not {', '.join(sorted(unknown))}")
-    return options
-
-
-def sizes(options: argparse.Namespace) -> dict[str, Data]:
-    """The data sets that are asked for."""
-    defaults = QUICK_SIZES if options.quick else SIZES
-    shards = QUICK_SHARDS if options.quick else SHARDS
-    return {
-        name: Data(name, getattr(options, f"{name.lower()}_samples") or defaults[name], shards)
-        for name in _names(options.only) or (QUICK_DATA if options.quick else ALL)
-    }
+REPEATS = 3
+POSITIONS = {"0": 0.0, "50": 0.5, "95": 0.95}
+RATE_KEYS = ("samples_per_s", "first_ms", "imported_mb", "peak_pss_mb")
 
 
 def main() -> None:
     """Run all of it; what was measured is written after each round."""
-    options = parse()
-    folder = options.folder or Path.home() / ".cache" / "lightning_shards_benchmarks"
-    is_whole = not (options.quick or options.only or options.peers)
-    out = options.out or (KEPT if is_whole else folder / "results")
-    peers = chosen(_names(options.peers) or (QUICK_PEERS if options.quick else None))
-    base = install_base(folder / "environments")
-    installed = {peer.name: install_peer(folder / "environments", base, peer) for peer in peers}
-    campaign = Campaign(
-        peers, installed, str(base), str(folder / "data"), sizes(options),
-        options.seconds or (QUICK_SECONDS if options.quick else SECONDS), options.timeout,
-    )  # fmt: skip
-    repeats = options.repeats or (1 if options.quick else 3)
-    campaign.results |= describe_run(
-        base, "benchmarks.peers", installed, repeats=repeats, seconds=campaign.seconds
-    )
-    measure(campaign, repeats, out, with_overheads=is_whole or options.quick)
-    print((out / "peers.md").read_text())
+    parser = parser_of(__doc__, repeats=REPEATS, seconds=SECONDS)
+    options = parser.parse_args()
+    quick: bool = options.quick
+    names = listed(parser, options.only, ALL)
+    peers = listed(parser, options.peers, [*PEERS], quick=quick)
+    options.repeats = options.repeats or (1 if quick else REPEATS)
+    options.seconds = options.seconds or (QUICK_SECONDS if quick else SECONDS)
+    sizes, shards = (QUICK_SIZES, QUICK_SHARDS) if quick else (SIZES, SHARDS)
+    campaign = Campaign("peers", write_report, options, peers)
+    campaign.install(repeats=options.repeats, seconds=options.seconds)
+    jobs = {
+        name: Job("", Data(name, sizes[name], shards), str(options.folder.resolve() / "data"),
+                  seconds=options.seconds)
+        for name in names
+    }  # fmt: skip
+    prepare(campaign, jobs)
+    for _ in range(options.repeats):
+        measure(campaign, jobs)
+        campaign.write()
+    campaign.finish()
 
 
-def measure(campaign: Campaign, repeats: int, out: Path, *, with_overheads: bool) -> None:
-    """Prepare once, then all rounds."""
-    campaign.prepare()
-    if ARRAYS[0] in campaign.data:
-        campaign.save_states()
-    for _ in range(repeats):
-        campaign.measure_rates()
-        campaign.measure_resumes()
-        if with_overheads:
-            campaign.measure_overheads()
-        write_results(campaign.results, write_report, out, "peers", HELD_BY)
+def prepare(campaign: Campaign, jobs: Mapping[str, Job]) -> None:
+    """Make the data sets, what each peer makes of them, and the states that it resumes from."""
+    campaign.results |= {"data": {}, "rates": {name: {} for name in jobs}}
+    for name, job in jobs.items():
+        made = campaign.make(replace(job, action="benchmarks.peers.datasets:make_data"))
+        campaign.results["data"][name] = {"samples": job.data.samples, **made}
+        for peer in campaign.peers:
+            if any(name in row.data for row in PEERS[peer].rows):
+                campaign.run(_job(job, "prepare", PEERS[peer]), peer, timeout_s=600)
+    for peer, job in _resumed(campaign, jobs):
+        for at in _positions(job)[1:] if PEERS[peer].package else ():
+            campaign.run(replace(job, action="benchmarks.peers.actions:state", position=at), peer)
 
 
-def _names(text: str | None) -> list[str] | None:
-    return text.split(",") if text else None
+def measure(campaign: Campaign, jobs: Mapping[str, Job]) -> None:
+    """One round over all data sets and rows, and over the loaders that are resumed."""
+    for name, job in jobs.items():
+        rows = campaign.results["rates"][name]
+        floors = campaign.run(replace(job, action="benchmarks.peers.actions:floors"))
+        for row in FLOORS:
+            of_row = {"samples_per_s": floors.result.get(row)}
+            campaign.note(rows.setdefault(row, {}), RATE_KEYS, replace(floors, result=of_row))
+        for peer in campaign.peers:
+            for row in [row for row in PEERS[peer].rows if name in row.data]:
+                asked = _job(job, "rate", PEERS[peer], row.loader)
+                outcome = campaign.run(replace(asked, workers=row.workers), peer)
+                campaign.note(rows.setdefault(row.name, {}), RATE_KEYS, outcome)
+    table = campaign.results.setdefault("resume", {})
+    for peer, job in _resumed(campaign, jobs):
+        row = table.setdefault(job.loader, {name: [] for name in POSITIONS})
+        for values, at in zip(row.values(), _positions(job), strict=True):
+            values.append(campaign.run(replace(job, position=at), peer).result.get("first_ms"))
+
+
+def _resumed(campaign: Campaign, jobs: Mapping[str, Job]) -> Iterator[tuple[str, Job]]:
+    """The peers and jobs of first batches, of SMALL alone."""
+    if ARRAYS[0] in jobs:
+        for peer in campaign.peers:
+            for loader in PEERS[peer].resumed:
+                yield peer, _job(jobs[ARRAYS[0]], "first", PEERS[peer], loader)
+
+
+def _positions(job: Job) -> list[int]:
+    return [int(share * job.data.steps) for share in POSITIONS.values()]
+
+
+def _job(job: Job, action: str, peer: Peer, loader: str = "") -> Job:
+    action = f"benchmarks.peers.actions:{action}"
+    return replace(job, action=action, peer=peer.module, loader=loader)
 
 
 if __name__ == "__main__":

@@ -1,160 +1,130 @@
-"""All runs of a benchmark, round by round."""
+"""What the benchmarks of peers and of remote shards share: options, runs, and what is written."""
 
+import argparse
+import json
 import sys
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.peers.catalogue import ARRAYS, Peer, Row
-from benchmarks.peers.environment import Installed
-from benchmarks.peers.job import Data, Job
-from benchmarks.peers.processes import Outcome, run_job
+from benchmarks.peers.catalogue import ALL, PEERS
+from benchmarks.peers.environment import Installed, describe_run, install
+from benchmarks.peers.job import Job
+from benchmarks.peers.processes import ROOT, Outcome, run_fresh
 
 PREPARE_S = 600.0
-_NOT_PREPARED = "not prepared"
-POSITIONS = {"0": 0.0, "50": 0.5, "95": 0.95}
-RATE_KEYS = ("samples_per_s", "first_ms", "imported_mb")
-FLOORS = (
-    "floor: transform, 2 threads",
-    "floor: transform, 2 processes",
-    "floor: transform, inline",
-    "floor: one sequential read",
-)
-OVERHEADS = ("imports", "epoch_ends", "monitor")
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def parser_of(doc: str | None, *, repeats: int, seconds: float) -> argparse.ArgumentParser:
+    """The options of both benchmarks."""
+    parser = argparse.ArgumentParser(
+        description=doc, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny data, one round, and no peers unless named")
+    add("--only", metavar="A,B", help=f"data sets: {','.join(ALL)}")
+    add("--peers", metavar="A,B", help="these besides webdataset and ours; '': none")
+    add("--repeats", type=int, help=f"rounds ({repeats})")
+    add("--seconds", type=float, help=f"counted in each run ({seconds})")
+    add("--timeout", type=float, default=500, help="seconds after which a run ends")
+    add("--folder", type=Path, default=Path.home() / ".cache" / "lightning_shards_benchmarks",
+        help="for environments and data")  # fmt: skip
+    add("--out", type=Path, help="for the results, as JSON and as Markdown")
+    return parser
+
+
+def listed(
+    parser: argparse.ArgumentParser, text: str | None, known: Iterable[str], *, quick: bool = False
+) -> list[str]:
+    """The names in a text, which stand in the order of those that are known; all for none."""
+    known = list(known)
+    if text is None:
+        return [] if quick else known
+    names = set(filter(None, text.split(",")))
+    if names - set(known):
+        parser.error(f"known are {', '.join(known)}, not {', '.join(sorted(names - set(known)))}")
+    return [name for name in known if name in names]
 
 
 @dataclass
 class Campaign:
-    """Runs jobs and collects one value a round, None for a run that failed.
+    """Runs jobs in fresh processes, and notes one value a round; None for a run that failed.
 
     Attributes:
-        peers: who takes part.
-        installed: where each of them is.
-        base: the interpreter of this package.
-        folder: of the data sets.
-        data: the data sets.
-        seconds: how long batches are counted in a run.
-        timeout_s: after which a run is ended.
-        results: what is written at the end.
+        name: of the package of `benchmarks`, and of the files with the results.
+        report: the results as Markdown.
+        options: as `parser_of` reads them.
+        peers: who takes part, webdataset and ours left out.
+        variables: of the environment of all runs.
+        results: what is written.
+        failed: the runs that failed.
     """
 
-    peers: list[Peer]
-    installed: dict[str, Installed]
-    base: str
-    folder: str
-    data: dict[str, Data]
-    seconds: float
-    timeout_s: float
+    name: str
+    report: Callable[[Mapping[str, Any]], str]
+    options: argparse.Namespace
+    peers: Sequence[str]
+    variables: Mapping[str, str] = field(default_factory=dict[str, str])
     results: dict[str, Any] = field(default_factory=dict[str, Any])
+    failed: list[str] = field(default_factory=list[str])
+    _installed: dict[str, Installed] = field(default_factory=dict[str, Installed])
     _begun: float = field(default_factory=perf_counter)
 
-    def prepare(self) -> None:
-        """Make the data sets, and what each peer makes of them; a peer that cannot is left out."""
-        self.results |= {"data": {}, "rates": {name: {} for name in self.data}}
-        for data in self.data.values():
-            made = self._run(self.base, self._job("data", data), PREPARE_S)
-            if made.error:
-                raise RuntimeError(f"{data.name} could not be made: {made.error}")
-            self.results["data"][data.name] = {"samples": data.samples, **made.result}
-            for peer in self._present():
-                if peer.converts and any(data.name in row.data for row in peer.rows):
-                    job = replace(self._job("prepare", data), peer=peer.module)
-                    error = self._run(self._python(peer), job, PREPARE_S).error
-                    for row in peer.rows if error else ():
-                        self._row(data, row.name)["error"] = f"{_NOT_PREPARED}: {error}"
+    def install(self, **settings: object) -> None:
+        """Install the peers; those that cannot be are left out."""
+        names = [name for name in PEERS if name in {*self.peers, "webdataset", "ours"}]
+        folder = self.options.folder.resolve() / "environments"
+        self._installed = {name: install(folder, PEERS[name].package) for name in names}
+        self.peers = [name for name in names if not self._installed[name].error]
+        self.results |= describe_run(f"benchmarks.{self.name}", self._installed, **settings)
 
-    def measure_rates(self) -> None:
-        """One round over all data sets and rows."""
-        for data in self.data.values():
-            outcome = self._run(self.base, self._job("floors", data))
-            for name in FLOORS:
-                rate = {"samples_per_s": outcome.result.get(name)}
-                self._record(data, name, replace(outcome, result=rate, peak_pss_mb=None))
-            for peer in self._present():
-                for row in peer.rows:
-                    if data.name in row.data:
-                        self._record(data, row.name, self._measured(peer, row, data))
-
-    def save_states(self) -> None:
-        """What each peer needs to continue in the middle of an epoch of SMALL."""
-        for peer, loader in self._resumed():
-            for share in POSITIONS.values() if peer.saves_state else ():
-                job = self._at(share, "state", peer, loader)
-                if job.position:
-                    self._run(self._python(peer), job, PREPARE_S)
-
-    def measure_resumes(self) -> None:
-        """One round over the loaders and positions."""
-        table = self.results.setdefault("resume", {})
-        for peer, loader in self._resumed():
-            row = table.setdefault(loader, {name: [] for name in POSITIONS})
-            for name, share in POSITIONS.items():
-                outcome = self._run(self._python(peer), self._at(share, "first", peer, loader))
-                row[name].append(outcome.result.get("first_ms"))
-
-    def measure_overheads(self) -> None:
-        """One round of what is measured of this package alone."""
-        data = self.data.get("SMALL") or next(iter(self.data.values()))
-        for part in OVERHEADS:
-            job = replace(self._job(part, data), peer="shards", workers=0)
-            outcome = self._run(self.base, job)
-            table = self.results.setdefault(part, {})
-            for name, value in outcome.result.items():
-                table.setdefault(name, []).append(value)
-
-    def _measured(self, peer: Peer, row: Row, data: Data) -> Outcome:
-        if self._is_unprepared(data, row.name):
-            return Outcome({}, 0.0, self._row(data, row.name)["error"])
-        job = self._job("rate", data)
-        job = replace(job, peer=peer.module, loader=row.loader, workers=row.workers)
-        return self._run(self._python(peer), job)
-
-    def _is_unprepared(self, data: Data, row: str) -> bool:
-        known = self.results["rates"][data.name].get(row, {})
-        return known.get("error", "").startswith(_NOT_PREPARED)
-
-    def _record(self, data: Data, name: str, outcome: Outcome) -> None:
-        row = self._row(data, name)
-        for key in RATE_KEYS:
-            row[key].append(outcome.result.get(key))
-        row["peak_pss_mb"].append(None if outcome.error else outcome.peak_pss_mb)
-        row["error"] = row["error"] or outcome.error
-
-    def _row(self, data: Data, name: str) -> dict[str, Any]:
-        empty = {"peak_pss_mb": [], "error": "", **{key: [] for key in RATE_KEYS}}
-        return self.results["rates"][data.name].setdefault(name, empty)
-
-    def _resumed(self) -> list[tuple[Peer, str]]:
-        if ARRAYS[0] not in self.data:
-            return []
-        data = self.data[ARRAYS[0]]
-        return [
-            (peer, loader)
-            for peer in self._present()
-            for loader in peer.resumed
-            if not self._is_unprepared(data, loader)
-        ]
-
-    def _at(self, share: float, action: str, peer: Peer, loader: str) -> Job:
-        data = self.data[ARRAYS[0]]
-        position = int(share * data.steps)
-        job = self._job(action, data)
-        return replace(job, peer=peer.module, loader=loader, position=position)
-
-    def _job(self, action: str, data: Data) -> Job:
-        return Job(action, data, self.folder, seconds=self.seconds)
-
-    def _present(self) -> list[Peer]:
-        return [peer for peer in self.peers if not self.installed[peer.name].error]
-
-    def _python(self, peer: Peer) -> str:
-        return self.installed[peer.name].python
-
-    def _run(self, python: str, job: Job, timeout_s: float | None = None) -> Outcome:
-        outcome = run_job(python, job, timeout_s or self.timeout_s)
-        name = " ".join(filter(None, (job.action, job.data.name, job.peer, job.loader)))
-        shown = outcome.error or {key: round(value, 1) for key, value in outcome.result.items()}
+    def run(self, job: Job, peer: str = "ours", timeout_s: float | None = None) -> Outcome:
+        """Do a job in a fresh process with the environment of a peer."""
+        command = [self._installed[peer].python, "-m", "benchmarks.peers.child"]
+        outcome = run_fresh(command, job, timeout_s or self.options.timeout, self.variables)
+        action = job.action.partition(":")[2]
+        name = f"{action} {job.data.name} {job.loader or job.peer}, {job.workers}, {job.position}"
+        if outcome.error:
+            self.failed.append(name)
+        shown = outcome.error or {
+            key: round(value, 1) for key, value in outcome.result.items() if value
+        }
         elapsed = perf_counter() - self._begun
-        print(f"{elapsed:6.0f} s  {name}, {job.workers}, at {job.position}: {shown}",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(f"{elapsed:6.0f} s  {name}: {shown}", file=sys.stderr, flush=True)
         return outcome
+
+    def make(self, job: Job, peer: str = "ours") -> dict[str, Any]:
+        """The result of a job that everything else needs.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        outcome = self.run(job, peer, PREPARE_S)
+        if outcome.error:
+            raise RuntimeError(f"{job.action} of {job.data.name}: {outcome.error}")
+        return outcome.result
+
+    def note(self, row: dict[str, Any], keys: Iterable[str], outcome: Outcome) -> None:
+        """Add the values of a round to a row."""
+        for key in keys:
+            row.setdefault(key, []).append(outcome.result.get(key))
+        row["error"] = row.get("error") or outcome.error
+
+    def write(self) -> None:
+        """Write the results as JSON and as Markdown: a whole run's to where they are kept."""
+        options = vars(self.options)
+        chosen = ("quick", "only", "links", "peers")
+        is_whole = all(options.get(name) in (None, False) for name in chosen)
+        out = self.options.out or (RESULTS if is_whole else self.options.folder / "results")
+        out.mkdir(parents=True, exist_ok=True)
+        (out / f"{self.name}.json").write_text(json.dumps(self.results, indent=1) + "\n")
+        (out / f"{self.name}.md").write_text(self.report(self.results))
+
+    def finish(self) -> None:
+        """Print the page, and exit with an error if a run failed."""
+        print(self.report(self.results))
+        if self.failed:
+            sys.exit(f"these runs failed, as was said above: {'; '.join(self.failed)}")

@@ -1,32 +1,29 @@
-"""Virtual environments: one for this package, and on top of it one for each peer.
+"""Virtual environments: each peer has one on top of that of the interpreter that measures.
 
 The peers' requirements contradict each other. What a peer needs differently lies in its own folder
 and hides what the first environment has.
 """
 
-import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
+import sysconfig
 import time
 import venv
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from benchmarks.peers.catalogue import BASE, Peer
+from benchmarks.peers.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
-CONSTRAINTS = ROOT / "constraints.txt"
 INSTALL_S = 900
-_VERSIONS = """
-import json
-from importlib.metadata import distributions
-print(json.dumps({each.metadata["Name"].lower(): each.version for each in distributions()}))
-"""
+_VERSION = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
 _SHOWN = ("torch", "lightning", "webdataset", "numpy", "simplejpeg", "zlib-ng",
-          "opencv-python-headless",
-          "pillow")  # fmt: skip
+          "opencv-python-headless", "pillow")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class Installed:
 
     Attributes:
         python: its interpreter.
-        version: of its first package, empty for what comes with ours.
+        version: of its package, empty for what comes with ours.
         error: why there is none, in pip's words.
     """
 
@@ -44,80 +41,73 @@ class Installed:
     error: str = ""
 
 
-def install_base(folder: Path) -> Path:
-    """The interpreter with torch, as constraints.txt pins it, and this checkout.
-
-    Raises:
-        RuntimeError: pip could not install it.
-    """
-    python = _new_environment(folder / "base")
-    done = folder / "base" / "installed"
-    if not done.exists():
-        for wanted in (["torch"], ["-e", f"{ROOT}[checksum,image]"]):
-            error = _pip(python, wanted)
-            if error:
-                raise RuntimeError(f"{' '.join(wanted)} cannot be installed: {error}")
-        done.touch()
-    return python
-
-
-def install_peer(folder: Path, base: Path, peer: Peer) -> Installed:
-    """Its environment over the first one."""
-    if peer.name in BASE:
-        return Installed(str(base))
-    python = _new_environment(folder / peer.name)
-    done = folder / peer.name / "installed"
-    if not done.exists():
-        site = next((folder / peer.name / "lib").glob("python*/site-packages"))
-        below = next((folder / "base" / "lib").glob("python*/site-packages"))
-        # addsitedir, and not a path alone: the checkout is installed by a .pth file itself
-        (site / "base.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n")
-        error = _pip(python, list(peer.packages))
-        if error:
-            return Installed(str(python), error=error)
-        done.touch()
-    name = peer.packages[0].partition("[")[0]
-    return Installed(str(python), versions_of(python).get(name, "?"))
+def install(folder: Path, package: str) -> Installed:
+    """An interpreter that has a package besides all that this one has; this one for none."""
+    if not package:
+        return Installed(sys.executable)
+    home = folder / package
+    python = str(home / "bin" / "python")
+    if not (home / "installed").exists():
+        venv.create(home, with_pip=True, symlinks=True)
+        site = next(home.glob("lib/python*/site-packages"))
+        # addsitedir, and not a path alone: an editable package is there by a .pth file itself
+        below = sysconfig.get_path("purelib")
+        (site / "base.pth").write_text(f"import site; site.addsitedir({below!r})\n")
+        print(f"installing {package}", file=sys.stderr, flush=True)
+        command = [python, "-m", "pip", "install", "-q", "-c", f"{ROOT}/constraints.txt", package]
+        pip = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)  # noqa: PLW1510, S603
+        if pip.returncode:
+            return Installed(python, error=" ".join(pip.stderr.split())[-500:])
+        (home / "installed").touch()
+    told = subprocess.run([python, "-c", _VERSION, package], stdout=subprocess.PIPE, check=True)  # noqa: S603
+    return Installed(python, told.stdout.decode().strip())
 
 
-def versions_of(python: Path) -> dict[str, str]:
-    """All distributions that an interpreter sees."""
-    run = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True)  # noqa: S603
-    return dict(reversed(json.loads(run.stdout).items()))
-
-
-def describe_machine(base: Path) -> dict[str, object]:
-    """What the figures were measured on."""
-    versions = versions_of(base)
+def describe_run(
+    module: str, installed: Mapping[str, Installed], **settings: object
+) -> dict[str, Any]:
+    """The machine, the command of a module with these settings, and what became of the peers."""
+    command = shlex.join(["python", "-m", module, *sys.argv[1:]])
     return {
-        "date": time.strftime("%Y-%m-%d %H:%M"),
-        "cores": len(os.sched_getaffinity(0)),
-        "cpu": _line_of("/proc/cpuinfo", "model name"),
-        "ram_gib": round(int(_line_of("/proc/meminfo", "MemTotal").split()[0]) / 2**20, 1),
-        "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "versions": {name: versions.get(name, "?") for name in _SHOWN},
+        "machine": {
+            "date": time.strftime("%Y-%m-%d %H:%M"),
+            "cores": len(os.sched_getaffinity(0)),
+            "cpu": _line_of("/proc/cpuinfo", "model name"),
+            "ram_gib": round(int(_line_of("/proc/meminfo", "MemTotal").split()[0]) / 2**20, 1),
+            "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
+            "system": f"{platform.system()} {platform.release()}",
+            "python": platform.python_version(),
+            "versions": {name: _version_of(name) for name in _SHOWN},
+        },
+        "settings": {"command": command, **settings},
+        "peers": {name: asdict(peer) for name, peer in installed.items()},
     }
 
 
-def _new_environment(folder: Path) -> Path:
-    python = folder / "bin" / "python"
-    if not python.exists():
-        venv.create(folder, with_pip=True, symlinks=True)
-    return python
+def machine_and_command(results: Mapping[str, Any]) -> str:
+    """What was measured on, and how: machine, rounds, versions, command."""
+    machine, settings = results["machine"], results["settings"]
+    peers = {name: peer["version"] for name, peer in results["peers"].items() if peer["version"]}
+    versions = [f"{name} {version}" for name, version in (machine["versions"] | peers).items()]
+    load = ", ".join(map(str, machine["load_average_at_start"]))
+    lines = [
+        (
+            f"{machine['date']}, {machine['cores']} cores of {machine['cpu']}, "
+            f"{machine['ram_gib']} GiB, {machine['system']}, Python {machine['python']}; load "
+            f"average before the first run: {load}. {settings['repeats']} rounds. "
+            f"{'; '.join(versions)}.\n\nCommand: `{settings['command']}`"
+        )
+    ]
+    failed = {name: peer["error"] for name, peer in results["peers"].items() if peer["error"]}
+    lines += [f"\nNot installed: {name}: {error}" for name, error in failed.items()]
+    return "\n".join(lines)
 
 
-def _pip(python: Path, wanted: list[str]) -> str:
-    """Install; nothing, or the reason why it cannot be."""
-    command = [python, "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, *wanted]
-    print(f"installing {' '.join(wanted)}", file=sys.stderr, flush=True)
+def _version_of(name: str) -> str:
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)  # noqa: PLW1510, S603
-    except subprocess.TimeoutExpired:
-        return f"pip took more than {INSTALL_S} s"
-    lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]
-    return "" if run.returncode == 0 else "; ".join(lines)[:500] or run.stderr[-500:]
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _line_of(path: str, name: str) -> str:

@@ -1,7 +1,6 @@
-"""What one fresh process is asked to do, as JSON between the driver and the child."""
+"""What one fresh process is asked to do."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 BATCH = 64
@@ -34,7 +33,7 @@ class Job:
     """One run.
 
     Attributes:
-        action: a function of `child`.
+        action: the function that does it, as "package.module:function".
         data: what is read.
         folder: where all data sets lie.
         peer: a module of `loaders`.
@@ -79,13 +78,3 @@ class Job:
     def is_images(self) -> bool:
         """Whether the samples are images with a label, and not arrays."""
         return self.data.name == "IMG"
-
-    def to_json(self) -> str:
-        """For a command line."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "Job":
-        """The job that `to_json` wrote."""
-        values = json.loads(text)
-        return cls(**values | {"data": Data(**values["data"])})

@@ -1,20 +1,26 @@
-"""One run in a fresh process: its result, the most memory of all its processes, and its end."""
+"""One run in a fresh process: its result, the most memory of all its processes, and its end.
+
+The job comes by standard input, and the result goes into a file, so that nothing a peer prints can
+spoil it. Memory is read from /proc (Linux).
+"""
 
 import json
 import os
+import pickle
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from benchmarks.peers.environment import ROOT
-from benchmarks.peers.job import Job
-from benchmarks.peers.memory import MemoryWatch, session_members
-
+ROOT = Path(__file__).parents[2]
+PSS_INTERVAL_S = 1.0
+"""To look takes six milliseconds a process: more often, it would slow down what is measured."""
 _ERROR_CHARACTERS = 300
 
 
@@ -24,51 +30,83 @@ class Outcome:
 
     Attributes:
         result: what the child wrote; empty if it failed.
-        peak_pss_mb: the largest sum over the processes, pages that several share counted once.
         error: why it failed: its last line, or the limit of time.
     """
 
     result: dict[str, Any]
-    peak_pss_mb: float | None
     error: str = ""
 
 
-def run_job(
-    python: str,
-    job: Job,
-    timeout_s: float,
-    module: str = "benchmarks.peers.child",
-    variables: Mapping[str, str] | None = None,
+def answer(act: Callable[[Any], dict[str, Any]]) -> None:
+    """In the fresh process: do what is asked, and end without waiting for anybody's threads."""
+    result = act(pickle.load(sys.stdin.buffer))  # noqa: S301 it is ours
+    Path(sys.argv[-1]).write_text(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def run_fresh(
+    command: Sequence[str], job: object, timeout_s: float, variables: Mapping[str, str]
 ) -> Outcome:
-    """Run the job by this module, with these variables more, and end whatever it left."""
+    """Run a command that calls `answer`, with these variables more, and end whatever it left.
+
+    The result gets `peak_pss_mb`: the largest sum over all its processes, pages that several share
+    counted once.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result, log = Path(folder) / "result", Path(folder) / "log"
-        command = [python, "-m", module, job.to_json(), str(result)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}  # noqa: TID251
         with log.open("wb") as output:
             child = subprocess.Popen(  # noqa: S603
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                start_new_session=True, env={**os.environ, **(variables or {})},  # noqa: TID251
+                [*command, str(result)], cwd=folder, stdin=subprocess.PIPE, stdout=output,
+                stderr=output, start_new_session=True, env=environment,
             )  # fmt: skip
-        watch = MemoryWatch(child.pid)
         try:
-            code = child.wait(timeout_s)
-            error = "" if code == 0 else f"status {code}: {_last_line(log)}"
-        except subprocess.TimeoutExpired:
-            error = f"not done after {timeout_s:.0f} s"
+            with suppress(BrokenPipeError), child.stdin:
+                pickle.dump(job, child.stdin)
+            peak_mb = _watched(child, monotonic() + timeout_s)
         finally:
-            peak = watch.stop()
-            _end_session(child.pid)
-            child.wait()
-        values = json.loads(result.read_text()) if not error else {}
-        return Outcome(values, peak, error)
+            for pid in session_members(child.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            code = child.wait()
+        if result.exists():
+            return Outcome(json.loads(result.read_text()) | {"peak_pss_mb": peak_mb})
+        lines = log.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "no output")
+        why = f"not done after {timeout_s:.0f} s" if code == -signal.SIGKILL else f"status {code}"
+        return Outcome({}, f"{why}: {last[-_ERROR_CHARACTERS:]}")
 
 
-def _end_session(session: int) -> None:
-    for pid in session_members(session):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _watched(child: "subprocess.Popen[bytes]", latest: float) -> float:
+    """Wait until the child ends or is late; the most memory that its session had."""
+    peak_mb = 0.0
+    while monotonic() < latest:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(PSS_INTERVAL_S)
+            break
+        peak_mb = max(peak_mb, sum(pss_mb(pid)[0] for pid in session_members(child.pid)))
+    return peak_mb
 
 
-def _last_line(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][-_ERROR_CHARACTERS:] if lines else "no output"
+def session_members(session: int) -> list[int]:
+    """The processes that a child started, also those whose parent is gone."""
+    members: list[int] = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                members.append(int(stat.parent.name))
+    return members
+
+
+def pss_mb(pid: int | str) -> tuple[float, float]:
+    """Memory of a process, a page that several share counted in parts, and the shared memory in it.
+
+    Both are 0 if it is gone.
+    """
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+        sizes = {name: int(size) / 1000 for name, size, _ in map(str.split, lines)}
+        return sizes["Pss:"], sizes["Pss_Shmem:"]
+    return 0.0, 0.0

@@ -1,19 +1,31 @@
-"""The results as Markdown."""
+"""The results as Markdown: a figure is a ratio of two rows, round by round, with its spread."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.peers.catalogue import REFERENCE
-from benchmarks.peers.results import machine_and_command, not_installed
-from benchmarks.peers.table import Values, interval, markdown, number, ratio, spread
-from benchmarks.peers.targets import Results, floor, rates, verdicts
+from benchmarks.peers.environment import machine_and_command
+from benchmarks.peers.table import (
+    Values,
+    best,
+    interval,
+    markdown,
+    median,
+    number,
+    ratios,
+)
 
+Results: TypeAlias = Mapping[str, Any]
+
+OURS, FILES, AS_WRITTEN = "ours", "torch DataLoader, files", "webdataset, own decoders"
+_POOLS = ("ours, processes", "ours, threads")
+_CHECKED = ("ours, threads, crc32", "ours, inline, crc32")
+FLOORS = ("floor: transform, 2 threads", "floor: transform, 2 processes")
 _TITLES = {
     "IMG": "IMG: JPEGs of 500 x 375, quality 90, to random crops of 224",
     "SMALL": "SMALL: samples of 200 bytes",
     "TOK": "TOK: samples of 2,048 uint16 tokens",
 }
-_MONITOR_UNIT = "us a step"
 _EXPLAINED = """\
 Rates are samples per second to a ready batch of 64, with 2 workers where nothing else is said:
 median (minimum to maximum) over the rounds. Each run is a fresh process; rounds alternate between
@@ -29,88 +41,132 @@ shuffle as their documentation says. Only ratios within one table mean anything 
 others use, too."""
 
 
-def write_report(results: Results, held_by: Mapping[str, str]) -> str:
+class Figure(NamedTuple):
+    """The values of the rounds, and the row that they are of."""
+
+    values: Values
+    row: str
+    unit: str
+
+    @property
+    def cell(self) -> str:
+        """As in the table."""
+        return f"{interval(self.values, self.unit)}, {self.row}" if self.row else "-"
+
+
+def write_report(results: Results) -> str:
     """The whole page."""
-    parts = ["# Beside other loaders", machine_and_command(results), _verdicts(results, held_by)]
-    parts += [_rates(results, data) for data in results.get("rates", {})]
-    parts += [_resume(results), _epoch_ends(results), _costs(results), not_installed(results)]
-    parts += ["## How it is measured", _EXPLAINED]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts = ["# Beside other loaders", machine_and_command(results), "## Summary"]
+    parts += [summary(results), *(_rates(results, data) for data in results["rates"])]
+    parts += [_resume(results), "## How it is measured", _EXPLAINED]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _verdicts(results: Results, held_by: Mapping[str, str]) -> str:
-    header = ["what", "best peer's", "ours", "to reach", "reached", "what holds it"]
-    return "## What it must show\n\n" + markdown(header, verdicts(results, held_by))
+def summary(results: Results) -> str:
+    """The best peer's figure and ours, by what is compared."""
+    rows = [(what, theirs.cell, ours.cell) for what, theirs, ours in figures(results)]
+    return markdown(["what", "best peer's", "ours"], rows)
+
+
+def figures(results: Results) -> list[tuple[str, Figure, Figure]]:
+    """What is compared, the best peer's figure, and ours."""
+    images = _rates_of(results, "IMG")
+    peers = [name for name in images if not name.startswith((OURS, "floor"))]
+    found = [
+        ("IMG, same transform, share of the floor",
+         *(_over(images, floor(images), names, " %", 100.0) for names in (peers, _POOLS))),
+        ("IMG against webdataset as its users write it (Pillow)",
+         *(_over(images, images.get(AS_WRITTEN, []), names) for names in (peers, _POOLS))),
+    ]  # fmt: skip
+    for data in ("SMALL", "TOK"):
+        rows = _rates_of(results, data)
+        reference = rows.get(REFERENCE, [])
+        everyone = [name for name in rows if not name.startswith((OURS, "floor"))]
+        working = [name for name in everyone if "0 workers" not in name]
+        found += [
+            (f"{data} against webdataset, both with 2 worker processes",
+             *(_over(rows, reference, names) for names in (working, _POOLS[:1]))),
+            (f"{data}, the best of threads and inline with crc32, against webdataset as above",
+             *(_over(rows, reference, names) for names in (everyone, _CHECKED))),
+        ]  # fmt: skip
+    files, fastest = FILES if FILES in images else "", best(images, _POOLS) or ""
+    memory = [
+        Figure(results["rates"].get("IMG", {}).get(name, {}).get("peak_pss_mb", []), name, " MB")
+        for name in (files, fastest)
+    ]
+    return [
+        *found,
+        ("first batch after a resume at 95 % of an epoch, against at 0 %",
+         _resumed(results, is_ours=False), _resumed(results, is_ours=True)),
+        ("peak PSS of our fastest on IMG, against files under torch's DataLoader", *memory),
+    ]  # fmt: skip
+
+
+def floor(rows: Mapping[str, Values]) -> Values:
+    """The transform alone, by two threads or two processes, whichever is faster in a round."""
+    pairs = zip(*(rows.get(name, []) for name in FLOORS), strict=False)
+    return [max(filter(None, pair), default=None) for pair in pairs]
+
+
+def _rates_of(results: Results, data: str) -> dict[str, Values]:
+    rows = results["rates"].get(data, {})
+    return {name: row["samples_per_s"] for name, row in rows.items()}
+
+
+def _over(
+    rows: Mapping[str, Values], reference: Values, names: Sequence[str], unit: str = "x",
+    scale: float = 1.0,
+) -> Figure:  # fmt: skip
+    """The fastest of some rows over the reference."""
+    name = best(rows, names) or ""
+    return Figure(ratios(rows.get(name, []), reference, scale), name, unit)
+
+
+def _resumed(results: Results, *, is_ours: bool) -> Figure:
+    """Time to the first batch at 95 % over that at 0 %: our slowest, their fastest."""
+    shares = {
+        name: found
+        for name, row in results.get("resume", {}).items()
+        if name.startswith(OURS) == is_ours and any(found := ratios(row["95"], row["0"]))
+    }
+    if not shares:
+        return Figure([], "", "x")
+    name = (max if is_ours else min)(shares, key=lambda each: median(shares[each]) or 0.0)
+    return Figure(shares[name], name, "x")
 
 
 def _rates(results: Results, data: str) -> str:
-    rows = rates(results, data)
-    facts = results["data"][data]
-    reference, least = rows.get(REFERENCE, []), floor(rows)
+    rows, facts = _rates_of(results, data), results["data"][data]
+    least = floor(rows)
     header = ["loader", "samples/s", "x webdataset", "% of floor", "first batch, ms",
               "peak PSS, MB", "of it imports"]  # fmt: skip
-    cells: list[Sequence[str]] = []
-    for name, values in rows.items():
-        row = results["rates"][data][name]
-        share = ratio(values, least)
-        cells.append([
-            name,
-            interval(values),
-            number(ratio(values, reference)),
-            number(None if share is None else 100 * share),
-            interval(row["first_ms"]) if any(row["first_ms"]) else "-",
-            _median(row["peak_pss_mb"]),
-            _median(row["imported_mb"]),
-        ])  # fmt: skip
-    size = f"{facts['samples']:,} samples of {facts['bytes_per_sample']:,} bytes of tar each"
-    errors = [f"- {name}: {row['error']}" for name, row in results["rates"][data].items()
-              if row["error"]]  # fmt: skip
-    failed = "\n\nFailed runs:\n" + "\n".join(errors) if errors else ""
-    return f"## {_TITLES[data]}\n\n{size}.\n\n{markdown(header, cells)}{failed}"
-
-
-def _resume(results: Results) -> str:
-    resumed = results.get("resume", {})
-    if not resumed:
-        return ""
-    header = ["loader, SMALL", "at 0 %, ms", "at 50 %, ms", "at 95 %, ms", "95 % / 0 %"]
     cells = [
         [
             name,
-            *(interval(row.get(at, [])) for at in ("0", "50", "95")),
-            number(ratio(row.get("95", []), row.get("0", []))),
+            interval(values),
+            number(median(ratios(values, rows.get(REFERENCE, [])))),
+            number(median(ratios(values, least, 100.0))),
+            interval(row["first_ms"]) if any(row["first_ms"]) else "-",
+            number(median(row["peak_pss_mb"])),
+            number(median(row["imported_mb"])),
         ]
-        for name, row in resumed.items()
+        for (name, values), row in zip(rows.items(), results["rates"][data].values(), strict=True)
     ]
-    return f"## First batch after a resume\n\n{markdown(header, cells)}"
+    size = f"{facts['samples']:,} samples of {facts['bytes_per_sample']:,} bytes of tar each"
+    table = markdown(header, cells) + failed_runs(results["rates"][data])
+    return f"## {_TITLES[data]}\n\n{size}.\n\n{table}"
 
 
-def _epoch_ends(results: Results) -> str:
-    gaps: dict[str, Values] = results.get("epoch_ends", {})
-    if not gaps:
-        return ""
+def failed_runs(rows: Mapping[str, Any]) -> str:
+    """What is told of runs that failed, under a table."""
+    errors = [f"- {name}: {row['error']}" for name, row in rows.items() if row["error"]]
+    return "\n\nFailed runs:\n\n" + "\n".join(errors) if errors else ""
+
+
+def _resume(results: Results) -> str:
+    header = ["loader, SMALL", "at 0 %, ms", "at 50 %, ms", "at 95 %, ms", "95 % / 0 %"]
     cells = [
-        [name, interval(values), number(ratio(values, gaps.get(REFERENCE, [])))]
-        for name, values in gaps.items()
+        [name, *map(interval, row.values()), number(median(ratios(row["95"], row["0"])))]
+        for name, row in results.get("resume", {}).items()
     ]
-    header = ["loader, 2 workers, 5 ms a sample", "gap, ms", "x webdataset"]
-    return f"## Gap at an epoch end, after 0.3 s of validation\n\n{markdown(header, cells)}"
-
-
-def _costs(results: Results) -> str:
-    cells: list[list[str]] = []
-    for name, title in (
-        ("package_ms", "`import lightning_shards` after Lightning"),
-        ("names_ms", "the same with its data module and callbacks"),
-    ):
-        if name in results.get("imports", {}):
-            cells.append([title, interval(results["imports"][name]), "ms"])
-    for name, values in results.get("monitor", {}).items():
-        title = "bare step of a Lightning loop" if name == "bare" else f"added by {name}"
-        cells.append([title, interval(values), _MONITOR_UNIT])
-    return "## Costs\n\n" + markdown(["what", "measured", "unit"], cells) if cells else ""
-
-
-def _median(values: Any) -> str:
-    found = spread(values)
-    return number(found.median if found else None)
+    return f"## First batch after a resume\n\n{markdown(header, cells)}" if cells else ""

@@ -1,7 +1,6 @@
 """From the bytes of a member to what a batch holds: one transform for all loaders."""
 
-from functools import cache
-from io import BytesIO
+from functools import cache, partial
 from math import exp, log, sqrt
 from typing import Any
 
@@ -70,24 +69,9 @@ def crop_pil(image: Image.Image) -> Pixels:
     return np.ascontiguousarray(np.asarray(resized).transpose(2, 0, 1))
 
 
-def open_pil(data: bytes) -> Image.Image:
-    """As a user opens an image file."""
-    return Image.open(BytesIO(data)).convert("RGB")
-
-
-def small_array(data: bytes) -> Any:
-    """The numbers of a SMALL sample, its header known: the fastest way for a single sample."""
-    return np.frombuffer(data, ARRAYS["SMALL"], offset=NPY_HEADER)
-
-
-def token_array(data: bytes) -> Any:
-    """The tokens of a TOK sample, likewise."""
-    return np.frombuffer(data, ARRAYS["TOK"], offset=NPY_HEADER)
-
-
 def array_of(job: Job) -> Any:
-    """The function for the arrays of this data set."""
-    return small_array if job.data.name == "SMALL" else token_array
+    """The function for the arrays of this data set, whose header is known."""
+    return partial(np.frombuffer, dtype=ARRAYS[job.data.name], offset=NPY_HEADER)
 
 
 def transform_of(job: Job) -> Any:

@@ -1,11 +1,14 @@
 """The results as Markdown."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
-from benchmarks.peers.results import machine_and_command, not_installed
-from benchmarks.peers.table import interval, markdown, number
-from benchmarks.remote.goals import Results, bound_of, goals, ratios
-from benchmarks.remote.job import FAST, LINKS, TIMES
+from benchmarks.peers.environment import machine_and_command
+from benchmarks.peers.report import failed_runs
+from benchmarks.peers.table import interval, markdown, number, ratios
+from benchmarks.remote.job import FAST, LINKS, TIMES, WEBDATASET, WEBDATASET_LONG
+
+Results: TypeAlias = Mapping[str, Any]
 
 _EXPLAINED = """\
 nginx serves all files, and a proxy of ours before it holds each request back for 30 ms (the first
@@ -18,89 +21,64 @@ that takes longer than {seconds:g} s is counted so far. A long epoch has each sh
 as other objects, and is counted for {times} times as long; ours reads it with blocks of an eighth
 of the shards, {blocks} an epoch, because users have dozens. A first batch is counted from the
 construction of the loader on, when all imports are done, those of the fork server as well, which
-`setup` of a fit starts. Loaders of one environment and data set are measured one after the other in
-one fresh process, in an order that turns round with each round; values are median (minimum to
-maximum), and a ratio is the median of the rounds' ratios.
-
-The local rate is that of the same settings over the files, counted from the first batch to the
-last one, while as many bytes as each batch has go through proxy and server to nowhere, so that both
-rates have the same load beside them. "bound" is the lesser of it and of the link's rate divided by
-the bytes of tar of a sample. A tar has 1,024 bytes for a sample of 200, and 5,120 for one of 4,224;
-the other formats have little more than the sample. Fetching to the cache has one write of each
-piece to a new file in it, which "new files alone" tells; a virtual machine that gives memory back
-to its host takes several times as long for it as one that has the memory at hand. Only ratios
-within one table mean anything on a machine that others use, too."""
+`setup` of a fit starts. Values are median (minimum to maximum), and a ratio is the median of the
+rounds' ratios. A tar has 1,024 bytes for a sample of 200, and 5,120 for one of 4,224; the other
+formats have little more than the sample. Only ratios within one table mean anything on a machine
+that others use, too."""
 
 
-_ROUNDS = "rounds, every second one behind the slower link, too"
-
-
-def write_report(results: Results, held_by: Mapping[str, str]) -> str:
+def write_report(results: Results) -> str:
     """The whole page."""
-    header = ["what", "measured", "to reach", "reached", "what holds it"]
-    rows = [goal.cells(held_by) for goal in goals(results)]
-    parts = ["# Remote shards", machine_and_command(results, _ROUNDS), "## What it must show"]
-    parts += [markdown(header, rows)]
+    parts = ["# Remote shards", machine_and_command(results)]
     parts += [_epochs(results, data, link) for data in results["data"] for link in LINKS]
-    parts += [_firsts(results), _costs(results), not_installed(results), "## How it is measured"]
-    explained = _EXPLAINED.format(
-        links=" or ".join(LINKS), seconds=results["settings"]["seconds"],
-        times=TIMES, blocks=8 * TIMES,
-    )  # fmt: skip
-    return "\n\n".join(part for part in [*parts, explained] if part) + "\n"
+    parts += [_firsts(results), _caches(results), "## How it is measured"]
+    seconds = results["settings"]["seconds"]
+    parts += [
+        _EXPLAINED.format(links=" or ".join(LINKS), seconds=seconds, times=TIMES, blocks=8 * TIMES)
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _epochs(results: Results, data: str, link: str) -> str:
     rows = {
         name.removesuffix(f", {link}"): row
-        for name, row in results.get("epochs", {}).get(data, {}).items()
-        if name.endswith(link)
+        for name, row in results["epochs"].get(data, {}).items()
+        if name.endswith(f", {link}")
     }
     facts = results["data"][data].get(link)
     if not rows or facts is None:
         return ""
-    bound = bound_of(results, data, link)
-    header = ["loader", "samples/s", "% of bound", "after the first batch", "first batch, ms",
+    header = ["loader", "samples/s", "x webdataset", "after the first batch", "first batch, ms",
               "MB", "requests", "connections"]  # fmt: skip
-    cells: list[Sequence[str]] = [
-        [
-            name,
-            interval(row["samples_per_s"]),
-            interval(ratios(row["samples_per_s"], bound, 100.0)),
-            interval(row["steady_per_s"]),
-            interval(row["first_ms"]),
-            interval([None if value is None else value / 1e6 for value in row["bytes"]]),
-            interval(row["requests"]),
-            interval(row["connections"]),
-        ]
-        for name, row in rows.items()
-    ]
-    errors = [f"- {name}: {row['error']}" for name, row in rows.items() if row["error"]]
-    failed = "\n\nFailed runs:\n" + "\n".join(errors) if errors else ""
+    cells: list[list[str]] = []
+    for name, row in rows.items():
+        reference = rows.get(WEBDATASET_LONG if "long" in name else WEBDATASET, {})
+        over = ratios(row["samples_per_s"], reference.get("samples_per_s", []))
+        megabytes = ratios(row["bytes"], [1e6] * len(row["bytes"]))
+        columns = [row["samples_per_s"], over, row["steady_per_s"], row["first_ms"], megabytes]
+        columns += [row["requests"], row["connections"]]
+        cells.append([name, *map(interval, columns)])
     size = (
-        f"{facts['samples']:,} samples of {facts['bytes_per_sample']:,} bytes of tar each, in "
-        f"{facts['pieces']:,} pieces; tables of {number(facts['table_bytes'])} bytes a shard"
+        f"{facts['samples']:,} samples of {facts['bytes_per_sample']:,} bytes of tar each; tables "
+        f"of {number(facts['table_bytes'])} bytes a shard"
     )
-    return f"## {data}, {link}\n\n{size}.\n\n{markdown(header, cells)}{failed}"
+    return f"## {data}, {link}\n\n{size}.\n\n{markdown(header, cells)}{failed_runs(rows)}"
 
 
 def _firsts(results: Results) -> str:
-    firsts = results.get("firsts", {})
-    cells = [[name, interval(values)] for name, values in firsts.items()]
+    cells = [[name, interval(values)] for name, values in results.get("firsts", {}).items()]
     title = "## First batch of 256 IMG, from the construction of the loader on"
     return f"{title}\n\n{markdown(['loader, link, position', 'ms'], cells)}" if cells else ""
 
 
-def _costs(results: Results) -> str:
-    cells = [[name, interval(values)] for name, values in results.get("cpu", {}).items()]
-    cells += [
-        [f"{name}, cache of 50 %: second epoch / first",
-         number(row["second_bytes"] / row["first_bytes"])]
-        for name, row in results.get("half_cached", {}).items()
-        if row.get("first_bytes")
-    ]  # fmt: skip
-    cells += [
-        [f"the rig, {name}, core-seconds a GB", interval(values)]
-        for name, values in results.get("rig", {}).items()
+def _caches(results: Results) -> str:
+    found = results.get("caches", {})
+    rows = {
+        "warm cache against the first epoch, samples/s": ("warm_per_s", "all_per_s"),
+        "cache of 50 %: bytes of the second epoch / of the first": ("second_bytes", "first_bytes"),
+    }
+    cells = [
+        [name, interval(ratios(found.get(one, []), found.get(other, [])))]
+        for name, (one, other) in rows.items()
     ]
-    return f"## Costs, {FAST}\n\n{markdown(['what', 'measured'], cells)}" if cells else ""
+    return f"## Caches, TOK, {FAST}\n\n{markdown(['what', 'ratio'], cells)}" if found else ""

@@ -1,7 +1,6 @@
 """nginx behind the shaping proxy: both are started here, and end with whoever started them."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -35,6 +34,7 @@ http {{
     server {{
         listen 127.0.0.1:{port} backlog=1024;
         root {root};
+        rewrite ^/copy[0-9]+/(.*)$ /$1 break;
     }}
 }}
 """
@@ -45,16 +45,12 @@ class Rig:
     """A server and the link to it.
 
     Attributes:
-        direct: The port of nginx.
         shaped: The port of the proxy.
         control: The port that the proxy is controlled by.
-        nginx: Process id.
     """
 
-    direct: int
     shaped: int
     control: int
-    nginx: int
 
 
 def ask(control: int, **what: Any) -> dict[str, Any]:
@@ -63,12 +59,6 @@ def ask(control: int, **what: Any) -> dict[str, Any]:
         file.write(json.dumps(what) + "\n")
         file.flush()
         return json.loads(file.readline())
-
-
-def cpu_s(pid: int) -> float:
-    """Seconds of CPU that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
@@ -96,7 +86,7 @@ def served(root: Path, folder: Path) -> Iterator[Rig]:
         assert proxy.stdout is not None
         shaped, control = map(int, proxy.stdout.readline().split())
         _wait_for(port, nginx)
-        yield Rig(port, shaped, control, nginx.pid)
+        yield Rig(shaped, control)
     finally:
         for process in (proxy, nginx):
             process.kill()
