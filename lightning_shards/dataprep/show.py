@@ -4,11 +4,9 @@ Member tables tell where the members lie, and no other bytes are read.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from io import BytesIO
 from typing import Any, Final
 
@@ -17,12 +15,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
 from lightning_shards.samples.decoders import Decoding, decoding_of
-from lightning_shards.samples.images import (
-    UPRIGHT,
-    decode_rgb,
-    orientation_of,
-    require_backend,
-)
+from lightning_shards.samples.images import decode_rgb, require_backend
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
@@ -90,30 +83,6 @@ def choose_samples(counts: NDArray[np.int64], num: int, seed: int | None) -> dic
     for shard, sample in zip(shards.tolist(), numbers - (stops - counts)[shards], strict=True):
         chosen.setdefault(shard, []).append(int(sample))
     return chosen
-
-
-def count_turned(samples: Mapping[str, int], tables: TabledShards, num: int) -> dict[str, int]:
-    """How many of evenly spaced photographs EXIF would turn; {} without any, or without Pillow.
-
-    Args:
-        samples: The number of samples of each shard.
-        tables: How the shards are read.
-        num: How many samples are looked at.
-    """
-    if find_spec("PIL") is None:
-        return {}
-    open_image: Any = import_module("PIL.Image").open
-    urls, orientations = list(samples), list[int]()
-    for shard, numbers in choose_samples(np.array([*samples.values()]), num, None).items():
-        with tables.reader(urls[shard]) as reader:
-            for number in numbers:
-                field = image_field(reader.table.suffixes_of(number))
-                with suppress(Exception):  # `verify` tells of damage
-                    if field is not None:
-                        image = open_image(BytesIO(reader.read(number, field)))
-                        orientations.append(orientation_of(image))
-    turned = sum(orientation != UPRIGHT for orientation in orientations)
-    return {"looked_at": len(orientations), "turned_by_exif": turned} if orientations else {}
 
 
 def image_field(suffixes: Iterable[str]) -> str | None:

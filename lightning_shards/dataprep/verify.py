@@ -6,10 +6,10 @@ The check writes nothing, so that the table of a sound shard is kept if it is da
 
 A repair copies the samples that are whole to a new shard. Behind a damaged header the next sound
 one is searched. The sample before the damage is left out, because it may lack a member, and so are
-those of the first two members behind it: the name of the first may have stood in a header that was
-lost, so that its own header has a stand-in, and the second may belong to the same sample. All that
-is left out is listed, and so is what an earlier index names and the new shard lacks. The original
-is never touched.
+the two behind it: the name of a first member may have stood in a header that was lost, so that its
+own header has a stand-in, and what follows may belong to the same sample. All that is left out is
+listed, and so is what an earlier index names and the new shard lacks. The original is never
+touched.
 """
 
 import json
@@ -295,26 +295,21 @@ def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], tuple[str, ...]]:
     """The runs in file order, and what is said of the places that cannot be read."""
     runs: list[_Run] = []
     unread: list[str] = []
-    key, num_doubtful = "", 0  # the key of the last run, and members that stand behind the damage
+    key, num_doubtful = "", 0  # the key of the last run, and runs to come that may lack a member
     for read in _walk_around_damage(data, path):
         if isinstance(read, str):
             unread.append(read)
             key, num_doubtful = "", 2
-            if runs:
-                runs[-1].fault = _BESIDE
-            continue
-        parts = split_name(read.name)
-        is_doubtful, num_doubtful = num_doubtful > 0, max(0, num_doubtful - 1)
-        if parts is None:
-            continue
-        if parts[0] != key:
-            runs.append(_Run(parts[0]))
-        (key, suffix), run = parts, runs[-1]
-        if is_doubtful:
-            run.fault = _BESIDE
-        elif suffix in run.fields:
-            run.fault = f"has a second {suffix}, at byte {read.offset:,}"
-        run.fields[suffix] = read
+            for run in runs[-1:]:
+                run.fault = _BESIDE
+        elif parts := split_name(read.name):
+            if parts[0] != key:
+                runs.append(_Run(parts[0], fault=_BESIDE if num_doubtful else ""))
+                num_doubtful = max(0, num_doubtful - 1)
+            (key, suffix), run = parts, runs[-1]
+            if suffix in run.fields:
+                run.fault = run.fault or f"has a second {suffix}, at byte {read.offset:,}"
+            run.fields[suffix] = read
     return runs, tuple(unread)
 
 

@@ -9,12 +9,11 @@ from functools import partial
 from typing import Any
 
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.show import TabledShards, count_turned
+from lightning_shards.dataprep.show import TabledShards
 from lightning_shards.dataprep.survey import survey
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import is_local
 from lightning_shards.tools.console import report, run_tool
 from lightning_shards.tools.shard_options import (
     classes_of,
@@ -25,24 +24,17 @@ from lightning_shards.tools.shard_options import (
 )
 
 _EPILOG = """\
-Sizes are those of members, in bytes. Photos are up to 10,000 samples of local shards, and those of
-them that EXIF would turn (see the decoder `rgb_oriented`). Of remote shards the member tables are
-read that lie beside them, as `index --upload` puts them there. Exit status: 0, or 1 if something is
-wrong with the shards, 2 not done, or some shards could not be read."""
+Sizes are those of members, in bytes. Of remote shards the member tables are read that lie beside
+them, as `index --upload` puts them there. Exit status: 0, or 1 if something is wrong with the
+shards, 2 not done, or some shards could not be read."""
 _MAX_FIELDS = 30
-_MAX_PHOTOS = 10_000
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = shard_parser("info", "Show shards, samples, fields and their sizes.", _EPILOG)
-    parser.add_argument(
-        "--classes",
-        nargs="?",
-        const="cls",
-        metavar="FIELD",
-        help="also read this field (default: cls) of every sample, and count its values",
-    )
+    what = "also read this field (default: cls) of every sample, and count its values"
+    parser.add_argument("--classes", nargs="?", const="cls", metavar="FIELD", help=what)
     run_tool("info", _info, parser.parse_args(arguments))
 
 
@@ -62,19 +54,12 @@ def _info(options: Namespace) -> int:
             count = partial(tables.classes_of, suffix=field)
             for classes in map_parallel(count, sound, options.processes):
                 counts.update(classes)
-        local = {
-            url: shard.samples
-            for url, shard in zip(urls, seen.shards, strict=True)
-            if is_local(url)
-        }
-        photos = count_turned(local, tables, _MAX_PHOTOS)
     known = classes_of(urls, field, options)
     document: dict[str, Any] = {
         "shards": len(seen.shards),
         "samples": seen.samples,
         "bytes": seen.size_bytes,
         "fields": {suffix: sizes._asdict() for suffix, sizes in seen.fields.items()},
-        "photos": photos,
         "classes": {
             label: {"samples": count} | ({"class": known.name_of(label)} if known else {})
             for label, count in counts.most_common()
