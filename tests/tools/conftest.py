@@ -117,3 +117,19 @@ def run_here(run_json, tmp_path):
     """What runs a tool with a cache of this test's own: `run_here(main)(argument, ...)`."""
     given = ["--cache-dir", tmp_path / "cache", "--processes", 1]
     return lambda main: lambda *arguments: run_json(main, [*arguments, *given])
+
+
+@pytest.fixture
+def refused_by(capsys, tmp_path):
+    """Runs a tool here, which must refuse and write no shard: gives its one line."""
+
+    def run(tool, *arguments):
+        before, cache = set(tmp_path.rglob("*.tar")), str(tmp_path / "cache")
+        with pytest.raises(SystemExit) as ended:
+            tool.main([*map(str, arguments), "--processes", "1", "--cache-dir", cache])
+        captured = capsys.readouterr()
+        assert (ended.value.code, captured.out, captured.err.count("\n")) == (2, "", 1)
+        assert set(tmp_path.rglob("*.tar")) == before
+        return captured.err
+
+    return run

@@ -1,13 +1,12 @@
 """A run goes on with its finished shards, and believes none that other settings gave."""
 
-import json
 import os
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep.finished import RUN_FILE, FinishedShards
+from lightning_shards.dataprep.finished import FinishedShards
 from lightning_shards.dataprep.tar_writer import write_shard
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError, FileAccessError
@@ -65,12 +64,6 @@ def test_files_of_others_are_refused(out, name):
         begin(out)
 
 
-def test_the_list_is_plain_json(out, begun):
-    content = json.loads((out / RUN_FILE).read_text())
-    assert content["settings"] == {"splits": PREFIXES, "samples": 3}
-    assert content["shards"][f"train/{NAME}"]["md5"] == begun.md5
-
-
 def test_a_run_beside_another_one_is_refused(out):
     with closing(begin(out)), pytest.raises(ConfigError, match="another run is writing to"):
         begin(out)
@@ -84,17 +77,12 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
             begin(folder)
 
 
-NAMES = ["a b", "é", "h#1", "co:lon", "s3:x", "@at", "..dots", "\udce9", "pipe:ls", ".hidden"]
-
-
-@pytest.mark.parametrize("number", range(len(NAMES)), ids=map(ascii, NAMES))
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("is_whole", [True, False])
-def test_the_pattern_of_shards_reads_back(tmp_path, monkeypatch, number, shards, is_whole):
+@pytest.mark.parametrize("name", ["a b", "h#1", "co:lon", "s3:x", "\udce9", "pipe:ls", ".hidden"])
+def test_the_pattern_of_shards_reads_back(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / NAMES[number] if is_whole else Path(NAMES[number])
-    with ShardWriter(folder, max_samples=1, cache_dir=tmp_path / "cache") as writer:
-        for sample in range(shards):
-            writer.write({"__key__": str(sample), "cls": b"1"})
-    urls = expand_urls(writer.urls)
-    assert [Path(url) for url in urls] == [folder / f"shard-{n:06d}.tar" for n in range(shards)]
+    for folder, shards in ((tmp_path / name, 1), (Path(f"{name}2"), 2)):
+        with ShardWriter(folder, max_samples=1, cache_dir=tmp_path / "cache") as writer:
+            for sample in range(shards):
+                writer.write({"__key__": str(sample), "cls": b"1"})
+        named = [Path(url) for url in expand_urls(writer.urls)]
+        assert named == [folder / f"shard-{number:06d}.tar" for number in range(shards)]

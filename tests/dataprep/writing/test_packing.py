@@ -60,24 +60,11 @@ def test_shards_are_filled_up():
     assert [shard.tolist() for shard in plan[""]] == [[0, 1], [2, 3]]
 
 
-@pytest.mark.parametrize(("packing", "num_shards"), [(Packing(), 2), (Packing(max_samples=2), 1)])
-def test_bytes_have_a_limit_of_their_own_only_if_samples_have_none(packing, num_shards):
-    plan = assign(samples_of(["a", "b"], [600_000_000, 600_000_000]), packing)
-    assert len(plan[""]) == num_shards
-
-
 def test_a_shuffle_hangs_on_keys_and_seed_alone():
     other = samples_of(KEYS[::-1])
     first = keys_of(SAMPLES, assign(SAMPLES, Packing(order="shuffled", seed=3)))
     assert keys_of(other, assign(other, Packing(order="shuffled", seed=3))) == first
     assert keys_of(SAMPLES, assign(SAMPLES, Packing(order="shuffled", seed=4))) != first
-
-
-def test_a_shuffle_mixes_near_and_far():
-    [order] = assign(SAMPLES, Packing(order="shuffled"))[""]
-    steps = np.abs(np.diff(order))
-    assert 280 < steps.mean() < 390  # 333 for a uniform order
-    assert (steps == 1).sum() < 12
 
 
 def test_a_split_stays_as_it_was_when_samples_are_added():

@@ -54,12 +54,6 @@ def deep_image(channels):
     return png_of(noise(channels, high=60_000, dtype=np.uint16), 16, kind)
 
 
-def frames(kind):
-    """Two images in one file."""
-    first, second = Image.fromarray(noise(3)), Image.fromarray(noise(3) // 2)
-    return encoded(first, kind, save_all=True, append_images=[second])
-
-
 PHOTO = encoded(Image.fromarray(noise(3)), "JPEG")
 MAPS = {
     "P": (decoded(palette_image()), "PNG"),
@@ -89,12 +83,6 @@ def test_a_map_gets_the_size_of_its_image_and_keeps_its_values(name):
         assert after.getpalette()[:12] == before.getpalette()[:12]
 
 
-def test_a_map_that_needs_no_other_size_stays_as_it_is():
-    mask = encoded(Image.fromarray(noise(4)), "WEBP", lossless=True)
-    sample = {"__key__": "0", "jpg": PHOTO, "mask.webp": mask}
-    assert with_smaller_images(sample, resize=32)["mask.webp"] == mask
-
-
 def test_an_image_is_turned_upright_unless_a_map_would_not_fit_it_then():
     exif = Image.Exif()
     exif[ORIENTATION] = 6
@@ -105,11 +93,6 @@ def test_an_image_is_turned_upright_unless_a_map_would_not_fit_it_then():
     sample = {"__key__": "0", "jpg": photo, "mask.png": encoded(Image.fromarray(noise(high=5)))}
     with pytest.raises(SampleError, match=r"0\.jpg cannot be resized .*EXIF orientation"):
         with_smaller_images(sample, resize=16)
-
-
-def test_jpegs_are_photographs_whatever_their_field_is():
-    smaller = with_smaller_images({"__key__": "0", "left.jpg": PHOTO, "jpg": PHOTO}, resize=16)
-    assert smaller["left.jpg"] == smaller["jpg"]
 
 
 @pytest.mark.parametrize("name", ["P", "1", "I;16"])
@@ -130,10 +113,3 @@ def test_one_of_two_images_is_refused():
 def test_colours_of_16_bits_are_refused(field, channels):
     with pytest.raises(SampleError, match="channels have 16 bits, of which 8 would be lost; "):
         with_smaller_images({"__key__": "0", field: deep_image(channels)}, resize=16)
-
-
-def test_a_jpeg_with_a_preview_is_a_photograph():
-    sample = {"__key__": "0", "jpg": frames("MPO")}
-    assert decoded(sample["jpg"]).n_frames == 2
-    image = decoded(with_smaller_images(sample, resize=16)["jpg"])
-    assert (image.format, image.size) == ("JPEG", SMALL)

@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from lightning_shards.dataprep.listing import Columns, list_table, read_rows
@@ -30,34 +29,6 @@ def arrow():
         pytest.importorskip(name, reason="Parquet needs the extra `table`")
         for name in ("pyarrow", "pyarrow.parquet")
     )
-
-
-def no_utf8(pyarrow):
-    """A column of text whose last one is no UTF-8."""
-    offsets = np.array([*range(NUM_ROWS), NUM_ROWS + 1], np.int32).tobytes()
-    text = b"x" * NUM_ROWS + b"\xff"
-    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(text)]
-    return pyarrow.Array.from_buffers(pyarrow.string(), NUM_ROWS, buffers)
-
-
-NUM_ROWS = 5000  # more than are read at once
-HARD_COLUMNS = {
-    "nanoseconds": lambda pyarrow: pyarrow.array(
-        [0] * (NUM_ROWS - 1) + [1], pyarrow.duration("ns")
-    ),
-    "far date": lambda pyarrow: pyarrow.array([0] * (NUM_ROWS - 1) + [10**8], pyarrow.date32()),
-    "no UTF-8": no_utf8,
-}
-
-
-@pytest.mark.parametrize("kind", HARD_COLUMNS)
-def test_values_of_parquet_that_python_does_not_have_are_told_if_they_are_wanted(tmp_path, kind):
-    pyarrow, parquet = arrow()
-    columns = {"id": list(map(str, range(NUM_ROWS))), "x.y": HARD_COLUMNS[kind](pyarrow)}
-    parquet.write_table(pyarrow.table(columns), path := tmp_path / "rows.parquet")
-    assert [row["id"] for row in read_rows(str(path), ["id"])] == columns["id"]
-    with pytest.raises(ConfigError, match=r"rows.parquet, row 1: "):
-        list_table(str(path), Columns(key="id", values=[("x.y", "txt")]))
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named(tmp_path):

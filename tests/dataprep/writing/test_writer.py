@@ -85,21 +85,10 @@ def test_names_and_sizes_of_any_length_are_read_by_tarfile(tmp_path, name, size)
     assert (member.name, member.size) == (name, size)
 
 
-def test_equal_samples_give_equal_bytes(tmp_path, write):
-    write(folder="one")
-    write(folder="two")
-    assert visible(tmp_path / "one") == visible(tmp_path / "two")
-
-
 def test_a_shard_ends_before_the_sample_that_would_exceed_its_bytes(tmp_path, write):
     samples = [{"__key__": f"{i}", "bin": bytes(512 * size)} for i, size in enumerate([3, 3, 9, 1])]
     writer = write(samples, max_samples=None, max_bytes=8 * 512)
     assert [shard.samples for shard in writer.shards] == [2, 1, 1]
-
-
-def test_notes_of_readers_are_no_members(tmp_path, write):
-    write([{"__key__": "a", "__url__": "x.tar", "__local_path__": "y", "cls": "1"}])
-    assert as_read(tmp_path / "out") == [{"__key__": "a", "cls": b"1"}]
 
 
 # --- the index
@@ -238,26 +227,6 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
 
 
 # --- the end
-
-
-def test_a_writer_that_is_closed_stays_as_it_is(tmp_path, write):
-    writer = write()
-    before = visible(tmp_path / "out")
-    writer.close()
-    writer.abort()
-    with pytest.raises(ConfigError, match="is closed; make another one"):
-        writer.write(SAMPLES[0])
-    assert visible(tmp_path / "out") == before
-
-
-def test_an_aborted_writer_writes_no_more(tmp_path):
-    with ShardWriter(tmp_path / "out", max_samples=6, cache_dir=tmp_path / "cache") as writer:
-        for sample in SAMPLES[:8]:
-            writer.write(sample)
-        writer.abort()
-        with pytest.raises(ConfigError, match="is closed; make another one"):
-            writer.write(SAMPLES[8])
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
 
 
 def test_two_members_for_one_field_are_refused(tmp_path):

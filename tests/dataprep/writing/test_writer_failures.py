@@ -60,17 +60,6 @@ def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
     assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
 
 
-def test_shards_of_a_longer_run_that_died_are_gone(tmp_path, write):
-    def failing():
-        yield from SAMPLES
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        write(failing())
-    write(SAMPLES[:8])
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar", "shard-000001.tar", "wids.json"]
-
-
 def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
     write(prefix="train")
     with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):

@@ -47,20 +47,9 @@ def run(tmp_path, capsys):
 
 
 @pytest.fixture
-def refused(tmp_path, capsys):
+def refused(tmp_path, refused_by):
     """Runs the tool, which must refuse; gives its one line."""
-
-    def call(*arguments, out="out"):
-        folder = str(tmp_path / out)
-        with pytest.raises(SystemExit) as ended:
-            pack.main([*map(str, arguments), "--out", folder, "--processes", "1"])
-        assert ended.value.code == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.count("\n") == 1
-        return captured.err
-
-    return call
+    return lambda *arguments: refused_by(pack, *arguments, "--out", tmp_path / "out")
 
 
 def _jpeg(number, size=(48, 32), **options):

@@ -1,30 +1,27 @@
 """A program that disturbs runs of a writing tool, runs them again, and compares what is there.
 
-    python killed_runs.py FOLDER {random,each,fail,full} NUMBER PROCESSES TOOL ARGUMENT...
+    python killed_runs.py FOLDER {each,fail,full} TOOL ARGUMENT...
 
-TOOL is `pack`, `reshard` or `writer`; the output folder is added to its arguments. `random` kills
-at random moments NUMBER times, `each` kills once at each file operation of the run, `fail` lets
-each one fail once, `full` lets files grow to NUMBER different sizes only. Everything is imported
-once and each run is a fork, so that a run costs no start. FOLDER gets `reference`, the output of an
-undisturbed run. Prints one JSON object.
+TOOL is `pack`, `reshard`, `index` or `writer`; the output folder is added to its arguments. `each`
+kills once at each file operation of the run, `fail` lets each one fail once, `full` lets files grow
+to some sizes only. Everything is imported once and each run is a fork, so that a run costs no
+start. FOLDER gets `reference`, the output of an undisturbed run. Prints one JSON object.
 """
 
 import errno
 import itertools
 import json
 import os
-import random
 import resource
 import shutil
 import signal
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
-from lightning_shards.tools import pack, reshard
+from lightning_shards.tools import index, pack, reshard
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "fcntl.flock"}
 MAX_OPERATIONS = 400
@@ -39,6 +36,7 @@ def write_samples(count, *options):
 TOOLS = {
     "pack": lambda *arguments: pack.main(arguments),
     "reshard": lambda *arguments: reshard.main(arguments),
+    "index": lambda *arguments: index.main(arguments),
     "writer": write_samples,
 }
 
@@ -121,11 +119,11 @@ def check(out, reference, *, is_finished):
     if wrong:
         raise FailedError(f"not what the reference has: {wrong}")
     indexes = [name for name in there if name.endswith("wids.json")]
-    for index in indexes:
-        folder = index.removesuffix("wids.json")
+    for listing in indexes:
+        folder = listing.removesuffix("wids.json")
         missing = [name for name in reference if name.startswith(folder) and name not in there]
         if folder and missing:
-            raise FailedError(f"{index} is there, {missing} not")
+            raise FailedError(f"{listing} is there, {missing} not")
     if is_finished and there != reference:
         raise FailedError(f"missing: {sorted(reference.keys() - there.keys())}")
     if is_finished and hidden(out):
@@ -138,22 +136,6 @@ def run_again(tool, arguments, out, reference):
     if code and not is_whole:  # ShardWriter refuses a finished folder
         raise FailedError(f"the run after the kill ended with {code}")
     check(out, reference, is_finished=True)
-
-
-def kill_randomly(tool, arguments, out, reference, seconds, kills):
-    draw = random.Random(0)
-    killed = chains = 0
-    while killed < kills:
-        shutil.rmtree(out, ignore_errors=True)
-        for _ in range(draw.choice((1, 1, 2, 3))):
-            child = start(tool, arguments)
-            time.sleep(draw.uniform(0, 1.1 * seconds))
-            os.kill(child, signal.SIGKILL)
-            killed += finish(child) == -signal.SIGKILL
-            check(out, reference, is_finished=False)
-        run_again(tool, arguments, out, reference)
-        chains += 1
-    return {"kills": killed, "chains": chains}
 
 
 def disturb_each(tool, arguments, out, reference, act):
@@ -177,7 +159,7 @@ def disturb_each(tool, arguments, out, reference, act):
     raise FailedError(f"more than {MAX_OPERATIONS} file operations")
 
 
-def fill_disk(tool, arguments, out, reference, number):
+def fill_disk(tool, arguments, out, reference, number=6):
     largest = max(map(len, reference.values()))
     codes = []
     for turn in range(number):
@@ -190,27 +172,21 @@ def fill_disk(tool, arguments, out, reference, number):
 
 
 def main():
-    folder, mode, number, processes, tool, *arguments = sys.argv[1:]
+    folder, mode, tool, *arguments = sys.argv[1:]
     folder = Path(folder)
     out, whole = folder / "out", folder / "reference"
-    common = ["--cache-dir", str(folder / "cache")]
+    run = [*arguments, "--cache-dir", str(folder / "cache")]
     if tool != "writer":
-        common += ["--processes", processes, "--out"]
-    run = [*arguments, *common]
-    begun = time.perf_counter()
+        run += ["--processes", "1", "--output" if tool == "index" else "--out"]
     if finish(start(tool, [*run, str(whole)])):
         raise FailedError("the reference run failed")
-    seconds = time.perf_counter() - begun
     reference = contents(whole)
     run.append(str(out))
-    if mode == "random":
-        report = kill_randomly(tool, run, out, reference, seconds, int(number))
-    elif mode == "full":
-        report = fill_disk(tool, run, out, reference, int(number))
+    if mode == "full":
+        report = fill_disk(tool, run, out, reference)
     else:
-        act = {"each": die, "fail": fail}[mode]
-        report = disturb_each(tool, run, out, reference, act)
-    sys.stdout.write(json.dumps(report | {"seconds": seconds, "files": len(reference)}))
+        report = disturb_each(tool, run, out, reference, {"each": die, "fail": fail}[mode])
+    sys.stdout.write(json.dumps(report | {"files": len(reference)}))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,8 @@
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-
-from lightning_shards.shards.urls import expand_urls
-from lightning_shards.tools import index
 
 # --- running it again
 
@@ -30,17 +24,6 @@ def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path, 
         file.truncate(1024)
     assert run(photos, "--max-samples", 9)["data_sets"][""]["kept_shards"] == 5
     assert contents(tmp_path / "out") == before
-
-
-def test_an_index_that_was_extended_stays_as_it_is(run, photos, tmp_path, capsys):
-    run(photos, "--max-samples", 9)
-    folder = tmp_path / "out"
-    index.main([f"{folder}/*.tar", "--format", "wids,members", "--cache-dir", str(tmp_path / "c")])
-    capsys.readouterr()
-    before = (folder / "wids.json").read_bytes()
-    assert b".tar.members" in before
-    run(photos, "--max-samples", 9)
-    assert (folder / "wids.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -69,14 +52,3 @@ def test_changed_files_are_refused(run, refused, photos, tmp_path):
 
 
 # --- the command
-
-
-def test_the_command_prints_what_a_configuration_needs(photos, tmp_path):
-    command = [sys.executable, "-m", "lightning_shards", "pack", photos, "--processes", "1"]
-    command += ["--out", tmp_path / "out", "--max-samples", "25", "--cache-dir", tmp_path / "cache"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stderr == ""
-    pattern = f"{tmp_path}/out/shard-{{000000..000002}}.tar"
-    assert done.stdout.startswith("read: 61\n")
-    assert pattern in done.stdout
-    assert [Path(url).exists() for url in expand_urls(pattern)] == [True] * 3

@@ -29,22 +29,6 @@ def classes_in(folder):
     return json.loads((folder / "classes.json").read_text())
 
 
-def test_each_split_has_its_own_copy(run, photos, tmp_path):
-    run(photos, "--val-fraction", 0.3)
-    texts = [(tmp_path / "out" / split / "classes.json").read_text() for split in ("train", "val")]
-    assert texts == [json.dumps(CLASSES, indent=1) + "\n"] * 2
-    assert not (tmp_path / "out" / "classes.json").exists()
-
-
-def test_a_run_that_goes_on_writes_the_same_file(run, photos, tmp_path, contents):
-    run(photos, "--max-samples", 25)
-    before = contents(tmp_path / "out")
-    (tmp_path / "out" / "classes.json").unlink()
-    (tmp_path / "out" / "shard-000001.tar").unlink()
-    run(photos, "--max-samples", 25)
-    assert contents(tmp_path / "out") == before
-
-
 @pytest.mark.parametrize("tool", [pack, reshard])
 def test_what_rewrites_shards_keeps_their_classes(run, told, photos, tmp_path, tool):
     run(photos)

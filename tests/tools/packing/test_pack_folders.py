@@ -65,16 +65,6 @@ def test_splits_share_no_sample(run, photos, tmp_path, samples_of):
     assert (tmp_path / "out" / "val" / "wids.json").is_file()
 
 
-def test_folders_are_listed_by_name(run, tmp_path, samples_of):
-    for label in range(40):
-        (tmp_path / "in" / f"{label * 7 % 40:02d}").mkdir(parents=True)
-    for folder in (tmp_path / "in").iterdir():
-        for name in ("b.txt", "a.txt"):
-            (folder / name).write_bytes(b"")
-    keys = list(samples_of(run(tmp_path / "in", "--order", "source")))
-    assert keys == [f"{label:02d}/{name}" for label in range(40) for name in "ab"]
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -91,10 +81,6 @@ def test_folders_that_are_not_clear_are_refused(refused, tmp_path, names, messag
         (tmp_path / "in" / name).write_bytes(b"")
     assert message in refused(tmp_path / "in")
     assert not list(tmp_path.rglob("*.tar"))
-
-
-def test_a_second_folder_is_not_passed_over(refused, photos):
-    assert "one folder or one table at a time, got 2; pack them apart" in refused(photos, photos)
 
 
 # --- images

@@ -1,21 +1,15 @@
 """`pack` of tables, and of tars that others wrote."""
 
 import csv
-import gzip
 import json
 import shutil
-import subprocess
 import sys
-import tarfile
-from collections import Counter
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
 from lightning_shards.dataprep.listing import read_rows
-
-MADE_BY_BSDTAR = Path(__file__).parents[1] / "made_by_bsdtar.tar.gz"
 
 # --- tables
 
@@ -142,57 +136,3 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch, tmp_path):
 
 
 # --- tars
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Files of twelve samples, in the order of their names."""
-    folder = tmp_path_factory.mktemp("files")
-    for number in range(12):
-        key = f"{number:03d}" + "é" * (60 * (number == 7))
-        (folder / f"{key}.cls").write_bytes(str(number).encode())
-        (folder / f"{key}.jpg").write_bytes(bytes([number]) * number * 100)
-    return folder
-
-
-def by_gnu_tar(folder, path):
-    subprocess.run(["tar", "--sort=name", "-cf", path, "-C", folder, "."], check=True)
-
-
-def by_bsdtar(folder, path):
-    """Of files like these, by bsdtar 3.6.2: not every machine has it."""
-    del folder
-    path.write_bytes(gzip.decompress(MADE_BY_BSDTAR.read_bytes()))
-
-
-def by_pax(folder, path):
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
-        for file in sorted(folder.iterdir()):
-            archive.add(file, file.name)
-
-
-def by_webdataset(folder, path):
-    from webdataset.writer import TarWriter
-
-    with TarWriter(str(path)) as writer:
-        for file in sorted(folder.glob("*.jpg")):
-            cls = file.with_suffix(".cls").read_bytes()
-            writer.write({"__key__": file.stem, "cls": cls, "jpg": file.read_bytes()})
-
-
-@pytest.mark.parametrize("write", [by_gnu_tar, by_bsdtar, by_pax, by_webdataset])
-def test_tars_of_others_are_packed_as_tarfile_reads_them(run, files, tmp_path, write):
-    write(files, tmp_path / "others.tar")
-    run(tmp_path / "others.tar", "--order", "source", "--max-samples", 5)
-    with tarfile.open(tmp_path / "others.tar") as archive:
-        expected = [
-            (member.name, archive.extractfile(member).read())
-            for member in archive
-            if member.isreg()
-        ]
-    found = []
-    for path in sorted((tmp_path / "out").glob("*.tar")):
-        with tarfile.open(path, errorlevel=2) as archive:
-            found += [(member.name, archive.extractfile(member).read()) for member in archive]
-    assert Counter(found) == Counter(expected)
-    assert len(found) == 24
