@@ -100,7 +100,6 @@ def print_mixes() -> None:
         name = f"run {run}" if run else "whole shards"
         cases.append((f"shuffled, {name}, block {block:,}", by_order("shuffled", run, block)))
     cases.append(("shuffled, run 64, no block", by_order("shuffled", 64, 0)))
-    cases.append(("shuffled, run 1, no block", by_order("shuffled", 1, 0)))
     cases.append(("resampled, run 64, block 16,384", by_order("resampled", 64, 16_384)))
     print(f"mix: 200 shards of 500 samples sorted by class, batches of {BATCH}")
     print(f"{'order':<42}{'neighbours':>10}{'TV':>8}{'classes':>9}")

@@ -23,10 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,6 @@ def make_loader(run: Run) -> Any:
     return make_webloader(run) if run.loader == WEBDATASET else make_module(run).loader("train")
 
 
-def endless(loader: Any) -> Iterator[Any]:
-    """One epoch after the other."""
-    while True:
-        yield from loader
-
-
 def first(run: Run) -> dict[str, float]:
     """Seconds to the first batch."""
     begun = time.perf_counter()
@@ -163,7 +157,7 @@ def fit(run: Run) -> dict[str, float]:
 
 def memory(run: Run) -> dict[str, float]:
     """MB of all processes that were started, without and with shared memory alone."""
-    batches = endless(make_loader(run))
+    batches = chain.from_iterable(repeat(make_loader(run)))
     for _ in islice(batches, STEPS):
         pass
     time.sleep(FILL_S)

@@ -14,7 +14,7 @@ import time
 import venv
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,7 @@ def describe_run(
 ) -> dict[str, Any]:
     """The machine, the command of a module with these settings, and what became of the peers."""
     command = shlex.join(["python", "-m", module, *sys.argv[1:]])
+    versions = {each.name.lower(): each.version for each in distributions()}
     return {
         "machine": {
             "date": time.strftime("%Y-%m-%d %H:%M"),
@@ -77,7 +78,7 @@ def describe_run(
             "load_average_at_start": [round(load, 2) for load in os.getloadavg()],
             "system": f"{platform.system()} {platform.release()}",
             "python": platform.python_version(),
-            "versions": {name: _version_of(name) for name in _SHOWN},
+            "versions": {name: versions.get(name, "none") for name in _SHOWN},
         },
         "settings": {"command": command, **settings},
         "peers": {name: asdict(peer) for name, peer in installed.items()},
@@ -101,13 +102,6 @@ def machine_and_command(results: Mapping[str, Any]) -> str:
     failed = {name: peer["error"] for name, peer in results["peers"].items() if peer["error"]}
     lines += [f"\nNot installed: {name}: {error}" for name, error in failed.items()]
     return "\n".join(lines)
-
-
-def _version_of(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 def _line_of(path: str, name: str) -> str:

@@ -58,13 +58,3 @@ class RemoteJob(Job):
     def long(self) -> "RemoteJob":
         """The same with each shard several times, and as much longer."""
         return replace(self, times=TIMES, seconds=TIMES * self.seconds)
-
-    @property
-    def samples(self) -> int:
-        """Of an epoch."""
-        return self.times * self.data.samples
-
-    @property
-    def at_95_percent(self) -> "RemoteJob":
-        """The same, resumed late in the epoch."""
-        return replace(self, position=int(0.95 * self.data.samples / self.batch))

@@ -1,13 +1,14 @@
 """wids: samples of tars by number, under torch's DataLoader."""
 
 import json
+from functools import partial
 from typing import Any
 
 import wids
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.peers.job import Job
-from benchmarks.peers.transforms import array_of, crop
+from benchmarks.peers.transforms import transform_of
 
 
 def prepare(job: Job) -> None:
@@ -22,17 +23,10 @@ def prepare(job: Job) -> None:
     (job.own / "index.json").write_text(text)
 
 
-class _Image:
-    def __call__(self, sample: dict[str, Any]) -> Any:
-        return crop(sample[".jpg"].read()), int(sample[".cls"].read())
-
-
-class _Array:
-    def __init__(self, job: Job) -> None:
-        self._decode = array_of(job)
-
-    def __call__(self, sample: dict[str, Any]) -> Any:
-        return self._decode(sample[".npy"].read())
+def _decoded(sample: dict[str, Any], transform: Any) -> Any:
+    if ".jpg" in sample:
+        return transform(sample[".jpg"].read()), int(sample[".cls"].read())
+    return transform(sample[".npy"].read())
 
 
 class _Rest(DistributedSampler[Any]):
@@ -48,7 +42,7 @@ def tars(job: Job) -> Any:
     """A DistributedSampler, as in its README."""
     dataset = wids.ShardListDataset(
         str(job.own / "index.json"),
-        transformations=[_Image() if job.is_images else _Array(job)],
+        transformations=[partial(_decoded, transform=transform_of(job))],
         keep=True,
     )
     sampler = _Rest(dataset, num_replicas=1, rank=0, shuffle=True)
