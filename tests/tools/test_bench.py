@@ -8,9 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
-from lightning_shards.system.process import num_cpus
 from lightning_shards.tools import bench
-from tests.ray.local_clusters import NEEDS_RAY, local_cluster
 
 pytestmark = [
     # Lightning 2.6's own use of jsonargparse 4.53
@@ -69,12 +67,12 @@ def folder(pack_into, tmp_path_factory):
             "accelerator": "cpu",
             "strategy": "ddp",
             "devices": 2,
+            "default_root_dir": "runs",
             "max_steps": 1,
             "min_epochs": 2,
             "limit_train_batches": 2,
             "val_check_interval": 50,
             "check_val_every_n_epoch": None,
-            "default_root_dir": "runs",
             "logger": {
                 "class_path": "lightning.pytorch.loggers.CSVLogger",
                 "init_args": {"save_dir": "runs"},
@@ -144,25 +142,6 @@ def test_loader_and_step_are_measured_and_nothing_is_written(run, folder):
     assert files_of(folder) == before
 
 
-@NEEDS_RAY
-@pytest.mark.matrix
-@pytest.mark.ddp
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # sockets and processes that Ray drops
-@pytest.mark.parametrize("numbers", [["--num-workers", "1", "2"], []])
-def test_actors_are_measured(run, folder, numbers):
-    config = json.loads((folder / "config.yaml").read_text())
-    config["data"]["loader"] |= {"pool": "ray", "ray": {"address": "local"}}
-    (folder / "ray.yaml").write_text(json.dumps(config))
-    with local_cluster():
-        status, out, errors = run("--config=ray.yaml", *numbers, "--json")
-    assert status == 0, errors
-    found = json.loads(out)
-    powers = [1 << bit for bit in range(num_cpus().bit_length())]
-    assert [row["num_workers"] for row in found["loader"]] == ([1, 2] if numbers else powers)
-    assert all(0 < row["samples_per_s"] < 1e9 for row in found["loader"])
-    assert 0 < found["training_step"] < 1e9
-
-
 def test_a_mixture_is_measured_and_told_in_a_table(run, folder):
     config = json.loads((folder / "config.yaml").read_text())
     mix = {"a": {"urls": "shards/train-*.tar", "weight": 1}}
@@ -179,18 +158,16 @@ def test_a_mixture_is_measured_and_told_in_a_table(run, folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--config=config.yaml", "--secons=1"], "nrecognized arguments: --secons=1"),
-        (
-            ["--config=config.yaml", "--data.batch_size=many"],
-            "data.batch_size: Expected a <class 'int'>",
-        ),
-        (["--config=config.yaml", "--data.train.urls=no-*.tar"], "no file matches no-*.tar"),
-        (["--config=config.yaml", "--seconds=0"], "--seconds must be at least 0.01, got 0"),
-        (["--config=config.yaml", "--num-workers", "-1"], "--num-workers must be at least 0"),
-        (["--config=other.yaml"], "bench measures a ShardDataModule, not OtherData"),
+        (["config", "--secons=1"], "nrecognized arguments: --secons=1"),
+        (["config", "--data.batch_size=many"], "data.batch_size: Expected a <class 'int'>"),
+        (["config", "--data.train.urls=no-*.tar"], "no file matches no-*.tar"),
+        (["config", "--seconds=0"], "--seconds must be at least 0.01, got 0"),
+        (["config", "--num-workers", "-1"], "--num-workers must be at least 0"),
+        (["other"], "bench measures a ShardDataModule, not OtherData"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(run, arguments, said):
-    status, out, errors = run(*arguments)
+    config, *options = arguments
+    status, out, errors = run(f"--config={config}.yaml", *options)
     assert (status, out) == (2, "")
     assert said in errors

@@ -110,27 +110,6 @@ def test_an_index_of_other_shards_is_not_overwritten_but_by_force(run, tmp_path)
     assert json.loads((folder / "sizes.json").read_text()) == {"train-000000.tar": 1}
 
 
-def test_shards_of_several_folders_are_refused(run, folder, tmp_path):
-    other = write_samples(tmp_path / "other", [1])
-    assert run(folder / "*.tar", other / "*.tar")[0] == 2
-    assert not list(tmp_path.rglob("*.json"))
-
-
-def test_an_index_of_another_tool_whose_entries_have_folders_loses_none(run, folder):
-    """webdataset's own tool writes the paths that it was given."""
-    arguments = folder / "*.tar", "--checksums"
-    assert run(*arguments)[0] == 0
-    path = folder / "wids.json"
-    whole = json.loads(path.read_text())
-    entries = [entry | {"url": f"{folder.name}/{entry['url']}"} for entry in whole["shardlist"]]
-    elsewhere = {"url": "elsewhere/0.tar", "nsamples": 1}
-    path.write_text(json.dumps(whole | {"shardlist": [*entries, elsewhere]}))
-    assert run(folder / "train-000000.tar")[0] == 2  # the entries of others would be lost
-    path.write_text(json.dumps(whole | {"shardlist": entries}))
-    assert run(*arguments)[0] == 0
-    assert json.loads(path.read_text()) == whole
-
-
 @pytest.mark.parametrize("formats", ["members", "members,wids"])
 def test_member_tables_beside_the_shards_are_told(run, folder, formats):
     written = [f"{path}.members" for path in sorted(folder.glob("*.tar"))]
@@ -139,13 +118,6 @@ def test_member_tables_beside_the_shards_are_told(run, folder, formats):
         status, document = run(folder / "*.tar", "--format", formats)
         assert (status, document["written"]) == (0, written)
     assert all(Path(path).is_file() for path in written)
-
-
-def test_the_text_of_a_run_names_what_was_written(folder, tmp_path, capsys):
-    given = [str(folder / "*.tar"), "--format", "members", "--processes", "1"]
-    index.main([*given, "--cache-dir", str(tmp_path / "cache")])
-    written = [f"{path}.members" for path in sorted(folder.glob("*.tar"))]
-    assert f"\nwritten: {', '.join(written)}\n" in capsys.readouterr().out
 
 
 # --- what is odd or wrong
@@ -207,8 +179,3 @@ def test_dots_in_keys_are_told_once(run, tmp_path):
     [found] = run(tmp_path / "a.tar")[1]["findings"]
     assert (found["rule"], found["count"]) == ("dotted key", 40)
     assert "names are split at the first dot" in found["message"]
-
-
-def test_a_format_that_is_not_known_is_refused(run, folder):
-    assert run(folder / "*.tar", "--format", "tfrecord")[0] == 2
-    assert not list(folder.parent.glob("*.json"))

@@ -1,16 +1,12 @@
 """Checksums in an index that is made again, with and without reading every byte."""
 
-import errno
 import json
 import os
 import tarfile
 
 import pytest
 
-from lightning_shards.shards import tables
-from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
 from tests.tools.conftest import write_samples
@@ -54,34 +50,6 @@ def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path)
     assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None
 
 
-@pytest.fixture
-def is_full(monkeypatch):
-    """Once called, no member table can be kept any more."""
-
-    def fail(path, *_, **__):
-        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
-
-    return lambda: monkeypatch.setattr(tables, "write_table", fail)
-
-
-@pytest.mark.parametrize("is_indexed", [False, True])
-def test_tables_that_cannot_be_kept_are_published_as_they_were_made(
-    run, folder, is_full, is_indexed
-):
-    """Also where a cache that is full has tables of what the shards were before."""
-    if is_indexed:
-        run(folder / "*.tar", "--checksums")
-        _rot(folder / "train-000000.tar")
-    is_full()
-    status, _ = run(folder / "*.tar", "--format", "wids,members")
-    assert status == 0
-    for path in folder.glob("*.tar"):
-        data = path.with_name(f"{path.name}.members").read_bytes()
-        published = unpublished(data, path.stat().st_size)
-        assert published.crc32 is not None
-        assert published.has_same_members(scan_members(path, with_crc32=True))
-
-
 # --- other bytes where nothing says that the shard was written again
 
 
@@ -113,14 +81,3 @@ def test_crc32s_alone_show_a_rotten_member(run, folder, tmp_path):
         in (document["findings"][0]["message"])
     )
     assert not (folder / "train-000000.tar.members").exists()
-
-
-def test_the_table_of_other_members_under_one_stamp_stays(run, folder, tmp_path):
-    shard, other = folder / "train-000000.tar", folder / "train-000002.tar"
-    run(folder / "*.tar", "--checksums", "--format", "sizes")
-    time = shard.stat().st_mtime_ns
-    shard.write_bytes(other.read_bytes().ljust(shard.stat().st_size, b"\0"))
-    os.utime(shard, ns=(time, time))
-    status, document = run(folder / "*.tar", "--checksums", "--format", "sizes")
-    assert status == 1
-    assert "has other members than when it was indexed" in document["findings"][0]["message"]

@@ -75,13 +75,3 @@ def test_classes_have_names_where_a_file_beside_the_shards_has_them(run, folder,
     (other / "classes.json").write_text('["dog"]')
     info.main([str(folder / "*.tar"), str(other / "*.tar"), *options])
     assert "names of classes are not shown: " in capsys.readouterr().err
-
-
-def test_the_text_for_people_has_the_numbers(folder, tmp_path, capsys):
-    options = ["--cache-dir", str(tmp_path / "cache"), "--processes", "1", "--classes"]
-    info.main([str(folder / "*.tar"), *options])
-    out, error = capsys.readouterr()
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert {"shards: 3", "samples: 12", "name samples", "2 4"} <= set(lines)
-    assert "cls 12 12 bytes" in lines
-    assert not error  # no progress but on a terminal

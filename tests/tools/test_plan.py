@@ -68,8 +68,14 @@ def test_what_the_trainer_does_not_say_is_told(config, run, capsys):
     assert told.err == ""
 
 
-def test_the_trainer_s_ranks_are_the_default(config, run):
-    assert run("--config", config())[1]["world_size"] == 4
+@pytest.mark.parametrize(
+    ("trainer", "world_size"),
+    [({"devices": 2, "num_nodes": 2}, 4), ({"devices": [0, 1]}, 2), ({"devices": -1}, 1), ({}, 1)],
+)
+def test_the_trainer_s_ranks_are_the_default(config, run, trainer, world_size):
+    path = config()
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"trainer": trainer}))
+    assert run("--config", path)[1]["world_size"] == world_size
 
 
 @pytest.mark.parametrize(

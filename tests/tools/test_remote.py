@@ -12,7 +12,7 @@ from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.tools import index, pack, plan, reshard, shard_options
+from lightning_shards.tools import index, pack, reshard, shard_options
 from tests.readers.test_stream_http import serving
 from tests.tools.conftest import (
     contents,
@@ -97,15 +97,6 @@ def test_training_takes_the_index_that_was_uploaded(run, folder, root, tmp_path)
     )
     batches = [batch["label"].tolist() for batch in module.loader("train")]
     assert batches == [[0, 1], [2, 0], [1, 2], [0, 1]]
-
-
-def test_a_plan_of_shards_in_a_counted_folder_has_its_size(root, folder, tmp_path, capsys):
-    (folder / "__len__").write_text("8")
-    config = {"train": {"urls": f"{root}/{ALL}"}, "fields": {"label": "cls"}, "batch_size": 2}
-    (tmp_path / "config.yaml").write_text(json.dumps({"data": config}))
-    plan.main(["--config", str(tmp_path / "config.yaml"), "--world-size", "2", "--json"])
-    document = json.loads(capsys.readouterr().out)
-    assert (document["samples"], document["steps"]) == (8, 2)
 
 
 @pytest.mark.parametrize(

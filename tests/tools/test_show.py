@@ -2,35 +2,11 @@
 
 import io
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_shards.dataprep.show import contact_sheet
 from lightning_shards.tools import show
 from tests.tools.conftest import samples_of, write_members, write_samples
-
-COLOUR = (200, 30, 40)
-
-
-def png(width, height):
-    out = io.BytesIO()
-    Image.new("RGB", (width, height), COLOUR).save(out, "PNG")
-    return out.getvalue()
-
-
-def sheet_of(images):
-    sheet = contact_sheet([(image, "key", "") for image in images])
-    return np.asarray(Image.open(io.BytesIO(sheet)))
-
-
-@pytest.mark.parametrize(
-    ("original", "shown"),
-    [((28, 28), (160, 160)), ((5, 80), (10, 160)), ((320, 160), (160, 80))],
-)
-def test_images_fill_their_place(original, shown):
-    rows, columns = np.nonzero((sheet_of([png(*original)]) == COLOUR).all(-1))
-    assert (np.ptp(columns) + 1, np.ptp(rows) + 1) == shown
 
 
 def test_what_is_drawn_takes_the_place_of_no_shard(tmp_path, capsys):

@@ -1,15 +1,11 @@
 """`lightning-shards trace` says what training gets."""
 
-import itertools
 import json
 
-import lightning.pytorch as pl
 import pytest
-import torch
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import ShardDataModule
 from lightning_shards.tools import trace
-from lightning_shards.workers.inline import produce
 from tests.mixed_shards import mix_of
 
 WORLD_SIZE, EPOCHS = 2, 3
@@ -111,41 +107,6 @@ def rows_in(document):
     return grouped(document, lambda row: [row["key"], row["shard"], row["sample"]])
 
 
-class RoundRobinPool:
-    """Workers without processes: their batches in turn, as torch's DataLoader takes them."""
-
-    def __init__(self, num_workers):
-        self.num_workers = num_workers
-
-    def start(self, source, place, cursor):
-        workers = [
-            produce(source, place.with_worker(worker, self.num_workers), cursor)
-            for worker in range(self.num_workers)
-        ]
-        return Turns(itertools.cycle(workers))
-
-
-class Turns:
-    def __init__(self, workers):
-        self.workers = workers
-
-    def __next__(self):
-        return next(next(self.workers))
-
-    def close(self):
-        pass
-
-
-@pytest.fixture
-def make_module(settings):
-    def make(splits, **options):
-        values = settings(splits, **options)
-        values |= {name: SplitConfig(**values[name]) for name in splits}
-        return ShardDataModule(**values | {"loader": LoaderConfig(**values["loader"])})
-
-    return make
-
-
 def rows_of(batch):
     ids = batch["__id__"].tolist()
     return [[key, *each] for key, each in zip(batch["__key__"], ids, strict=True)]
@@ -157,59 +118,21 @@ def rows_of(batch):
 @pytest.mark.parametrize(
     ("name", "num_workers"), [*((name, 3) for name in SPLITS), ("shuffled indexed", 0)]
 )
-def test_it_equals_what_the_loaders_give(name, num_workers, make_module, write_config, traced):
-    split = next(iter(SPLITS[name]))
-    module = make_module(SPLITS[name], seed=5)
+def test_it_equals_what_the_loaders_give(name, num_workers, write_config, traced, folder):
+    split, loader = next(iter(SPLITS[name])), {"cache_dir": str(folder / "cache")}
+    config = write_config(
+        SPLITS[name], seed=5, num_workers=num_workers, loader=loader | {"pool": "threads"}
+    )
+    module = ShardDataModule.from_config(config)
     loaders = [module.loader(split, rank=rank, world_size=WORLD_SIZE) for rank in range(WORLD_SIZE)]
-    for loader in loaders:
-        loader.pool = RoundRobinPool(max(num_workers, 1))
-    config = write_config(SPLITS[name], seed=5, num_workers=num_workers)
-    for epoch in range(EPOCHS):  # the loaders' streams roll on from epoch to epoch
-        ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
-        expected = [list(step) for step in zip(*ranks, strict=True)]
-        more = ["--split", split]
-        for start, stop in [(0, len(expected)), (2, 3)][: 1 + (epoch == 1)]:
-            document = traced(config, epoch=epoch, steps=f"{start}:{stop}", more=more)
-            assert rows_in(document) == expected[start:stop]
-
-
-class Recorder(pl.LightningModule):
-    """Writes down the rows that it is trained on."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.rows = {}
-
-    def training_step(self, batch, batch_idx):
-        self.rows[self.current_epoch, batch_idx] = rows_of(batch)
-        return self.layer(batch["label"][:, None].float()).sum()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 1e-3)
-
-
-@pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
-@pytest.mark.parametrize(
-    ("name", "num_workers"), [("resampled stream", 2), ("shuffled indexed", 0)]
-)
-def test_it_equals_what_a_trainer_trains_on(
-    name, num_workers, make_module, write_config, traced, tmp_path
-):
-    model = Recorder()
-    loader = {"cache_dir": str(tmp_path), "multiprocessing_context": "fork"}
-    module = make_module(SPLITS[name], num_workers=num_workers, loader=loader)
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=2, limit_train_batches=7, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(model, module)
-    config = write_config(SPLITS[name], num_workers=num_workers, trainer={"devices": 1})
-    for epoch in range(2):
-        expected = [[model.rows[epoch, step]] for step in range(7)]
-        assert rows_in(traced(config, epoch=epoch, steps="0:7")) == expected
+    with loaders[0], loaders[1]:
+        for epoch in range(EPOCHS):  # the loaders' streams roll on from epoch to epoch
+            ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
+            expected = [list(step) for step in zip(*ranks, strict=True)]
+            for start, stop in [(0, len(expected)), (2, 3)][: 1 + (epoch == 1)]:
+                steps = f"{start}:{stop}"
+                document = traced(config, epoch=epoch, steps=steps, more=["--split", split])
+                assert rows_in(document) == expected[start:stop]
 
 
 # --- what it prints -------------------------------------------------------------------------------
@@ -228,66 +151,10 @@ def test_the_table_has_a_line_per_sample(write_config, capsys):
     ]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "world_size"),
-    [
-        ({"devices": 2, "num_nodes": 2}, 4),
-        ({"devices": 3}, 3),
-        ({"devices": "auto"}, 1),
-        ({"devices": -1}, 1),
-        ({"devices": [0, 1]}, 2),
-        ({}, 1),
-    ],
-)
-def test_the_world_size_is_the_trainers_or_one_with_a_note(
-    trainer, world_size, write_config, capsys
-):
-    command = ["--config", str(write_config(trainer=trainer)), "--epoch=0", "--steps=0:1"]
-    trace.main([*command, "--json"])
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["world_size"] == world_size
-    assert ("note" in printed.err) == (world_size == 1)
-
-
-def test_a_class_path_and_interpolations_are_understood(settings, write_config, traced):
-    plain = traced(write_config(seed=9))
-    section = {
-        "class_path": "lightning_shards.ShardDataModule",
-        "init_args": settings({"train": {}}),
-    }
-    section["init_args"]["seed"] = "${seed_everything}"
-    document = {"seed_everything": 9, "trainer": {"devices": WORLD_SIZE}, "data": section}
-    assert traced(write_config(text=json.dumps(document))) == plain
-
-
 # --- mixtures -----------------------------------------------------------------------------------
 
 
 NAMES = ("web", "labels", "more")
-
-
-@pytest.fixture
-def mixed(tmp_path):
-    """The settings of a train split, whose components have the field `label` alone."""
-
-    def make(sampling, reader):
-        mix = mix_of(tmp_path / "shards", NAMES)
-        for component in mix.values():
-            component.pop("decode", None)
-        mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
-        mix["more"] |= {"fields": {"label": "cls"}}
-        return {
-            "train": {
-                "urls": None,
-                "mix": mix,
-                "round": 8,
-                "dataset_size": 32,
-                "sampling": sampling,
-                "reader": reader,
-            }
-        }
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -295,18 +162,23 @@ def mixed(tmp_path):
     [("shuffled", "indexed"), ("resampled", "indexed"), ("resampled", "stream")],
 )
 def test_each_row_comes_with_the_name_of_its_component(
-    sampling, reader, mixed, settings, write_config, traced
+    sampling, reader, write_config, traced, tmp_path
 ):
-    splits = mixed(sampling, reader)
-    values = settings(splits)
-    module = ShardDataModule(**values | {"loader": LoaderConfig(**values["loader"])})
+    mix = mix_of(tmp_path / "shards", NAMES)
+    for component in mix.values():
+        component.pop("decode", None)
+    mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
+    mix["more"] |= {"fields": {"label": "cls"}}
+    train = {"mix": mix, "round": 8, "dataset_size": 32, "sampling": sampling, "reader": reader}
+    config = write_config({"train": train | {"urls": None}})
+    module = ShardDataModule.from_config(config)
     loaders = [module.loader("train", rank=rank, world_size=WORLD_SIZE) for rank in range(2)]
     steps = list(zip(*(list(loader) for loader in loaders), strict=True))
-    document = traced(write_config(splits), steps=f"0:{len(steps)}")
+    document = traced(config, steps=f"0:{len(steps)}")
     assert grouped(document, lambda row: row["component"]) == [
         [[NAMES[number] for number in batch["__component__"]] for batch in ranks] for ranks in steps
     ]
-    assert [[[row[0] for row in rank] for rank in step] for step in rows_in(document)] == [
+    assert grouped(document, lambda row: row["key"]) == [
         [batch["__key__"] for batch in ranks] for ranks in steps
     ]
 
