@@ -38,7 +38,7 @@ flip.takes_arrays = flip.deterministic = True  # type: ignore[attr-defined]  fun
 
 NEEDLESS = (
     r"(torch|lightning|webdataset|http\.client|urllib\.request)$"
-    r"|lightning_shards\.shards\.(remote|ahead|joins)"
+    r"|lightning_shards\.(remote|shards\.joins)"
 )
 """What a read of a local tar without joins imports nothing of."""
 
