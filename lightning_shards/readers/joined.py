@@ -8,14 +8,7 @@ import numpy as np
 
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
-from lightning_shards.shards.joins.kept import (
-    JoinedShards,
-    KeptJoin,
-    KeptJoins,
-    joins_identity,
-    prepare_joins,
-    without_copies,
-)
+from lightning_shards.shards.joins.kept import JoinedShards, KeptJoin, KeptJoins
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
@@ -33,16 +26,17 @@ class Joined:
 
     def identity(self) -> dict[str, str]:
         """The contents of the tables, by names that begin with `JOIN_PREFIX`."""
-        named = (joins_identity(part.joins, part.component) for part in self.parts)
-        return {name: digest for each in named for name, digest in each.items()}
+        return {name: digest for part in self.parts for name, digest in part.identity().items()}
 
     def alone(self, component: int) -> "Joined":
         """Those of one component, as a data set alone."""
         return Joined((replace(self.parts[component], first_shard=0, component=""),))
 
     def prepare(self, cache: CacheFolder, store: TableStore) -> None:
-        """Make on this node what is kept of the joins; raises what `prepare_joins` does."""
-        prepare_joins(self.parts, cache, store)
+        """Make on this node what is kept of the joins; raises what `KeptJoins.prepare` does."""
+        for part in self.parts:
+            for join in part.joins:
+                KeptJoins(part, cache, store).prepare(join)
 
     def open(self, cache: CacheFolder, store: TableStore) -> "JoinedMembers":
         """The values of the joins, which are opened with the shards."""
@@ -112,8 +106,7 @@ class _Part:
 
     def __init__(self, joined: JoinedShards, cache: CacheFolder, store: TableStore) -> None:
         index, first = joined.index, joined.first_shard
-        self._joins, self._cache = joined.joins, cache
-        self._kept_joins = KeptJoins(index, cache, store, joined.component)
+        self._joins, self._kept_joins = joined.joins, KeptJoins(joined, cache, store)
         self.shards = range(first, first + index.num_shards)
         self.kept: dict[str, KeptJoin] = {}
         self._same: dict[int, tuple[int, int]] = {}  # stamps that the joins were found to have
@@ -126,9 +119,7 @@ class _Part:
         if self._same.get(shard) == table.stamp:
             return
         if not self.kept:
-            with without_copies(self._joins, self._cache):
-                opened = {each.settings.name: self._kept_joins.open(each) for each in self._joins}
-            self.kept = opened
+            self.kept = {each.settings.name: self._kept_joins.open(each) for each in self._joins}
         for join in self._joins:
             name = join.settings.name
             if tuple(self.kept[name].stamps[shard - self.shards.start].tolist()) != table.stamp:

@@ -24,42 +24,21 @@ cast("Any", _Bar).set_lock(RLock())
 
 
 @contextmanager
-def _bar(
-    text: str, total: int, unit: str, show: bool | None
-) -> Generator[Callable[..., object], None, None]:
-    """A function to call with each step: `counted shards in /data:  25%|##5       | 3/12`.
+def progress_bar(
+    text: str, total: int, unit: str, *, show: bool | None = None
+) -> Generator[Callable[..., object]]:
+    """A function to call with the units of each step: `join 'text':  25%|##5       | 3/12`.
 
     `show=None` draws only on a terminal, and nowhere where stderr is closed.
     """
     disable = not show if show is not None or sys.stderr is None else None
-    with _Bar(
-        total=total,
-        desc=text,
-        unit=unit,
-        unit_scale=total >= _LARGE,
-        ascii=True,
-        miniters=1,
-        disable=disable,
-    ) as bar:
+    look: Any = {"unit_scale": total >= _LARGE, "ascii": True, "miniters": 1, "disable": disable}
+    with _Bar(total=total, desc=text, unit=unit, **look) as bar:
         yield bar.update
 
 
 def progress_line(
     verb: str, total: int, where: str, *, show: bool | None = None
-) -> AbstractContextManager[Callable[[], object]]:
-    """A function to call after each shard."""
-    return _bar(f"{verb} shards in {where or '.'}", total, " shards", show)
-
-
-def bytes_bar(
-    verb: str, total: int, *, show: bool | None = None
-) -> AbstractContextManager[Callable[[int], object]]:
-    """A function to call with the bytes of each part."""
-    return _bar(verb, total, "B", show)
-
-
-def rows_bar(
-    verb: str, total: int, *, show: bool | None = None
-) -> AbstractContextManager[Callable[[int], object]]:
-    """A function to call with the rows of each part."""
-    return _bar(verb, total, " rows", show)
+) -> AbstractContextManager[Callable[..., object]]:
+    """A function to call after each shard: `counted shards in /data:  25%|##5       | 3/12`."""
+    return progress_bar(f"{verb} shards in {where or '.'}", total, " shards", show=show)

@@ -413,7 +413,8 @@ def _path_of_file_url(url: str) -> str:
 def _resolve_local(path: str) -> list[str]:
     """The path itself, or the files that it matches as a pattern."""
     if os.path.isdir(path):
-        raise UrlError(f"{path} is a folder; name its shards: {os.path.join(path, '*.tar')}")
+        files = "*.parquet" if path.endswith(".parquet") else "*.tar"
+        raise UrlError(f"{path} is a folder; name the files in it: {os.path.join(path, files)}")
     matches = [path]
     if _WILDCARDS.search(path) and not os.path.exists(path):
         matches = sorted(match for match in glob.glob(path) if not os.path.isdir(match))

@@ -7,7 +7,7 @@ from typing import Any, Final
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.cache import clear_pieces, list_pieces
 from lightning_shards.shards.private_files import CacheFolder, clear_made, list_made
-from lightning_shards.shards.progress_line import bytes_bar
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
 _EPILOG: Final = """\
@@ -74,7 +74,7 @@ def _fill(options: Namespace) -> dict[str, Any]:
             "member tables by `lightning-shards index --format wids,members` and put them beside "
             "the shards"
         )
-    with bytes_bar("fetched", most_bytes_of(source)) as step:
+    with progress_bar("fetched", most_bytes_of(source), "B") as step:
         filled = fill(source, place, configured.loader_config.connections, step)
     return dict(zip(_FILLED, filled, strict=True))
 

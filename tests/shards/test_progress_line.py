@@ -4,7 +4,7 @@ import subprocess
 import sys
 from contextlib import suppress
 
-from lightning_shards.shards.progress_line import progress_line, rows_bar
+from lightning_shards.shards.progress_line import progress_bar, progress_line
 
 
 def test_a_line_counts_shards_and_stays(capsys):
@@ -27,7 +27,7 @@ def test_a_line_ends_by_an_error_too(capsys):
 
 
 def test_a_bar_counts_rows(capsys):
-    with rows_bar("join 'text'", 3_000_000, show=True) as step:
+    with progress_bar("join 'text'", 3_000_000, " rows", show=True) as step:
         step(1_000_000)
         step(2_000_000)
     last = capsys.readouterr().err.split("\r")[-1]
@@ -38,8 +38,6 @@ def test_a_bar_counts_rows(capsys):
 def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
     with progress_line("counted", 1, "/data") as step:
         step()
-    with rows_bar("join 't'", 1) as step_rows:
-        step_rows(1)
     assert capsys.readouterr().err == ""
 
 

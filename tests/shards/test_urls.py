@@ -98,7 +98,9 @@ def test_the_home_folder_is_expanded(monkeypatch, folder):
 
 
 def test_a_folder_is_an_error_that_names_its_tars(folder):
-    with pytest.raises(UrlError, match=f"{folder} is a folder; name its shards: {folder}/\\*.tar"):
+    with pytest.raises(
+        UrlError, match=f"{folder} is a folder; name the files in it: {folder}/\\*.tar"
+    ):
         expand_urls(str(folder))
 
 

@@ -13,12 +13,13 @@ the dimensions and the type of the arrays after the name.
 import json
 import os
 import struct
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import import_module
 from io import BytesIO
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -38,9 +39,9 @@ from lightning_shards.shards.hosts import file_name, require_hosts
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import bytes_bar
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import (
     expand_urls,
@@ -53,7 +54,9 @@ from lightning_shards.shards.urls import (
 Arrow: TypeAlias = Any
 """What pyarrow has no types for: its module, schemas, and arrays."""
 
-RAW_LISTS: Final = frozenset(
+_Ints = NDArray[np.int64]
+
+_RAW_LISTS: Final = frozenset(
     ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 )
 """Kinds of lists of numbers whose bytes a decoder reads as they are."""
@@ -62,8 +65,6 @@ _SCALARS: Final = {"one int64": "<q", "one float64": "<d", "one bool": "?"}
 _READ_BYTES: Final = 1 << 22
 _ROWS: Final = 1 << 12
 """Rows whose values are decoded at once."""
-_FILE_MODE: Final = 0o600
-_MOST_NAMED: Final = 50
 
 
 def load_arrow(*modules: str) -> Arrow:
@@ -144,13 +145,15 @@ def find_join(
         FileAccessError: One cannot be read.
         IndexMismatchError: One was replaced while it was read.
         StorageError: A remote one could not be had, after all retries.
-        ConfigError: A remote one can only be streamed, a folder is named, or a file has not the
-            columns, or they hold what cannot be taken.
-        UrlError: A pattern cannot be read.
+        ConfigError: A remote one can only be streamed, or a file has not the columns, or they hold
+            what cannot be taken.
+        UrlError: A pattern cannot be read, or names a folder.
     """
     with closing(Storages(storages)) as opened:
         try:
-            paths = _expanded(settings)
+            paths = expand_urls(settings.table)
+            require_local_shards(paths)
+            require_hosts(paths)
             known = [look_at(path, settings, opened, cache) for path in paths]
         except ShardNotFoundError as error:
             raise ShardNotFoundError(f"the table of join {settings.name!r}: {error}") from error
@@ -168,26 +171,6 @@ def find_join(
     return Join(settings, files, *columns[0], storages)
 
 
-def _expanded(settings: JoinSettings) -> list[str]:
-    """The files of a table, all of which can be read."""
-    what = f"the table of join {settings.name!r}"
-    for pattern in settings.table:
-        if is_local(pattern) and Path(pattern).is_dir():
-            files = Path(pattern) / f"*{Path(pattern).suffix}"
-            raise ConfigError(
-                f"{what} is the folder {pattern}; name the files in it, as in table: {files}"
-            )
-    paths = expand_urls(settings.table)
-    require_local_shards(paths)
-    for path in paths:
-        if not has_ranges(path):
-            raise ConfigError(
-                f"{what}: {redact(path)} can only be streamed; copy it here, or to a store"
-            )
-    require_hosts([path for path in paths if not is_local(path)])
-    return paths
-
-
 def look_at(
     path: str, settings: JoinSettings, storages: Storages, cache: CacheFolder
 ) -> tuple[TableFile, Arrow]:
@@ -200,7 +183,7 @@ def look_at(
     with alone(kept, cache):
         schema = _kept_schema(kept, cache, arrow)
         if schema is None:
-            copy = local_copy(path, stat, storages, cache)
+            copy = _local_copy(path, stat, storages, cache)
             schema = arrow.schema([])
             if not settings.is_tar:
                 with _opened(copy, settings, redact(path)) as file:
@@ -212,7 +195,7 @@ def look_at(
     return TableFile(path, stat.size, int(schema.metadata[b"crc32"])), schema
 
 
-def local_copy(path: str, stat: ShardStat, storages: Storages, cache: CacheFolder) -> str:
+def _local_copy(path: str, stat: ShardStat, storages: Storages, cache: CacheFolder) -> str:
     """The path of a local file itself, or of a copy of a remote one in the cache.
 
     Raises:
@@ -225,9 +208,9 @@ def local_copy(path: str, stat: ShardStat, storages: Storages, cache: CacheFolde
         return path if is_local(path) else str(copy)
     storage = storages.of(path)
     with (
-        new_file(copy, mode=_FILE_MODE) as file,
+        new_file(copy, mode=0o600) as file,
         storage.open_stream(path) as stream,
-        bytes_bar(f"fetched {file_name(path)}", stat.size) as step,
+        progress_bar(f"fetched {file_name(path)}", stat.size, "B") as step,
     ):
         while data := stream.read(_READ_BYTES):
             file.write(data)
@@ -235,14 +218,6 @@ def local_copy(path: str, stat: ShardStat, storages: Storages, cache: CacheFolde
         if file.tell() != stat.size or storage.stat(path) != stat:
             raise changed(path)
     return str(copy)
-
-
-def remove_copies(paths: Iterable[str], cache: CacheFolder) -> None:
-    """Remove the copies of remote files; a process that has one open goes on reading it."""
-    for path in paths:
-        for copy in (cache.root / "joins").glob(f"{_name_of(path)}-*.copy"):
-            with suppress(OSError):
-                copy.unlink()
 
 
 def changed(path: str) -> IndexMismatchError:
@@ -263,14 +238,11 @@ def alone(path: Path, cache: CacheFolder) -> Generator[None]:
         yield
 
 
-def _name_of(path: str) -> str:
-    """A hash, as a URL may hold what is secret."""
-    place = os.path.abspath(path) if is_local(path) else without_credentials(path)  # noqa: PTH100
-    return sha256(os.fsencode(place)).hexdigest()[:24]
-
-
 def _path_of(path: str, stat: ShardStat, cache: CacheFolder) -> Path:
-    return cache.root / "joins" / f"{_name_of(path)}-{stat.size:x}-{stat.version:x}"
+    """A path without a suffix, named by a hash, as a URL may hold what is secret."""
+    place = os.path.abspath(path) if is_local(path) else without_credentials(path)  # noqa: PTH100
+    name = sha256(os.fsencode(place)).hexdigest()[:24]
+    return cache.root / "joins" / f"{name}-{stat.size:x}-{stat.version:x}"
 
 
 def _kept_schema(path: Path, cache: CacheFolder, arrow: Arrow) -> Arrow:
@@ -316,13 +288,11 @@ def _column_and_kind(settings: JoinSettings, name: str, schema: Arrow) -> tuple[
     if not column and len(others) == 1:
         column = others[0]
     for setting, given in (("key", settings.key), ("column", column)):
-        if given not in names:
-            lacks = f"has no column {given!r}" if given else f"has {len(others)} such columns"
-            raise ConfigError(f"{where} {lacks}; name one of {names} in `{setting}`")
-        if names.count(given) > 1:
+        if names.count(given) != 1:
+            of_name = f"{names.count(given) or 'no'} columns {given!r}"
             raise ConfigError(
-                f"{where} has {names.count(given)} columns {given!r}, of which `{setting}` can "
-                "mean any; write the table with one name for each column"
+                f"{where} has {of_name if given else f'{len(others)} such columns'}; name one of "
+                f"{names} in `{setting}`, which must stand there once"
             )
     key, values = (schema.field(name).type for name in (settings.key, column))
     if _kind_of(key) not in {"text", "raw", "one int64"}:
@@ -348,8 +318,9 @@ def _kind_of(kind: Arrow) -> str | None:
         is_in_order = kind.permutation in (None, list(range(len(kind.shape))))
         dtype = _dtype(kind.value_type)
         return f"npy {len(kind.shape)} {dtype}" if is_in_order and dtype else None
-    if _is_list(kind) and (dtype := _dtype(kind.value_type)):
-        return dtype if dtype in RAW_LISTS else f"npy 1 {dtype}"
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and (dtype := _dtype(kind.value_type)):
+        return dtype if dtype in _RAW_LISTS else f"npy 1 {dtype}"
     tests = {
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
@@ -368,12 +339,7 @@ def _dtype(kind: Arrow) -> str:
     return np.dtype(kind.to_pandas_dtype()).name if is_number else ""
 
 
-def _is_list(kind: Arrow) -> bool:
-    types = load_arrow().types
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-
-
-def value_bytes(column: Arrow, kind: str) -> Arrow:
+def _value_bytes(column: Arrow, kind: str) -> Arrow:
     """The values in an Arrow array as `large_binary`.
 
     Raises:
@@ -414,10 +380,25 @@ def _bytes_of_row(value: Any, kind: str) -> bytes:
         raise ValueError(f"holds {value}, which fits no int64; write it as text") from None
 
 
-def binary_array(data: object, starts: NDArray[np.int64]) -> Arrow:
-    """An array of `large_binary`: value i lies in `data` from starts[i] to starts[i + 1]."""
+def _key_bytes(column: Arrow) -> Arrow:
+    """The keys in an Arrow array as `large_binary`."""
     arrow = load_arrow()
-    buffers = [None, arrow.py_buffer(starts), arrow.py_buffer(data)]
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if arrow.types.is_integer(column.type):
+        column = column.cast(arrow.string())
+    return column.cast(arrow.large_binary())
+
+
+def binary_array(data: object, starts: NDArray[np.int64], are_there: object = None) -> Arrow:
+    """An array of `large_binary`: value i lies in `data` from starts[i] to starts[i + 1].
+
+    `are_there` has a bit for each value, the lowest first; None: none is null.
+    """
+    arrow = load_arrow()
+    buffers = [
+        each if each is None else arrow.py_buffer(each) for each in (are_there, starts, data)
+    ]
     return arrow.LargeBinaryArray.from_buffers(arrow.large_binary(), len(starts) - 1, buffers)
 
 
@@ -426,91 +407,106 @@ def table_keys(table: MemberTable) -> Arrow:
     return binary_array(table.keys.copy(), table.key_starts.copy())
 
 
-class ParquetTable:
-    """The rows of Parquet files.
+class JoinTable:
+    """The rows of a table, which is open.
 
     Args:
         join: Whose table it is.
-        files: What messages call each file, and its path.
+        keys: Of all rows of each file as `large_binary`, null for a row without one.
+        values: What gives the values of rows as `large_binary`, some at a time; of row -1 null.
+
+    Attributes:
+        keys: Of all rows.
+        starts: The number of the first row of each file, and of all rows; int64.
     """
 
-    def __init__(self, join: Join, files: Sequence[tuple[str, str]]) -> None:
-        self._join, self._settings, self._files = join, join.settings, files
+    def __init__(
+        self, join: Join, keys: Sequence[Arrow], values: Callable[[_Ints], Iterator[Arrow]]
+    ) -> None:
+        self._join, self.keys, self.values = join, load_arrow().concat_arrays(keys), values
+        self.starts = np.cumsum([0, *map(len, keys)])
 
-    def keys(self) -> list[Arrow]:
-        """The keys of all rows of each file as `large_binary`, null for a row without one."""
-        arrow, keys = load_arrow(), list[Arrow]()
-        for name, path in self._files:
-            with _opened(path, self._settings, name) as file:
-                key = self._settings.key
-                column = file.read(columns=[key], use_threads=False).column(key)
-                if arrow.types.is_dictionary(column.type):
-                    column = column.cast(column.type.value_type)
-                if arrow.types.is_integer(column.type):
-                    column = column.cast(arrow.string())
-                keys.append(column.cast(arrow.large_binary()).combine_chunks())
-        return keys
+    def file_of(self, row: int) -> int:
+        """The number of the file that a row is in."""
+        return int(np.searchsorted(self.starts, row, side="right")) - 1
 
-    def row_name(self, file: int, row: int) -> str:
-        """What messages call a row of a file, counted from 1."""
-        return f"row {row + 1:,} of {self._files[file][0]}"
-
-    def values(self, wanted: NDArray[np.bool_]) -> Iterator[Arrow]:
-        """The values of wanted rows, some at a time; `wanted` is about all rows of the table."""
-        row, column = 0, self._join.column
-        for name, path in self._files:
-            with _opened(path, self._settings, name) as file:
-                for batch in file.iter_batches(_ROWS, columns=[column], use_threads=False):
-                    mask = wanted[row : row + len(batch)]
-                    row += len(batch)
-                    try:
-                        yield value_bytes(batch.column(column).filter(mask), self._join.kind)
-                    except (TypeError, ValueError) as error:
-                        where = f"join {self._settings.name!r}: column {column!r} of {name}"
-                        raise ConfigError(f"{where} {error}") from error
+    def row_name(self, row: int) -> str:
+        """What messages call a row, counted from 1 in its file; samples of tars from 0."""
+        file = self.file_of(row)
+        number, name = row - int(self.starts[file]), self._join.files[file].name
+        is_tar = self._join.settings.is_tar
+        return f"sample {number:,} of {name}" if is_tar else f"row {number + 1:,} of {name}"
 
 
-class TarTable:
-    """The samples of tars; members are read one by one through their member tables.
-
-    Args:
-        join: Whose table it is.
-        files: What messages call each tar, and its path.
-        store: Member tables of the tars that are no copies of remote ones.
+@contextmanager
+def open_table(
+    join: Join, storages: Storages, cache: CacheFolder, store: TableStore
+) -> Generator[JoinTable]:
+    """The table of a join; copies of remote files are removed at the end.
 
     Raises:
-        ConfigError: No member of any tar has the suffix.
-        ShardError: A tar is damaged or cannot be read.
+        ConfigError: A value cannot be taken, or no member of any tar has the suffix.
+        ShardError: A file is damaged or cannot be read.
     """
+    paths = list[str]()
+    for file in join.files:
+        stat = shard_stat(file.path, storages.of(file.path))
+        paths.append(_local_copy(file.path, stat, storages, cache))
+    yield _tar_table(join, paths, store) if join.settings.is_tar else _parquet_table(join, paths)
+    for file, path in zip(join.files, paths, strict=True):
+        if path != file.path:  # another process that has it open goes on reading it
+            Path(path).unlink(missing_ok=True)
 
-    def __init__(self, join: Join, files: Sequence[tuple[str, str]], store: TableStore) -> None:
-        self._suffix, self._files = join.column.lower(), files
-        self._tables = [
-            store.table_of(path) if name == path else scan_members(path) for name, path in files
-        ]
-        suffixes = sorted({suffix for table in self._tables for suffix in table.suffixes})
-        if self._suffix not in suffixes:
-            more = f" and {len(files) - 1:,} more" * (len(files) > 1)
-            raise ConfigError(
-                f"join {join.settings.name!r}: no tar of {files[0][0]}{more} has members "
-                f"{self._suffix!r}; name one of {suffixes[:_MOST_NAMED]} in `column`"
-            )
 
-    def keys(self) -> list[Arrow]:
-        """The keys of the samples of each tar."""
-        return list(map(table_keys, self._tables))
+def _parquet_table(join: Join, paths: Sequence[str]) -> JoinTable:
+    arrow, settings, column = load_arrow(), join.settings, join.column
+    keys, pieces, of_none = list[Arrow](), list[Arrow](), arrow.array([], arrow.large_binary())
+    for file, path in zip(join.files, paths, strict=True):
+        of_file = [of_none]
+        with _opened(path, settings, file.name) as parquet:
+            wanted = list(dict.fromkeys([settings.key, column]))
+            for batch in parquet.iter_batches(_ROWS, columns=wanted, use_threads=False):
+                of_file.append(_key_bytes(batch.column(settings.key)))
+                try:
+                    pieces.append(_value_bytes(batch.column(column), join.kind))
+                except (TypeError, ValueError) as error:
+                    where = f"join {settings.name!r}: column {column!r} of {file.name}"
+                    raise ConfigError(f"{where} {error}") from error
+        keys.append(arrow.concat_arrays(of_file))
+    whole = arrow.concat_arrays([of_none, *pieces])
 
-    def row_name(self, file: int, row: int) -> str:
-        """What messages call a sample of a tar, counted from 0."""
-        return f"sample {row:,} of {self._files[file][0]}"
+    def values(rows: _Ints) -> Iterator[Arrow]:
+        for first in range(0, len(rows), _ROWS):
+            part = rows[first : first + _ROWS]
+            yield whole.take(arrow.array(part, mask=part < 0))
 
-    def values(self, wanted: NDArray[np.bool_]) -> Iterator[Arrow]:
-        """The members of wanted samples, one at a time; `wanted` is about all of the table."""
-        arrow, row = load_arrow(), 0
-        for (_, path), table in zip(self._files, self._tables, strict=True):
-            with ShardReader(path, table) as reader:
-                for sample in np.flatnonzero(wanted[row : row + table.num_samples]).tolist():
-                    is_there = table.find(sample, self._suffix) is not None
-                    value = reader.read(sample, self._suffix) if is_there else None
-                    yield arrow.array([value], arrow.large_binary())
-            row += table.num_samples
+    return JoinTable(join, keys, values)
+
+
+def _tar_table(join: Join, paths: Sequence[str], store: TableStore) -> JoinTable:
+    """The samples of tars, whose members are read one by one through their member tables."""
+    suffix, files = join.column.lower(), join.files
+    tables = [
+        store.table_of(path) if path == file.path else scan_members(path)
+        for file, path in zip(files, paths, strict=True)
+    ]
+    suffixes = sorted({suffix for table in tables for suffix in table.suffixes})
+    if suffix not in suffixes:
+        raise ConfigError(
+            f"join {join.settings.name!r}: no tar of {join.where} has members {suffix!r}; name one "
+            f"of {suffixes[:50]} in `column`"
+        )
+
+    def values(rows: _Ints) -> Iterator[Arrow]:
+        numbers: list[int] = rows.tolist()
+        for file, group in groupby(numbers, joined.file_of):
+            table = tables[file]
+            with ShardReader(paths[file], table) as reader:
+                for row in group:
+                    sample = row - int(joined.starts[file])
+                    is_there = row >= 0 and table.find(sample, suffix) is not None
+                    value = reader.read(sample, suffix) if is_there else None
+                    yield load_arrow().array([value], load_arrow().large_binary())
+
+    joined = JoinTable(join, list(map(table_keys, tables)), values)
+    return joined

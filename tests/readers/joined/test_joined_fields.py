@@ -227,7 +227,7 @@ def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, w
     with caplog.at_level(logging.WARNING):
         module.source("train").prepare()
     (message,) = [text for text in caplog.messages if text.startswith("join")]
-    assert "of 9 samples 2 have no row and 1 a row without a value, first '000000' (#" in message
+    assert "3 of 9 samples have no value, first '000000' (#" in message
     assert "(#shard-000000.tar:0): they get None" in message
     assert "of 10 rows 3 match no sample" in message
     caplog.clear()

@@ -97,7 +97,7 @@ def test_what_matches_nothing_is_counted_by_component(tmp_path, write, caplog):
     assert of_web.startswith(f"join 'text' of component 'web' with {tables[0]} and 1 more: ")
     assert of_web.endswith(f": of {web + 3} rows 3 match no sample of this component")
     assert of_more.startswith("join 'text' of component 'more' with ")
-    assert f": of {more} samples {more - 3} have no row and 0 a row without a value" in of_more
+    assert f": {more - 3} of {more} samples have no value, first " in of_more
     assert of_more.endswith(f"; of {web + 3} rows {web} match no sample of this component")
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
-from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
+from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, UrlError
 from lightning_shards.shards.joins.settings import join_settings
 
 URLS = "data/{0..3}.tar"
@@ -84,7 +84,7 @@ BAD_TABLES = {
     "no key column": (
         {"id": ["000000"], "t": [1]},
         {},
-        r"has no column '__key__'; name one of \['i",
+        r"has no columns '__key__'; name one of \['i",
     ),
     "nested keys": (
         {"__key__": [["000000"]], "t": [1]},
@@ -94,7 +94,7 @@ BAD_TABLES = {
     "no column": (
         {"__key__": ["000000"], "t": [1]},
         {"column": "u"},
-        r"has no column 'u'; name one of \['__key__', 't'\] in `column`",
+        r"has no columns 'u'; name one of \['__key__', 't'\] in `column`",
     ),
     "several columns": (
         {"__key__": ["000000"], "a": [1], "b": [1]},
@@ -212,8 +212,8 @@ def test_a_folder_of_files_is_named_with_the_pattern_of_them(
     (tmp_path / name).mkdir()
     join = {"t": {"table": str(tmp_path / name), "column": column}}
     with pytest.raises(
-        ConfigError,
-        match=rf"the table of join 't' is the folder \S*/{name}; .*: \S*/{name}/\*\{name[1:]}$",
+        UrlError,
+        match=rf"\S*/{name} is a folder; name the files in it: \S*/{name}/\*\{name[1:]}$",
     ):
         prepare(make_module, pack_shards([2, 1]), join)
 
@@ -241,7 +241,9 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch, make_module, pack_
 def test_two_columns_of_one_name_are_refused(make_module, pack_shards, tmp_path):
     doubled = pa.table([["000000"], ["a"], ["b"]], names=["__key__", "t", "t"])
     parquet.write_table(doubled, tmp_path / "t.parquet")
-    with pytest.raises(ConfigError, match=r"has 2 columns 't', of which `column` can mean any"):
+    with pytest.raises(
+        ConfigError, match=r"has 2 columns 't'; .* in `column`, which must stand there once"
+    ):
         prepare(make_module, pack_shards([2, 1]), {"t": str(tmp_path / "t.parquet")})
 
 
