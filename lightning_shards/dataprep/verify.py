@@ -125,7 +125,7 @@ def known_tables(path: str, cache: CacheFolder) -> list[MemberTable]:
     tables = [] if kept is None else [kept]
     beside = Path(published_url(path))
     if beside.exists():
-        data = read_regular(beside, MAX_PUBLISHED_BYTES)
+        data = read_regular(beside, MAX_PUBLISHED_BYTES + 1)
         tables.append(opened_table(path, data, MAX_UNPACKED_BYTES))
     return tables
 

@@ -24,7 +24,7 @@ from lightning_shards.remote.transport import (
     TransportSettings,
     version_of_stamp,
 )
-from lightning_shards.shards.beside import read_start
+from lightning_shards.shards.beside import read_beside
 from lightning_shards.shards.scheme_table import (
     ANY_FURTHER,
     RANGED_SCHEMES,
@@ -195,7 +195,7 @@ class RemoteStorage(Storage):
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         folder, name = split_url(url)
         if folder in self._indexes:
-            return read_start(Path(self._indexes[folder], unescaped(name, url)), max_bytes)
+            return read_beside(Path(self._indexes[folder], unescaped(name, url)), max_bytes)
         try:
             return bytes(self._transport.read(url, 0, max_bytes).data)
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed

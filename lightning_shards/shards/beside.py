@@ -1,8 +1,7 @@
 """The small files beside shards, such as indexes and counts: their names, and how they are read.
 
 Files that are absent, too large or unreadable are passed over, because the shards themselves can
-answer. A fifo, a socket, a device or a folder of such a name is an error: none comes there by
-accident, and reading it could take for ever.
+answer.
 
 The wids JSON is webdataset's index of a folder of shards: how many samples and bytes each has. This
 package writes it so::
@@ -19,12 +18,12 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
-from lightning_shards.errors import UrlError
-from lightning_shards.shards.files import open_regular, read_regular
+from lightning_shards.errors import ShardNotFoundError, UrlError
+from lightning_shards.shards.files import read_regular
 
 SIZES: Final = "sizes.json"
 WIDS: Final = "wids.json"
@@ -59,59 +58,27 @@ def require_shards_alone(path: str, matches: Sequence[str]) -> None:
             )
 
 
-def read_beside(path: Path) -> bytes | None:
-    """The contents of a file; None, with a warning, if it cannot be read or is too large.
+def read_beside(path: Path, most: int = MAX_INDEX_BYTES + 1) -> bytes | None:
+    """The first bytes of a file, all of a small one; None if it is absent.
 
-    Raises:
-        FileAccessError: It is a fifo, a socket, a device or a folder.
+    One that cannot be read, or is no regular file, is passed over with a warning.
     """
-    return _passing_over(path, lambda: read_regular(path, MAX_INDEX_BYTES))
-
-
-def read_start(path: Path, num_bytes: int) -> bytes | None:
-    """The first bytes of a file, however large it is; None, with a warning, if it cannot be read.
-
-    Raises:
-        FileAccessError: It is a fifo, a socket, a device or a folder.
-    """
-
-    def read() -> bytes:
-        with os.fdopen(open_regular(path), "rb") as file:
-            return file.read(num_bytes)
-
-    return _passing_over(path, read)
-
-
-def _passing_over(path: Path, read: Callable[[], bytes]) -> bytes | None:
-    require_regular(path)
-    if not os.path.exists(path):  # noqa: PTH110 never raises
-        return None
     try:
-        return read()
+        return read_regular(path, most)
+    except ShardNotFoundError:
+        return None
     except OSError as error:  # its message names the path
         _log.warning("passed over: %s", error)
         return None
 
 
 def json_files(folder: Path) -> list[Path]:
-    """The files of a folder that may be indexes of its shards, by name.
-
-    A folder with the name of a JSON file is left out, unless the name is one of an index: reading
-    it is then an error.
-    """
-    return [
-        path
-        for path in sorted(folder.glob("*.json"))
-        if path.name in (SIZES, WIDS) or not os.path.isdir(path)  # noqa: PTH112 never raises
-    ]
+    """The files of a folder that may be indexes of its shards, by name."""
+    return [path for path in sorted(folder.glob("*.json")) if path.is_file()]
 
 
 def read_json(path: Path, *, containing: bytes = b"") -> object:
-    """The content of a JSON file; None if it is absent or unreadable or lacks these bytes.
-
-    Raises:
-        FileAccessError: It is a fifo, a socket, a device or a folder.
-    """
+    """The content of a JSON file; None if it is absent or unreadable or lacks these bytes."""
     data = read_beside(path)
     if data is None or containing not in data:
         return None
@@ -137,21 +104,8 @@ def is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def require_regular(path: Path) -> None:
-    """Refuse a path at which there is something other than a regular file.
-
-    Raises:
-        FileAccessError: It is a fifo, a socket, a device or a folder.
-    """
-    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113 never raise
-        os.close(open_regular(path))  # its error says what is there
-
-
 MARKER: Final = b'"wids_version"'
 """Bytes that every wids JSON contains."""
-
-
-_UNSAFE_NAME = re.compile(r"^/|^[A-Za-z][A-Za-z0-9+.-]*:|[${}\\]|(^|/)\.\.(/|$)")
 
 
 def shard_entries(content: object) -> list[dict[str, Any]] | None:
@@ -164,44 +118,24 @@ def shard_entries(content: object) -> list[dict[str, Any]] | None:
 
 
 def stated_counts(
-    fields: Mapping[str, Any], folder: tuple[str, ...], names: frozenset[str]
+    fields: Mapping[str, Any], names: frozenset[str]
 ) -> list[tuple[str, object, object]]:
     """What a wids index says of these shards: their file names, samples and bytes, as they stand.
 
-    An entry whose path ends in this folder is certain to be meant. Entries with another folder (the
-    shards were moved) count if all with their file name say the same. The file may come from a
-    stranger: names are only compared, and no path in it is opened.
+    Folders are not compared, because shards may have moved, and no path in the index is opened.
+    Several entries with one file name count if all say the same.
 
     Args:
         fields: The index.
-        folder: The parts of the path or URL of the folder that the shards are in.
         names: File names of the shards.
     """
-    here: list[tuple[str, object, object]] = []
-    moved: dict[str, list[tuple[str, object, object]]] = {}
+    stated: dict[str, list[tuple[str, object, object]]] = {}
     for entry in shard_entries(fields) or ():
-        url = entry.get("url")
-        parts = entry_parts(fields.get("base"), url) if isinstance(url, str) else ()
-        if parts and parts[-1] in names:
-            above, stated = parts[:-1], (parts[-1], entry.get("nsamples"), entry.get("filesize"))
-            if not above or folder[-len(above) :] == above:
-                here.append(stated)
-            else:
-                moved.setdefault(parts[-1], []).append(stated)
-    certain = {name for name, _, _ in here}
-    alike = [
-        stated[0]
-        for name, stated in moved.items()
-        if name not in certain and all(each == stated[0] for each in stated)
-    ]
-    return here + alike
-
-
-def entry_parts(base: object, url: str) -> tuple[str, ...]:
-    """The relative path of an entry; empty if it does not lead below the index's folder."""
-    path = f"{base.rstrip('/')}/{url}" if isinstance(base, str) and base else url
-    parts = () if _UNSAFE_NAME.search(path) else path.split("/")
-    return tuple(part for part in parts if part not in ("", "."))
+        name = str(entry.get("url")).rpartition("/")[2]
+        if name in names:
+            said = (name, entry.get("nsamples"), entry.get("filesize"))
+            stated.setdefault(name, []).append(said)
+    return [said[0] for said in stated.values() if all(each == said[0] for each in said)]
 
 
 def wids_entry(

@@ -69,24 +69,10 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
     return file
 
 
-def read_regular(path: str | PathLike[str], max_bytes: int) -> bytes:
-    """The contents of a small regular file.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        FileAccessError: It is no regular file, has more than `max_bytes`, or cannot be read.
-    """
+def read_regular(path: str | PathLike[str], most: int) -> bytes:
+    """The first bytes of a regular file, at most so many; errors as of `open_regular`."""
     with os.fdopen(open_regular(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > max_bytes:
-            raise FileAccessError(
-                f"{path} has {size:,} bytes, more than the {max_bytes:,} that such a file may "
-                "have; remake it, or move it away"
-            )
-        try:
-            return file.read(max_bytes)
-        except OSError as error:
-            raise FileAccessError(f"{path} cannot be read: {error.strerror}") from error
+        return file.read(most)
 
 
 def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from lightning_shards.shards.files import (
     make_folder,
     new_file,
     open_regular,
-    read_regular,
     replace_file,
 )
 
@@ -237,10 +236,3 @@ def test_too_many_open_files_names_the_remedy(tmp_path):
             open_regular(tmp_path / "0.tar")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_file_above_its_limit_is_refused_unread(tmp_path):
-    with (tmp_path / "sizes.json").open("wb") as file:
-        file.truncate(2**31)  # sparse: it takes no space
-    with pytest.raises(FileAccessError, match=r"has 2,147,483,648 bytes, more than the 1,000"):
-        read_regular(tmp_path / "sizes.json", 1000)

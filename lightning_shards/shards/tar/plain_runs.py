@@ -101,18 +101,6 @@ def count_samples(path: str | PathLike[str]) -> int:
         return count + sum(1 for _ in group_members(walk_members(data, url, position), url))
 
 
-def holds_samples(path: str | PathLike[str]) -> bool:
-    """Whether webdataset yields any sample from this local tar; headers are read up to the first.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: The bytes up to the first sample are not those of a tar archive.
-    """
-    url = fspath(path)
-    with open_tar(url) as data:
-        return any(True for _ in group_members(walk_members(data, url), url))
-
-
 def scan_samples(data: Buffer, url: str) -> SampleRun:
     """All samples of a tar; `url` only serves the messages.
 

@@ -4,7 +4,6 @@ import http.server
 import json
 import logging
 import os
-import shutil
 import threading
 from contextlib import closing
 from functools import partial
@@ -13,11 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_shards.errors import FileAccessError, IndexMismatchError
+from lightning_shards.errors import IndexMismatchError
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import TransportSettings
-from lightning_shards.shards import beside
 from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
@@ -42,7 +40,7 @@ def _write_wids(path, shards, **fields):
 # --- files beside the shards
 
 
-@pytest.mark.parametrize("prefix", ["", "./", "FOLDER/", "elsewhere/"])
+@pytest.mark.parametrize("prefix", ["", "./", "FOLDER/", "elsewhere/", "s3://bucket/"])
 def test_a_wids_index_saves_the_scan(write_shards, load, tmp_path, forbid_scans, prefix):
     urls = write_shards([3, 4])
     prefix = prefix.replace("FOLDER", tmp_path.name)
@@ -55,20 +53,11 @@ def test_a_wids_index_saves_the_scan(write_shards, load, tmp_path, forbid_scans,
     assert load(urls).counts.tolist() == [30, 40]
 
 
-def test_the_base_of_a_wids_index_goes_before_its_urls(write_shards, load, tmp_path):
-    urls = write_shards([3])
-    mine, other = (f"{tmp_path.name}/000.tar", 30, {}), ("x/000.tar", 31, {})
-    _write_wids(tmp_path / "wids.json", [mine, other], base=f"{tmp_path.parent.name}/")
-    assert load(urls).samples == 30
-    _write_wids(tmp_path / "wids.json", [mine], base="gs://bucket")
-    assert load(urls).samples == 3
-
-
-def test_an_index_of_several_folders_counts_for_its_own(write_shards, load, tmp_path):
+def test_an_index_of_several_folders_counts_where_they_agree(write_shards, load, tmp_path):
     urls = write_shards([3], tmp_path / "val")
     train = ("data/train/000.tar", 30, {})
-    _write_wids(tmp_path / "val" / "wids.json", [train, ("val/000.tar", 40, {})])
-    assert load(urls).samples == 40
+    _write_wids(tmp_path / "val" / "wids.json", [train, ("data/val/000.tar", 30, {})])
+    assert load(urls).samples == 30
     _write_wids(tmp_path / "val" / "wids.json", [train, ("data/val/000.tar", 40, {})])
     assert load(urls).samples == 3  # which of the two was moved here? the shard itself knows
 
@@ -80,13 +69,6 @@ def test_sizes_json_saves_the_scan(write_shards, load, tmp_path, forbid_scans, m
     assert load(urls).counts.tolist() == [30, 40]
     monkeypatch.chdir(tmp_path)
     assert load(expand_urls("*.tar")).counts.tolist() == [30, 40]
-
-
-@pytest.mark.parametrize("url", ["/000.tar", "x/../000.tar", "http://h/000.tar", "{a}/000.tar", 7])
-def test_an_index_entry_that_points_elsewhere_is_not_used(write_shards, load, tmp_path, url):
-    urls = write_shards([3])
-    _write_wids(tmp_path / "wids.json", [(url, 30, {})])
-    assert load(urls).samples == 3
 
 
 @pytest.mark.parametrize(
@@ -111,34 +93,13 @@ def test_a_file_that_is_no_index_is_passed_over(write_shards, load, tmp_path, co
     assert load(urls).samples == 3
 
 
-def test_an_index_that_is_no_regular_file_is_an_error_and_a_link_to_nowhere_is_none(
-    write_shards, load, tmp_path
-):
+def test_an_index_that_is_no_regular_file_is_passed_over(write_shards, load, tmp_path, caplog):
     urls = write_shards([3])
     (tmp_path / "wids.json").symlink_to("nowhere")
-    assert load(urls).counts.tolist() == [3]
     os.mkfifo(tmp_path / "sizes.json")
-    with pytest.raises(FileAccessError, match=r"sizes\.json is a fifo; put a regular file there"):
-        load(urls)
-
-
-def test_a_folder_that_may_not_be_listed_has_no_index(write_shards, load, monkeypatch, caplog):
-    urls = write_shards([3])
-
-    def refuse(folder):
-        raise PermissionError(13, "Permission denied", str(folder))
-
-    monkeypatch.setattr(Path, "iterdir", refuse)
+    os.mkfifo(tmp_path / "_info.json")
     assert load(urls).counts.tolist() == [3]
-    assert "Permission denied" in caplog.text
-
-
-def test_a_file_that_is_too_large_is_not_read(write_shards, load, tmp_path, monkeypatch, caplog):
-    urls = write_shards([3])
-    (tmp_path / "sizes.json").write_text('{"000.tar": 4}')
-    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
-    assert load(urls).samples == 3
-    assert "sizes.json has 14 bytes, more than the 10 that such a file may have" in caplog.text
+    assert "_info.json is a fifo; put a regular file there" in caplog.text
 
 
 def test_two_files_that_disagree_are_an_error(write_shards, load, tmp_path):
@@ -277,13 +238,6 @@ def test_what_is_kept_of_a_shard_is_not_taken_for_one_of_another_query(tmp_path)
 
 
 @pytest.mark.network
-def test_a_remote_file_that_is_too_large_is_not_read(serve, load, monkeypatch):
-    host, _ = serve({"/sizes.json": b'{"0.tar": 4}'})
-    monkeypatch.setattr(beside, "MAX_INDEX_BYTES", 10)
-    assert load([f"http://{host}/0.tar"]).counts is None
-
-
-@pytest.mark.network
 def test_a_server_that_fails_is_asked_for_no_other_file(serve, load):
     host, asked = serve({"/d/sizes.json": 500, "/d/wids.json": WIDS})
     assert load([f"http://{host}/d/0.tar"]).counts is None
@@ -297,7 +251,7 @@ def test_a_server_that_fails_is_asked_for_no_other_file(serve, load):
         (405, "405 Method Not Allowed"),
         (b"<html>log in</html>", "page for people"),
         (b"[", "is no JSON: Expecting value"),
-        (b"\x1f\x8bx", "is compressed JSON"),
+        (b"\x1f\x8bx", "is no JSON: 'utf-8' codec"),
     ],
 )
 def test_a_warning_says_why_counts_are_lacking(serve, load, caplog, answer, reason):
@@ -376,13 +330,7 @@ def _img2dataset(folder):
     return _json(folder / "000_stats.json", stats)
 
 
-def _length(folder):
-    path = folder / "__len__"
-    path.write_text("30\n")
-    return path
-
-
-WRITERS = [_timm, _img2dataset, _length]
+WRITERS = [_timm, _img2dataset]
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -417,27 +365,9 @@ def test_sizes_json_goes_before_what_other_tools_say(write_shards, load, tmp_pat
             b'{"splits": {"train": {"filenames": ["000.tar"], "shard_lengths": [1.5]}}}',
         ),
         ("_info.json", b'{"splits": {"a": {"filenames": [["000.tar"]], "shard_lengths": [1]}}}'),
-        ("__len__", b"__import__('os').getpid()"),
     ],
 )
 def test_damaged_files_are_passed_over(write_shards, load, tmp_path, name, content):
     urls = write_shards([3])
     (tmp_path / name).write_bytes(content)
     assert load(urls).counts.tolist() == [3]
-
-
-def test_a_file_named_up_to_a_dot_counts_the_one_shard_that_it_can_be_of(
-    write_shards, load, tmp_path
-):
-    """Of `000.a.tar` and `000.b.tar` it may be either's; `000.tar` has it even beside them."""
-    [url] = write_shards([15])
-    _img2dataset(tmp_path)
-    names = ["000.a.tar", "000.b.tar"]
-    urls = [os.path.join(tmp_path, name) for name in names]  # noqa: PTH118
-    os.rename(url, urls[0])  # noqa: PTH104
-    assert load(urls[:1]).counts.tolist() == [30]
-    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-    os.link(urls[0], urls[1])
-    assert load(urls).counts.tolist() == [15, 15]
-    os.link(urls[0], url)
-    assert load([url]).counts.tolist() == [30]

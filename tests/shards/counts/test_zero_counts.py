@@ -8,11 +8,9 @@ import pytest
 
 from lightning_shards.shards.counts import _keep_entries
 from lightning_shards.shards.files import stamp_of
-from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, write_table
-from tests.readers.test_stream_http import serving
 
 
 def _json(path, content):
@@ -39,30 +37,10 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_shard_that_is_wrongly_said_to_be_empty_is_counted(
-    write_shards, load, tmp_path, write, caplog
-):
+def test_a_shard_that_is_wrongly_said_to_be_empty_is_counted(write_shards, load, tmp_path, write):
     urls = write_shards([3, 4])
     write(tmp_path, 0)
     assert load(urls).counts.tolist() == [3, 4]
-    assert "001" in caplog.text
-    assert "remake" in caplog.text
-
-
-def test_a_length_of_0_for_the_only_shard_is_not_believed(write_shards, load, tmp_path):
-    urls = write_shards([3])
-    (tmp_path / "__len__").write_text("0")
-    assert load(urls).counts.tolist() == [3]
-
-
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_a_shard_that_is_rightly_said_to_be_empty_is_not_scanned(
-    write_shards, load, tmp_path, write, forbid_scans
-):
-    urls = write_shards([3, 0])
-    write(tmp_path, 0)
-    forbid_scans()
-    assert load(urls[1:]).counts.tolist() == [0]
 
 
 def test_a_cached_count_of_0_is_not_believed(write_shards, load, tmp_path):
@@ -96,32 +74,3 @@ def test_shards_without_samples_among_others_are_said_once(write_shards, load, c
         assert f"2 of 4 shards hold no sample, first {urls[1]}" in message
     else:
         assert said == []
-
-
-# --- remote shards
-
-
-@pytest.fixture
-def root(write_shards, tmp_path):
-    """A server of two shards, the second one empty, both said to be empty."""
-    write_shards([3, 0], tmp_path / "served")
-    _json(tmp_path / "served" / "sizes.json", {"000.tar": 3, "001.tar": 0})
-    with serving(tmp_path / "served") as server:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-
-
-@pytest.mark.network
-def test_a_remote_shard_that_begins_with_its_end_marker_is_empty(root, tmp_path):
-    shards = load_index([f"{root}/000.tar", f"{root}/001.tar"], cache=CacheFolder(tmp_path))
-    assert shards.counts.tolist() == [3, 0]
-
-
-@pytest.mark.network
-def test_a_remote_shard_is_not_believed_to_be_empty_against_its_first_header(
-    root, tmp_path, caplog
-):
-    _json(tmp_path / "served" / "sizes.json", {"000.tar": 0, "001.tar": 0})
-    shards = load_index([f"{root}/000.tar?secret", f"{root}/001.tar"], cache=CacheFolder(tmp_path))
-    assert shards.counts is None
-    assert f"sizes.json is not believed that {root}/000.tar holds no sample" in caplog.text
-    assert "secret" not in caplog.text
