@@ -119,13 +119,13 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part", re.DOTALL)
 _RANDOM_BYTES: Final = 8
 _NAME_IN_PART: Final = 50  # characters: the part's name may have 255 bytes
 _PUBLIC: Final = 0o644
-_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _WRITE_REMEDIES: Final = {
     errno.EACCES: "give this user the right to write there",
     errno.EPERM: "give this user the right to write there",
     errno.EROFS: "name another folder",
     errno.ENOSPC: "make room there, or name another folder",
     errno.EDQUOT: "make room there, or name another folder",
+    errno.EFBIG: "name a folder of a file system that takes such files",
     errno.EEXIST: "a file stands where a folder should be: name another folder",
     errno.ENOTDIR: "a file stands where a folder should be: name another folder",
 }
@@ -151,30 +151,24 @@ def new_file(
         part, file = _new_part(path, mode)
     except OSError as error:
         raise not_written(path, error) from error
-    try:
-        with file:
-            try:
-                yield file
-                _publish(file, part, path, is_synced=outlives_power)
-            except BaseException:
-                part.unlink(missing_ok=True)
-                raise
-    except OSError as error:
-        if error.errno in _FULL:
-            raise not_written(path, error) from error
-        raise
+    with file:
+        try:
+            yield file
+            file.flush()
+            if outlives_power:
+                os.fsync(file.fileno())  # a power cut could leave a name without contents
+            part.replace(path)
+        except BaseException as error:
+            part.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.errno in _WRITE_REMEDIES:
+                raise not_written(path, error) from error
+            raise
 
 
 def replace_file(path: Path, data: bytes | str) -> None:
-    """Put these contents at `path` in one step; a file that already has them is not touched.
-
-    Raises:
-        FileAccessError: They cannot be put there.
-    """
-    contents = data.encode() if isinstance(data, str) else data
-    if not _has_contents(path, contents):
-        with new_file(path) as file:
-            file.write(contents)
+    """Put these contents at `path` in one step; errors as of `new_file`."""
+    with new_file(path) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
 
 
 def make_folder(folder: Path, below: str = "") -> Path:
@@ -188,23 +182,14 @@ def make_folder(folder: Path, below: str = "") -> Path:
         for name in Path(below).parts:
             folder = folder / name
             folder.mkdir(exist_ok=True)
-            refuse_link(folder)
+            if folder.is_symlink():
+                raise FileAccessError(
+                    f"{folder} is a link to {folder.readlink()}, and nothing is written through a "
+                    "link that is in a folder of data: remove it, or name another folder"
+                )
     except OSError as error:
         raise not_written(folder, error) from error
     return folder
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse a link where this package has its own folder in one that others may share.
-
-    Raises:
-        FileAccessError: It is one.
-    """
-    if path.is_symlink():
-        raise FileAccessError(
-            f"{path} is a link to {path.readlink()}, and nothing is written through a link that is "
-            "in a folder of data: remove it, or name another folder"
-        )
 
 
 def not_written(path: Path, error: OSError) -> OSError:
@@ -215,24 +200,13 @@ def not_written(path: Path, error: OSError) -> OSError:
     return FileAccessError(f"{path} cannot be written: {error.strerror or error}; {remedy}")
 
 
-def _publish(file: BinaryIO, part: Path, path: Path, *, is_synced: bool) -> None:
-    """Give a written file its name, synced to the disk first."""
-    try:
-        file.flush()
-        if is_synced:
-            os.fsync(file.fileno())  # a power cut could leave a name without contents
-        part.replace(path)
-    except OSError as error:
-        raise not_written(path, error) from error
-
-
 def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """A new file beside `path` that no other program has open; locked for as long as it is open."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags, mode)
 
-    _remove_parts(path.parent)
+    remove_parts(path.parent)
     while True:
         token = secrets.token_hex(_RANDOM_BYTES)
         part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{token}.part")
@@ -244,35 +218,19 @@ def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
 
 
 @lru_cache(maxsize=1024)
-def _remove_parts(folder: Path) -> None:
+def remove_parts(folder: Path) -> None:
     """Remove files that killed runs of this user left; a process looks into each folder once."""
     parts: list[str] = []
-    with suppress(PermissionError), os.scandir(folder) as entries:
+    with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         parts = [entry.path for entry in entries if _PART.fullmatch(entry.name)]
-    for part in parts:
-        with suppress(OSError):  # it was removed or renamed meanwhile, or is another user's
-            _remove_if_left(part)
-
-
-def _remove_if_left(part: str) -> None:
-    """Remove a file of this user, unless a program is writing it."""
-    with left_part(part) as status:
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-            os.unlink(part)  # noqa: PTH108 - a path of scandir; under this name no other file comes
-
-
-@contextmanager
-def left_part(part: str | Path) -> Generator[os.stat_result]:
-    """The status of a `.part` file that no program is writing, which is locked in the block.
-
-    Raises:
-        OSError: A program is writing it, or the file system or this user's rights do not let that
-            be known; or it is gone.
-    """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield os.fstat(file.fileno())
+    for part in parts:
+        # It was removed or renamed meanwhile, or is another user's, or a program is writing it.
+        with suppress(OSError), os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+                os.unlink(part)  # noqa: PTH108 a path of scandir; it names no other file now
 
 
 def take_lock(file: BinaryIO | int) -> bool:
@@ -296,14 +254,12 @@ def locked_file(path: Path) -> Generator[None, None, None]:
         file = os.open(path, flags, 0o600)
     except OSError as error:
         raise not_written(path, error) from error
-    try:
+    with os.fdopen(file):
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-    finally:
         with suppress(OSError):  # a process that was forked meanwhile has the file open, too
             fcntl.flock(file, fcntl.LOCK_UN)
-        os.close(file)
 
 
 @contextmanager
@@ -339,13 +295,3 @@ def _refuse_irregular(path: Path) -> None:
         return
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise irregular(path, mode)
-
-
-def _has_contents(path: Path, contents: bytes) -> bool:
-    """Whether the file exists and holds exactly these bytes."""
-    try:
-        status = path.stat()
-        is_like = stat.S_ISREG(status.st_mode) and status.st_size == len(contents)
-        return is_like and path.read_bytes() == contents
-    except OSError:
-        return False

@@ -11,19 +11,18 @@ Joins, and what filters have left, stay in it until they are cleared, as another
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.plan.kept_order import Numbers
-from lightning_shards.shards.files import left_part, new_file, open_regular
+from lightning_shards.shards.files import new_file, open_regular, remove_parts
 from lightning_shards.shards.urls import is_local, split_url, without_credentials
 
 _DEFAULT: Final = "~/.cache/lightning_shards"
@@ -36,8 +35,7 @@ _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 class CacheFolder:
     """The folder where counts and tables of members are kept between runs.
 
-    It is made where users say which one they want, and need not exist. A user without a home folder
-    has no default one: nothing is found in it, and writing fails.
+    It is made where users say which one they want, and need not exist.
 
     Attributes:
         given: The folder, which may be a link of this user and may begin with `~`. Default:
@@ -48,12 +46,16 @@ class CacheFolder:
 
     @property
     def root(self) -> Path:
-        """The folder by its path; a `~` stays in it if this user has no home folder."""
+        """The folder by its path.
+
+        Raises:
+            FileAccessError: This user has no home folder, and the path begins with `~`.
+        """
         root = Path(self.given or _DEFAULT)
         try:
             return root.expanduser()
-        except RuntimeError:
-            return root
+        except RuntimeError as error:
+            raise FileAccessError(f"no cache in {root}: {error} Name another cache_dir") from error
 
     def counts_of(self, folder: str | os.PathLike[str]) -> Path:
         """The path of the file with the counts of a folder of shards, named by a hash."""
@@ -76,8 +78,7 @@ class CacheFolder:
             FileAccessError: The folder is another user's or could have been written by one; or the
                 file is not a regular one or cannot be opened.
         """
-        root = self.root
-        if _lacks_home(root) or not _is_there(root):
+        if not _is_there(self.root):
             return None
         try:
             return open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -90,8 +91,8 @@ class CacheFolder:
         `outlives_power` is as of `new_file`.
 
         Raises:
-            FileAccessError: The cache folder is another user's or open to others, there is no home
-                folder, or the file is not written.
+            FileAccessError: The cache folder is another user's or open to others, or the file is
+                not written.
             OSError: A folder cannot be made.
         """
         self.make_folder(path.parent)
@@ -102,15 +103,11 @@ class CacheFolder:
         """Make the cache folder, or a folder below it, if it is missing.
 
         Raises:
-            FileAccessError: The cache folder is another user's or open to others, or there is no
-                home folder.
+            FileAccessError: The cache folder is another user's or open to others.
             OSError: It cannot be made.
         """
-        root = self.root
-        if _lacks_home(root):
-            raise FileAccessError("Could not determine home directory.")
-        _make(root)
-        _is_there(root)
+        _make(self.root)
+        _is_there(self.root)
         _make(folder)
 
 
@@ -132,10 +129,6 @@ def _digest_of_folder(folder: str) -> str:
 
 def _digest(folder: str | Path) -> str:
     return hashlib.sha256(os.fsencode(folder)).hexdigest()[:24]
-
-
-def _lacks_home(root: Path) -> bool:
-    return str(root).startswith("~")
 
 
 def _make(folder: Path) -> None:
@@ -207,20 +200,14 @@ FOLDERS: Final = {"joins": "joins", "kept": "filters", "balance": "balanced clas
 """The folders of the cache that hold such files, and what they are of."""
 
 
-class MadeFile(NamedTuple):
-    """A file that runs have made."""
-
-    path: Path
-    size_bytes: int
-
-
-def list_made(cache: CacheFolder) -> dict[str, list[MadeFile]]:
-    """The files by what they are of, largest first; a folder that holds none is left out."""
-    listed: dict[str, list[MadeFile]] = {}
-    for name, of in FOLDERS.items():
-        files = [MadeFile(path, _size_of(path)) for path in _paths(cache.root / name)]
-        if files:
-            listed[of] = sorted(files, key=lambda file: (-file.size_bytes, file.path))
+def list_made(cache: CacheFolder) -> dict[Path, tuple[str, int]]:
+    """The files that runs have made: what each is of, and its bytes."""
+    paths = ((path, of) for name, of in FOLDERS.items() for path in (cache.root / name).glob("*"))
+    listed: dict[Path, tuple[str, int]] = {}
+    for path, of in sorted(paths):
+        if path.suffix not in (".lock", ".part"):  # these may be in use
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                listed[path] = of, path.stat().st_size
     return listed
 
 
@@ -233,29 +220,9 @@ def clear_made(cache: CacheFolder) -> tuple[int, int]:
     Returns:
         How many files were removed, and their bytes.
     """
-    files = [file for of in list_made(cache).values() for file in of if _is_removed(file.path)]
-    return len(files), sum(file.size_bytes for file in files)
-
-
-def _is_removed(path: Path) -> bool:
-    """Remove a file; False if it is being written."""
-    if path.suffix != ".part":
+    made = list_made(cache)
+    for name in FOLDERS:
+        remove_parts(cache.root / name)
+    for path in made:
         path.unlink(missing_ok=True)
-    else:
-        try:
-            with left_part(path):
-                path.unlink()
-        except OSError:
-            return False
-    return True
-
-
-def _paths(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():  # a lock may be held
-        yield from (path for path in folder.iterdir() if path.suffix != ".lock")
-
-
-def _size_of(path: Path) -> int:
-    with suppress(FileNotFoundError):  # it was removed meanwhile
-        return path.stat().st_size
-    return 0
+    return len(made), sum(size for _, size in made.values())

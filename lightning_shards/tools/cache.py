@@ -47,9 +47,8 @@ def _run(options: Namespace) -> int:
 def _list(options: Namespace) -> dict[str, Any]:
     cache = CacheFolder(options.cache_dir)
     made = [
-        {"path": str(file.path), "bytes": file.size_bytes, "of": of}
-        for of, files in list_made(cache).items()
-        for file in files
+        {"path": str(path), "bytes": size, "of": of}
+        for path, (of, size) in list_made(cache).items()
     ]
     return {"cache_dir": str(cache.root), "folders": list_pieces(cache), "made": made}
 

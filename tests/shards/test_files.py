@@ -121,14 +121,6 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-def test_equal_contents_are_not_written_again(tmp_path):
-    replace_file(tmp_path / "a.json", "same")
-    before = (tmp_path / "a.json").stat()
-    replace_file(tmp_path / "a.json", b"same")
-    after = (tmp_path / "a.json").stat()  # to read it may change the time of its last access
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
 # --- what others may have planted
 
 

@@ -114,13 +114,13 @@ def test_tables_in_memory_are_bounded_and_those_used_last_stay(
     store.table_of(third)
 
 
-def test_a_user_without_a_home_gets_tables(path, monkeypatch, caplog):
+def test_a_user_without_a_home_is_asked_for_a_cache(path, monkeypatch):
     def no_home(_):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "expanduser", no_home)
-    assert TableStore(CacheFolder()).table_of(path).num_samples == 3
-    assert "stay in memory" in caplog.text
+    with pytest.raises(FileAccessError, match=r"no cache in ~/\S+: .* Name another cache_dir"):
+        TableStore(CacheFolder()).table_of(path)
 
 
 # --- many shards
