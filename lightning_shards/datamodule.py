@@ -444,7 +444,8 @@ class ShardDataModule(ModuleSettings):
             ShardError: Only one of the two numbers is given, the split is not configured, its
                 shards cannot be found or counted, or they hold too few samples for one step.
         """
-        return self._make_loader(split, self.source(split), place_if_given(rank, world_size))
+        source = self.source(split, ranks=world_size or 1)
+        return self._make_loader(split, source, place_if_given(rank, world_size))
 
     def peek(self, split: SplitName) -> BatchTable:
         """A table of the first batch of a split, before `device_transforms`; nothing is used up.
@@ -457,14 +458,14 @@ class ShardDataModule(ModuleSettings):
         fields = names if config.collate_fn is None else ()
         return peek_at(split, self.source(split), fields, timeout_s)
 
-    def source(self, split: SplitName, index: ShardIndex | None = None) -> Source:
-        """The source of the batches of a split, from the shards of `index` or from its own.
+    def source(self, split: SplitName, index: ShardIndex | None = None, ranks: int = 1) -> Source:
+        """The source of a split, of `index` or its own shards; `ranks` of a node without trainer.
 
         Raises:
             ShardError: The split is not configured, or its settings do not go with its shards.
         """
         shards = self._index(self._named(split)) if index is None else index
-        there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (1, 1)
+        there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (ranks, 1)
         return make_source(self._data_config(), split, shards, *there)
 
     def _wanted_splits(self, stage: str | None = None) -> list[SplitName]:

@@ -33,8 +33,9 @@ from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
-from lightning_shards.remote.ahead.source_cache import cache_of_source, size_of_run
 from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.cache import cache_of_run
+from lightning_shards.remote.source_cache import need_of_source
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import BatchFormat
@@ -247,11 +248,11 @@ def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderCho
     return ReaderChoice(name, config.reader, str(config.sampling), bool(config.stages), patterns)
 
 
-def transport_settings(data: DataConfig) -> TransportSettings:
-    """How one of the workers of a rank reaches remote shards; each has connections of its own."""
+def transport_settings(data: DataConfig, ranks: int = 1) -> TransportSettings:
+    """How a worker of so many ranks of a node reaches remote shards, by its own connections."""
     config = data.loader
     workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
-    connections = max(1, config.connections // max(1, workers))
+    connections = max(1, config.connections // (ranks * max(1, workers)))
     return TransportSettings(
         config.storage_options,
         connections,
@@ -305,7 +306,7 @@ def make_source(
     epochs = EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
     made_of = _Contents(index, epochs, parts, slots)
     if reader == "stream":
-        return _streamed(data, split, made_of)
+        return _streamed(data, split, made_of, ranks)
     return _indexed(data, split, made_of, ranks, nodes)
 
 
@@ -341,7 +342,7 @@ class _Contents(NamedTuple):
     slots: MixtureSlots | None
 
 
-def _streamed(data: DataConfig, split: SplitName, made_of: _Contents) -> Source:
+def _streamed(data: DataConfig, split: SplitName, made_of: _Contents, ranks: int) -> Source:
     """The source that streams these shards."""
     from lightning_shards.readers.stream import Pipeline, StreamSource
 
@@ -361,7 +362,7 @@ def _streamed(data: DataConfig, split: SplitName, made_of: _Contents) -> Source:
         slots=slots,
         batch_format=data.batch_format,
         max_bad=_max_bad(split, data.split(split), data.batch_format),
-        storages=_streamed_storages(data, index),
+        storages=_streamed_storages(data, index, ranks),
         collation=data.collation_of(split),
     )
 
@@ -508,10 +509,12 @@ def _require_forkable(data: DataConfig, config: SplitConfig, index: ShardIndex) 
         require_forkable([*index.urls, *(url for join in joins for url in join.table)])
 
 
-def _streamed_storages(data: DataConfig, index: ShardIndex) -> dict[str, MakeStorage] | None:
+def _streamed_storages(
+    data: DataConfig, index: ShardIndex, ranks: int = 1
+) -> dict[str, MakeStorage] | None:
     """What streams the shards of a split if some are remote, without a cache."""
     is_remote = not all(map(is_local, index.urls))
-    return remote_storages(transport_settings(data)) if is_remote else None
+    return remote_storages(transport_settings(data, ranks)) if is_remote else None
 
 
 def _storages(
@@ -522,18 +525,15 @@ def _storages(
     ranks: int,
     nodes: int,
 ) -> dict[str, MakeStorage] | None:
-    """What reads the shards of a split if some are remote, with the cache of the run.
-
-    `ranks` are those of each node.
-    """
+    """What reads the shards of a split if some are remote, with the cache of the run."""
     if all(map(is_local, index.urls)):
         return None
-    loader, settings = data.loader, transport_settings(data)
+    loader, settings = data.loader, transport_settings(data, ranks)
     folder = CacheFolder(loader.cache_dir)
     batch_size = data.split(split).batch_size
     assert batch_size is not None  # the settings are complete
     prepared = ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker)
-    size = size_of_run(
+    need = need_of_source(
         index,
         order,
         folder,
@@ -543,8 +543,8 @@ def _storages(
         batch_size=batch_size,
         nodes=nodes,
     )
-    run = (job_name(ranks), split, str(order.identity()["seed"]), str(loader.cache_gib))
-    cache = cache_of_source(size, run, folder, loader.cache_gib)
+    run = f"{job_name(ranks)} {split} {order.identity()['seed']} {loader.cache_gib}"
+    cache = need and cache_of_run(folder, run, need, loader.cache_gib)
     return remote_storages(settings, cache)
 
 

@@ -94,7 +94,7 @@ class LoaderConfig:
         connections: Requests for remote shards that a node has under way at most, over all of its
             ranks and workers.
         cache_gib: GiB that the pieces of remote shards may take in ``cache_dir``, of all runs on a
-            node together. Default: three quarters of the free disk, 50 GiB always left.
+            node together. Default: three quarters of the free disk, 50 GiB left.
         ray: Where the actors of ``pool: ray`` run.
     """
 

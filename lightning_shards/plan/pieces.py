@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 
@@ -200,3 +201,29 @@ def _positions(
         if plan.span(step)[1] >= stop or step + 1 == epoch.steps:
             return np.concatenate(parts), step
         step += 1
+
+
+def window_of(order: Order, epochs: EpochSchedule, place: Place) -> int:
+    """The window with which no more is read at a time than a cache is told of.
+
+    A block of each component, or so many that they hold what all workers prepare at once.
+    """
+    prepared = epochs.batch_size * place.world_size * place.num_workers
+    of_blocks = samples_of_blocks(order)
+    return -(-prepared // of_blocks) * of_blocks
+
+
+def samples_of_blocks(order: Order) -> int:
+    """Samples of a block of each component together."""
+    return sum(map(block_of, components_of(order)))
+
+
+def components_of(order: Order) -> list[Order]:
+    """The orders of a mixture's components, or this order alone."""
+    return [each.order for each in order.mix] if isinstance(order, MixtureOrder) else [order]
+
+
+def block_of(order: Order) -> int:
+    """Samples that are shuffled together; a window of those where there are no blocks."""
+    block = int(order.identity().get("shuffle_block", 1))
+    return block if block > 1 else WINDOW

@@ -31,7 +31,7 @@ from lightning_shards.samples.tensors import Arena
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, without_cache
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import is_local, redact
 
@@ -64,6 +64,7 @@ class IndexedSource:
         collation: The `collate_fn` and the reserved entries of the batches.
         joined: The joins that fields come from; None if there are none.
         allows_gaps: Whether a sample that lacks a member is an error only when it is read.
+        fetches_ahead: Whether remote shards are fetched ahead of the batches.
     """
 
     index: ShardIndex
@@ -78,6 +79,7 @@ class IndexedSource:
     collation: Collation = BUILT_IN_COLLATION
     joined: "Joined | None" = None
     allows_gaps: bool = False
+    fetches_ahead: bool = True
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -166,7 +168,13 @@ class IndexedSource:
         """
         worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
         known = self.index, self.cache, self.storages, self.order, self.epochs
-        with reading_shards(*known, joined=self.joined, place=place, cursor=cursor) as reading:
+        with reading_shards(
+            *known,
+            joined=self.joined,
+            place=place,
+            cursor=cursor,
+            fetches_ahead=self.fetches_ahead,
+        ) as reading:
             reading.shards.on_open = self._require_members
             plain = self.collation.takes_arrays
             components = self._components([each.with_arrays(plain=plain) for each in self._recipes])
@@ -246,11 +254,11 @@ class IndexedSource:
             order=order,
             seed=seed,
             recipes=(self._recipes[number].watched(),),
-            storages=without_cache(self.storages),
             collation=collation,
             joined=joined,
             max_bad=None,
             allows_gaps=self.max_bad is not None,
+            fetches_ahead=False,
         )
 
     def lacking_fields(self) -> list[LackingField]:

@@ -1,7 +1,7 @@
 """What one worker reads its batches from: open shards, fetched ahead where they are remote."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,11 +15,11 @@ from lightning_shards.samples.stage_clock import STAGES
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
-from lightning_shards.shards.storage.schemes import MakeStorage, shared_out
+from lightning_shards.shards.storage.schemes import MakeStorage
 
 if TYPE_CHECKING:
     from lightning_shards.readers.joined import Joined
-    from lightning_shards.remote.ahead.fetch_ahead import FetchAhead
+    from lightning_shards.remote.ahead import FetchAhead
 
 _MOST_BYTES: Final = 4 * 2**20
 """Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64
@@ -46,13 +46,13 @@ class Reading:
         The first batch is then read alone, since each of its samples is a request. Where all that
         was to be fetched is in the cache, as much is read together as of local files.
         """
-        if self.ahead is None:
+        ahead = self.ahead
+        if ahead is None:
             return ReadBuffer()
-        storages = self.shards.storages
         return ReadBuffer(
             limit=1,
-            most_bytes=lambda: MOST_BYTES if storages.has_fetched_ahead() else _MOST_BYTES,
-            most_batches=self.ahead.most_batches,
+            most_bytes=lambda: MOST_BYTES if ahead.are_there else _MOST_BYTES,
+            most_batches=ahead.most_batches,
         )
 
     def followed(
@@ -75,32 +75,28 @@ def reading_shards(
     joined: "Joined | None" = None,
     place: Place,
     cursor: Cursor,
+    fetches_ahead: bool = True,
 ) -> Generator[Reading]:
-    """What one worker reads these shards by from the cursor on; it is closed at the end.
-
-    Raises:
-        ConfigError: The rank is not one of its own node.
-    """
+    """What one worker reads these shards by from the cursor on; it is closed at the end."""
     if storages is None:
         with OpenShards(index, cache, joined=joined) as shards:
             yield Reading(shards)
         return
     # what is remote is imported by who reads it
-    from lightning_shards.remote.ahead.fetch_ahead import fetched_ahead
-    from lightning_shards.remote.ahead.piece_plan import PiecePlan, share_of_process, window_of
-    from lightning_shards.remote.ahead.shard_tables import ShardTables
+    from lightning_shards.remote.ahead import FetchAhead, PiecePlan, ShardTables, share_of_process
 
-    shared = shared_out(storages, len(place.ranks_of_node))
-    tables = ShardTables(index, cache, shared, share_of_process(place, place.ranks_of_node))
-    at, asked = (order, epochs, cursor, place), (tables.tables_of, tables.require_same)
-    window = window_of(order, epochs, place)
-    plan = PiecePlan(*at, place.ranks_of_node, index.urls, *asked, window=window)
-    opened = OpenShards(index, cache, storages=shared, joined=joined, unwritten=tables.unwritten)
-    with opened as shards, fetched_ahead(shards.storages, plan, tables) as ahead:
-        meter = FetchMeter(
-            lambda: shards.storages.fetch_totals().plus(tables.fetch_totals()), ahead
-        )
-        yield Reading(shards, ahead, meter)
+    tables = ShardTables(index, cache, storages, share_of_process(place))
+    plan = PiecePlan(order, epochs, cursor, place, index.urls, tables)
+    opened = OpenShards(index, cache, storages=storages, joined=joined, unwritten=tables.unwritten)
+    with ExitStack() as stack:
+        shards = stack.enter_context(opened)
+        stack.callback(tables.close)
+        at, ahead = shards.storages, None
+        if fetches_ahead and any(storage.fetches_ahead for storage, _ in at.grouped(index.urls)):
+            ahead = FetchAhead(plan.announcements(), at, tables.close)
+            stack.callback(ahead.close)
+        totals = lambda: at.fetch_totals().plus(tables.fetch_totals())  # noqa: E731
+        yield Reading(shards, ahead, FetchMeter(totals, ahead))
 
 
 class FetchMeter:

@@ -58,7 +58,7 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
 from lightning_shards.shards.hosts import require_hosts
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, shared_out
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 
 _STAGE_POSITIONS = 1 << 48
 """Where the positions that seed stages begin, far above those of samples."""
@@ -194,8 +194,8 @@ class StreamSource:
                 f"sampling={sampling!r}; resume from a checkpoint of an epoch's end, or train "
                 "with sampling='resampled'"
             )
-        storages_here, clock = shared_out(self.storages, len(place.ranks_of_node)), StageClock()
-        with closing(Storages(storages_here)) as storages, ExitStack() as stack:
+        clock = StageClock()
+        with closing(Storages(self.storages)) as storages, ExitStack() as stack:
             made = [_Running(each, self, clock, storages) for each in self._components]
             running = [stack.enter_context(closing(each)) for each in made]
             meter = FetchMeter(storages.fetch_totals)

@@ -32,7 +32,12 @@ from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, program_problem
+from lightning_shards.shards.storage.schemes import (
+    MakeStorage,
+    Storages,
+    StreamOnlyStorage,
+    program_problem,
+)
 from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 
@@ -325,7 +330,7 @@ def read_shard(
 def _samples(url: str, skip: int, storage: Storage) -> Iterator[Sample]:
     if is_local(url):
         yield from read_samples(url, skip)  # which holds the open file by itself
-    elif not storage.has_ranges:
+    elif isinstance(storage, StreamOnlyStorage):
         yield from islice(_of_program(url, storage), skip, None)
     else:
         with storage.open_stream(url) as stream:

@@ -18,8 +18,8 @@ what was used last would be worse: in random orders a cache for half of the data
 it, and a cache for a quarter 4 %; the fixed half gives 49 %, the fixed quarter 25 %.
 """
 
-import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
@@ -30,6 +30,7 @@ import threading
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -51,7 +52,7 @@ from lightning_shards.shards.urls import redact
 GIB: Final = 2**30
 
 LEFT_FREE_BYTES: Final = 50 * GIB
-"""What the default limit always leaves free on the disk."""
+"""What the default limit leaves free on the disk."""
 
 _SLACK: Final = 16
 """This part of the limit is not promised to pieces that stay: they are chosen by chance, so their
@@ -63,7 +64,6 @@ _EVICTED_AHEAD: Final = 32
 _ONCE: Final = ".once"
 """The names of pieces end so of which runs are drawn anew in each epoch: they never stay."""
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _OBJECT: Final = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
 _PART: Final = ".part"
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -78,20 +78,16 @@ class CacheNeed(NamedTuple):
         data: By what data is recognised that several runs read; a hash of the shards' URLs.
         reads_bytes: What the node reads in an epoch.
         working_set_bytes: What is worked on at a time, such as this block and the next one.
-        tables_bytes: The member tables, which are kept beside the pieces.
         is_drawn: Whether its runs are drawn anew in each epoch, so that none of its pieces is ever
             read again.
-        limit_bytes: What pieces and tables may take.
-        left_free_bytes: What is always left free on the disk.
+        limit_bytes: What pieces may take.
     """
 
     data: str
     reads_bytes: int
     working_set_bytes: int
-    tables_bytes: int = 0
     is_drawn: bool = False
     limit_bytes: int = 0
-    left_free_bytes: int = 0
 
 
 class CachedPiece(NamedTuple):
@@ -110,39 +106,57 @@ def cache_of_run(
 
     Args:
         folder: The cache folder of the user.
-        run: A name that all processes of this run have, and no other run.
-        need: What the run needs; limits are set here.
-        cache_gib: The limit in GiB. Default: three quarters of the disk, 50 GiB always left.
+        run: What only the ranks of one job have in common that read this split.
+        need: What the run needs; its limit is set here.
+        cache_gib: The limit in GiB. Default: three quarters of the disk, 50 GiB left.
 
     Returns:
-        None if the default limit is too low, with a warning: batches are then read exactly.
+        None, with a warning, if the default limit is too low or the user has no folder that can be
+        written to: batches are then read exactly.
 
     Raises:
         ConfigError: The limit that was given is too low.
         FileAccessError: The folder belongs to another user, or others may write to it.
-        OSError: It cannot be made or read.
     """
-    path = folder.root / "pieces"
-    folder.make_folder(path)
-    limit, left_free = int((cache_gib or 0) * GIB), 0
-    if cache_gib is None:
-        with locked(path) as lock:
-            used = _used_bytes(path, lock)
-        limit, left_free = default_limit(shutil.disk_usage(path).free, used), LEFT_FREE_BYTES
-    need = need._replace(limit_bytes=limit, left_free_bytes=left_free)
-    if has_room(need, is_set=cache_gib is not None):
-        return PieceCache(folder, run, need)
-    _warn_once(
+    limit, wanted = _limit_in(folder, cache_gib), need.working_set_bytes
+    if limit is None:
+        return None
+    if limit >= wanted:
+        name = hashlib.sha256(f"{run} {need.data}".encode(errors="surrogateescape")).hexdigest()
+        return PieceCache(folder, name[:32], need._replace(limit_bytes=limit))
+    if cache_gib is not None:
+        raise ConfigError(
+            f"cache_gib={cache_gib:.3g} is too little: the block that is read and the one that "
+            f"follows have {wanted / GIB:.3g} GiB; set cache_gib to "
+            f"{-(-wanted * 100 // GIB) / 100:.2f} or more, or a smaller shuffle_block, or leave "
+            "cache_gib out: batches are then read without a cache where the disk has no room for it"
+        )
+    warn_once(
         f"nothing is kept of remote shards: {folder.root} has {limit / GIB:.3g} GiB for it, and "
-        f"what is worked on has {need.working_set_bytes / GIB:.3g} GiB, the member tables "
-        f"{need.tables_bytes / GIB:.3g} GiB; name a folder with more room as cache_dir, or set "
-        "cache_gib or a smaller shuffle_block"
+        f"what is worked on has {wanted / GIB:.3g} GiB; name a folder with more room as cache_dir, "
+        "or set cache_gib or a smaller shuffle_block"
     )
     return None
 
 
+def _limit_in(folder: CacheFolder, cache_gib: float | None) -> int | None:
+    """The bytes that pieces may take; None, with a warning, where the folder cannot be used."""
+    path = folder.root / "pieces"
+    try:
+        folder.make_folder(path)
+        with locked(path) as lock:
+            limit = default_limit(shutil.disk_usage(path).free, _used_bytes(path, lock))
+    except OSError as error:
+        if isinstance(error, FileAccessError) and not str(folder.root).startswith("~"):
+            raise
+        what = f"nothing is kept of remote shards: {folder.root} cannot be used: {error}"
+        warn_once(f"{what}; name another cache_dir")
+        return None
+    return limit if cache_gib is None else int(cache_gib * GIB)
+
+
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
     """Each loader of a run would say it again."""
     _log.warning("%s", message)
 
@@ -161,34 +175,9 @@ def default_limit(free_bytes: int, used_bytes: int) -> int:
     return max(0, min(room * 3 // 4, room - LEFT_FREE_BYTES))
 
 
-def has_room(need: CacheNeed, *, is_set: bool) -> bool:
-    """Whether the cache holds what the node works with; without it batches are read exactly.
-
-    Args:
-        need: What the run needs.
-        is_set: Whether the user set the limit.
-
-    Raises:
-        ConfigError: The user set it too low.
-    """
-    wanted = need.working_set_bytes + need.tables_bytes
-    if need.limit_bytes >= wanted:
-        return True
-    if not is_set:
-        return False
-    raise ConfigError(
-        f"cache_gib={need.limit_bytes / GIB:.3g} is too little: the block that is read and the "
-        f"one that follows have {need.working_set_bytes / GIB:.3g} GiB, and the member tables "
-        f"{need.tables_bytes / GIB:.3g} GiB; set cache_gib to {-(-wanted * 100 // GIB) / 100:.2f} "
-        "or more, or a smaller shuffle_block, or leave cache_gib out: batches are then read "
-        "without a cache where the disk has no room for one"
-    )
-
-
-def limit_of_pieces(needs: Collection[CacheNeed]) -> int:
-    """What pieces may take: the lowest limit of the open runs, less the tables."""
-    limit = min((need.limit_bytes for need in needs), default=0)
-    return max(0, limit - _sum_of_data((need.data, need.tables_bytes) for need in needs))
+def limit_of_pieces(needs: Iterable[CacheNeed]) -> int:
+    """What pieces may take: the lowest limit of the open runs."""
+    return min((need.limit_bytes for need in needs), default=0)
 
 
 def kept_fraction(needs: Collection[CacheNeed]) -> float:
@@ -210,15 +199,11 @@ def kept_fraction(needs: Collection[CacheNeed]) -> float:
 
 
 def _staying_bytes(needs: Iterable[CacheNeed]) -> int:
-    """What is read of the data of which pieces come again."""
-    return _sum_of_data((need.data, need.reads_bytes) for need in needs if not need.is_drawn)
-
-
-def _sum_of_data(sizes: Iterable[tuple[str, int]]) -> int:
-    """The sum of sizes; runs that read the same data share its bytes."""
+    """What is read of the data of which pieces come again; runs that read the same share it."""
     of_data: dict[str, int] = {}
-    for data, size in sizes:
-        of_data[data] = max(size, of_data.get(data, 0))
+    for need in needs:
+        if not need.is_drawn:
+            of_data[need.data] = max(need.reads_bytes, of_data.get(need.data, 0))
     return sum(of_data.values())
 
 
@@ -241,20 +226,17 @@ def pieces_to_drop(
 
 def _first_bytes(pieces: Iterable[CachedPiece], size: float) -> list[CachedPiece]:
     """The first ones that have so many bytes together."""
-    taken: list[CachedPiece] = []
-    for piece in pieces:
-        if size <= 0:
-            break
-        taken.append(piece)
-        size -= piece.size
-    return taken
+    listed = list(pieces)
+    before = accumulate((piece.size for piece in listed), initial=0)
+    return [piece for piece, freed in zip(listed, before, strict=False) if freed < size]
 
 
 class PieceCache:
     """The pieces that a node keeps, as one process and all its threads see them.
 
     It enters the folder when it is first used, and can be pickled: other processes of the run enter
-    it, too. What cannot be kept is served from memory, and one warning says why.
+    it, too. Of any method, errors are a FileAccessError if the folder is another user's or others
+    may write to it, and an OSError if it cannot be used.
 
     Args:
         root: The cache folder of the user.
@@ -269,8 +251,6 @@ class PieceCache:
         self._root, self._run, self.need = root, run, need
         self._path = root.root / "pieces"
         self._entered: int | None = None  # the file of the run, locked
-        self._is_usable = True
-        self._has_warned = False
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[type["PieceCache"], tuple[CacheFolder, str, CacheNeed]]:
@@ -278,65 +258,59 @@ class PieceCache:
         return PieceCache, (self._root, self._run, self.need)
 
     def open(self, piece: Piece) -> OpenPiece | None:
-        """A piece that is in the cache; None if it is not, or not whole.
-
-        Raises:
-            FileAccessError: The cache folder is another user's, or others may write to it.
-        """
-        if self._has_entered():
-            with self._warning():
-                return open_piece(self._path_of(piece), piece.begin, piece.end)
-        return None
+        """A piece that is in the cache; None if it is not, or not whole."""
+        self._enter()
+        return open_piece(self._path_of(piece), piece.begin, piece.end)
 
     def has(self, piece: Piece) -> bool:
-        """Whether a piece is in the cache, found without opening its file; errors as of `open`."""
-        return self._has_entered() and is_there(self._path_of(piece), piece.size)
+        """Whether a piece is in the cache, found without opening its file."""
+        self._enter()
+        return is_there(self._path_of(piece), piece.size)
 
     def load(self, piece: Piece, fetch: Callable[[], bytes | bytearray]) -> bool | None:
         """Fetch a piece that is not in the cache.
 
-        Args:
-            piece: Which one.
-            fetch: Is called at most once, by one process of the node at a time, and only where
-                there is room for the piece.
+        `fetch` is called at most once, by one process of the node at a time, and only where there
+        is room for the piece.
 
         Returns:
             Whether it is there now; None if another process or thread fetches it.
 
         Raises:
-            FileAccessError: As of `open`.
             DamagedShardError: `fetch` gave another number of bytes.
             Exception: What `fetch` raises; the next one who asks for the piece fetches it.
         """
-        part, has_room, is_kept = None, False, False
+        self._enter()
+        path, is_kept = self._path_of(piece), False
+        part = self._begin(path)
+        if part is None:
+            return None
         try:
-            with self._warning():
-                part = self._begin(piece) if self._has_entered() else None
-                if part is None:
-                    return False if self._entered is None else None
-                if self.open(piece) is not None:
-                    return True
-                has_room = self._has_room(part.file, piece.size + TRAILER_BYTES)
-            if has_room:
-                data = memoryview(fetch()).cast("B")
-                if len(data) != piece.size:
-                    raise DamagedShardError(
-                        f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte "
-                        f"{piece.begin:,}, not {piece.size:,}; check the network, and whether the "
-                        "object is being replaced"
-                    )
-                with self._warning():
-                    is_kept = self._is_kept(part, data)
-            return is_kept
+            if self.open(piece) is not None:
+                return True
+            if not self._has_room(part.file, piece.size + TRAILER_BYTES):
+                return False
+            data = memoryview(fetch()).cast("B")
+            if len(data) != piece.size:
+                raise DamagedShardError(
+                    f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte "
+                    f"{piece.begin:,}, not {piece.size:,}; check the network, and whether the "
+                    "object is being replaced"
+                )
+            write_piece(part.file, data)
+            os.rename(path + _PART, path)  # noqa: PTH104 a string
+            believe(part.file)
+            is_kept = True
+            return True
         finally:
-            if part is not None and not is_kept:
+            if not is_kept:
                 with suppress(OSError):
-                    os.unlink(part.path + _PART)  # noqa: PTH108 a string
+                    os.unlink(path + _PART)  # noqa: PTH108 a string
 
     def close(self) -> None:
         """Leave the folder; open pieces stay readable. Used again, it enters the folder again."""
         with self._lock:
-            entered, self._entered, self._is_usable = self._entered, None, True
+            entered, self._entered = self._entered, None
         if entered is not None:
             os.close(entered)
             with suppress(OSError), locked(self._path):
@@ -345,106 +319,62 @@ class PieceCache:
     def _path_of(self, piece: Piece) -> str:
         return f"{self._path}/{piece.folder}/{piece.name}{_ONCE * self.need.is_drawn}"
 
-    def _has_entered(self) -> bool:
-        with self._lock, self._warning():
-            if self._entered is None and self._is_usable:
-                self._is_usable = False  # unless that goes well
-                self._entered = self._register()
-        return self._entered is not None
-
-    @contextmanager
-    def _warning(self) -> Generator[None]:
-        """Errors of the folder are told once; not that it is not private."""
-        try:
-            yield
-        except FileAccessError:
-            self._is_usable = True  # so that it is said again
-            raise
-        except OSError as error:
-            self._warn(error)
-
-    def _register(self) -> int:
+    def _enter(self) -> None:
         """Make the need known; that of the first process of a run holds for all of them."""
-        self._root.make_folder(self._path / "runs")
-        with locked(self._path) as lock:
-            if not open_needs(self._path):
-                _write_used(lock, _recount(self._path)[1])
-            file = os.open(self._path / "runs" / self._run, _OPEN, 0o600)
-            fcntl.flock(file, fcntl.LOCK_SH)  # nobody holds it alone, except with the other lock
-            if not os.fstat(file).st_size:
-                os.write(file, json.dumps(self.need._asdict()).encode())
-            return file
+        with self._lock:
+            if self._entered is not None:
+                return
+            self._root.make_folder(self._path / "runs")
+            with locked(self._path) as lock:
+                if not open_needs(self._path):
+                    _write_used(lock, _recount(self._path)[1])
+                file = os.open(self._path / "runs" / self._run, _OPEN, 0o600)
+                fcntl.flock(file, fcntl.LOCK_SH)  # held alone only with the other lock
+                if not os.fstat(file).st_size:
+                    os.write(file, json.dumps(self.need._asdict()).encode())
+                self._entered = file
 
-    def _begin(self, piece: Piece) -> OpenPiece | None:
+    def _begin(self, path: str) -> OpenPiece | None:
         """The file of a piece to be, locked; None if another process or thread has it locked."""
-        path = self._path_of(piece)
         while True:
             try:
-                file = os.open(path + _PART, _OPEN, 0o600)
+                part = OpenPiece(0, os.open(path + _PART, _OPEN, 0o600))
             except FileNotFoundError:  # there is no folder
                 self._root.make_folder(Path(path).parent)
                 continue
-            part = OpenPiece(piece.begin, piece.end, file, path)
-            if not _is_free(file):
+            if not _is_free(part.file):
                 return None
             with suppress(FileNotFoundError):  # else it has its name by now, or was removed
-                if os.path.samestat(os.lstat(path + _PART), os.fstat(file)):
+                if os.path.samestat(os.lstat(path + _PART), os.fstat(part.file)):
                     return part
 
-    def _is_kept(self, part: OpenPiece, data: memoryview) -> bool:
-        """Write a piece; whether it is in the cache now: a process that has left keeps nothing."""
-        try:
-            write_piece(part.file, data)
-        except OSError as error:
-            size = len(data) + TRAILER_BYTES
-            if error.errno not in _FULL or not self._has_room(part.file, size, is_full=True):
-                raise
-            self._warn(error)
-            write_piece(part.file, data)
-        if self._entered is None:
-            return False
-        os.rename(part.path + _PART, part.path)  # noqa: PTH104 a string
-        believe(part.file)
-        return True
-
-    def _has_room(self, file: int, size: int, *, is_full: bool = False) -> bool:
+    def _has_room(self, file: int, size: int) -> bool:
         """Whether there is room for a file, which then has its size, so that a recount sees it."""
         os.ftruncate(file, 0)
         with locked(self._path) as lock:
             used, needs = _used_bytes(self._path, lock), open_needs(self._path) or [self.need]
-            if is_full or self._lacking(used, size, needs) > 0:
+            limit = limit_of_pieces(needs)
+            if used + size > limit:
                 pieces, used = _recount(self._path)
-                lacking = max(self._lacking(used, size, needs), size if is_full else 0)
-                if lacking > 0:
-                    lacking += min(limit_of_pieces(needs), used) // _EVICTED_AHEAD
-                used -= _drop(pieces_to_drop(pieces, needs, lacking))
-            has_room = self._lacking(used, size, needs) <= 0
+                if used + size > limit:
+                    lacking = used + size - limit + min(limit, used) // _EVICTED_AHEAD
+                    used -= _drop(pieces_to_drop(pieces, needs, lacking))
+            has_room = used + size <= limit
             _write_used(lock, used + size * has_room)  # first, as too much is no harm
             os.ftruncate(file, size * has_room)
-        if not has_room:
-            self._warn(None)
         return has_room
 
-    def _lacking(self, used: int, size: int, needs: list[CacheNeed]) -> int:
-        """Bytes that must be made free for so many new ones; 0 or less: none."""
-        lacking = used + size - limit_of_pieces(needs)
-        left_free = max(need.left_free_bytes for need in needs)
-        if left_free:
-            lacking = max(lacking, left_free + size - shutil.disk_usage(self._path).free)
-        return lacking
-
-    def _warn(self, error: OSError | None) -> None:
+    def warn(self, error: OSError | None = None) -> None:
         """Say once why pieces are not kept; without an error, for lack of room."""
-        is_first, self._has_warned = not self._has_warned, True
-        if not is_first:
-            return
         what = "cache_gib or the disk has no room for more than what is worked on"
         remedy = "make room there, set another cache_gib, or name another cache_dir"
         if error is not None:
             what = error.strerror or str(error)
             remedy = REMEDIES.get(error.errno or 0, remedy)
-        text = "pieces are not kept in %s, and fetched again when they are wanted again: %s; %s"
-        _log.warning(text, self._path, what, remedy)
+        warn_once(
+            f"pieces are not kept in {self._path}, and fetched again when they are wanted again: "
+            f"{what}; {remedy}"
+        )
 
 
 @contextmanager
@@ -500,12 +430,12 @@ def _recount(path: Path) -> tuple[list[CachedPiece], int]:
     """The pieces, and bytes of all files; what killed processes left is removed."""
     pieces: list[CachedPiece] = []
     writing = 0
-    for folder in os.scandir(path):
-        if not _OBJECT.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+    for folder in path.iterdir():
+        if not _OBJECT.fullmatch(folder.name) or not folder.is_dir():
             continue
         with suppress(OSError):
-            os.rmdir(folder.path)  # noqa: PTH106 an empty one
-        with suppress(FileNotFoundError), os.scandir(folder.path) as files:
+            folder.rmdir()  # an empty one
+        with suppress(FileNotFoundError), os.scandir(folder) as files:
             for file in files:
                 with suppress(FileNotFoundError):  # it was dropped meanwhile
                     status = file.stat(follow_symlinks=False)

@@ -12,12 +12,11 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Final, NamedTuple
-from weakref import WeakSet
+from typing import Final, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -29,12 +28,7 @@ from lightning_shards.remote.request_threads import RequestThreads
 from lightning_shards.remote.transport import Body, Transport, version_of_stamp
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.urls import redact
-from lightning_shards.system.process import (
-    Fetching,
-    raise_if_cancelled,
-    share_of_files,
-    take_from,
-)
+from lightning_shards.system.process import Fetching, raise_if_cancelled, share_of_files, take_from
 
 WAIT_S: Final = 2.0
 """A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.
@@ -61,9 +55,6 @@ _MOST_OPEN: Final = 400
 """A block has pieces in some 256 runs. Each takes a file descriptor, of which a process has 1,024
 by default."""
 
-_IN_USE: Final = WeakSet["Fetcher"]()
-"""Those of this process, which share its descriptors: each worker that is a thread has its own."""
-
 _log = logging.getLogger(__name__)
 
 _Object = tuple[str, str | None]
@@ -73,10 +64,11 @@ _Object = tuple[str, str | None]
 class _Segment(NamedTuple):
     """Bytes of an object that a batch wants, the memory for them, and the piece that has them."""
 
+    of_object: _Object
     begin: int
     end: int
     into: memoryview
-    piece: Piece | None
+    piece: Piece | None = None
 
     def fill(self, offset: int, data: bytearray) -> None:
         """Take what it wants from the bytes at this offset of the object."""
@@ -85,9 +77,6 @@ class _Segment(NamedTuple):
             wanted = memoryview(data)[begin - offset : end - offset]
             self.into[begin - self.begin : end - self.begin] = wanted
 
-
-_Wanted = defaultdict[_Object, list[_Segment]]
-"""What is wanted of each object."""
 
 _Pieces = tuple[list[int], list[Piece]]
 """The first byte of each piece of one object, ascending, and the pieces."""
@@ -136,12 +125,10 @@ class Fetcher:
         self._most_ahead = max(1, most - most // _LEFT_FOR_BATCHES)
         self._known: deque[dict[_Object, _Pieces]] = deque(maxlen=_REMEMBERED)
         self._queue = deque[Piece]()
-        self._lacking: list[Piece] | None = None  # of those announced last
         self._coming, self._under_way = set[Piece](), set[Piece]()
-        self._open: dict[Piece, OpenPiece] = {}  # the least recently used one is the first
         self._has_read, self._changed = False, threading.Condition()
 
-    def fetch_ahead(self, pieces: Sequence[Piece]) -> None:
+    def fetch_ahead(self, pieces: Sequence[Piece]) -> bool:
         """Fetch these pieces ahead, in this order, and no others that were announced before.
 
         It begins when all requests of the first batch have been made. Pieces that are there cost
@@ -151,25 +138,21 @@ class Fetcher:
         Args:
             pieces: What the node needs of this block and the next, with what this process is to
                 fetch before what others are to fetch; of 8 MiB at most.
+
+        Returns:
+            Whether all of them are there.
         """
         try:
             lacking = [piece for piece in pieces if self._cache and not self._cache.has(piece)]
-        except ShardError:  # whoever reads a batch gets it
+        except OSError:  # whoever reads a batch gets it
             lacking = list(pieces)
         with self._changed:
             self._known.append(_by_object(pieces))
             self._coming = set(lacking) | self._coming & self._under_way
             self._queue = deque(dict.fromkeys(lacking))
-            self._lacking = lacking if pieces else None
         if self._has_read:
             self._begin()
-
-    def has_all(self) -> bool:
-        """Whether nothing is kept, or pieces were announced and the last ones are all there."""
-        lacking = self._lacking
-        while lacking and self._cache and self._cache.has(lacking[-1]):
-            lacking.pop()
-        return self._cache is None or lacking == []
+        return not lacking
 
     def read(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges of a batch at once; nothing is written to their memory after the call.
@@ -182,7 +165,7 @@ class Fetcher:
             ShardError: As of `Transport.read`, but for another version.
             FileAccessError: The cache folder is another user's, or others may write to it.
         """
-        missing, sizes, began = self._missing(reads), dict[_Object, int](), perf_counter()
+        missing, sizes, began = self._unread(self._wanted(reads)), {}, perf_counter()
         if missing:
             with Fetching():
                 if self._has_read:
@@ -199,128 +182,109 @@ class Fetcher:
             self._queue.clear()
             self._coming.clear()
             self._changed.notify_all()
-        self._open = {}
-        _IN_USE.discard(self)
         if self._cache is not None:
+            _opened.cache_clear()
             self._cache.close()
 
     def _begin(self) -> None:
         """Begin what was announced, behind the requests of the first batch."""
         self._has_read = True
-        if not self._queue:
-            return
         with self._changed:
             under_way = self._under_way
-            while self._queue and len(under_way) < self._most_ahead:
+            while len(under_way) < self._most_ahead:
+                # One that is under way is tried again, if its process or thread does not bring it
+                piece = next((piece for piece in self._queue if piece not in under_way), None)
                 size = sum(piece.size for piece in under_way)
-                if under_way and size + self._queue[0].size > _MOST_AHEAD:
+                if piece is None or (under_way and size + piece.size > _MOST_AHEAD):
                     break
-                piece = self._queue.popleft()
-                if piece not in under_way:
-                    under_way.add(piece)
-                    self._threads.begin(partial(self._fetch_piece, piece))
+                self._queue.remove(piece)
+                under_way.add(piece)
+                self._threads.begin(partial(self._fetch_piece, piece))
 
     def _fetch_piece(self, piece: Piece) -> None:
         assert self._cache is not None
-        is_there = is_failed = False
+        is_there, failure = None, None
         try:
             is_there = self._cache.load(piece, partial(self._data_of, piece))
         except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
-            is_failed = True
             _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
+            failure = error
+        broken = failure if is_of_folder(failure) else None
         with self._changed:
             self._under_way.discard(piece)
-            if is_there or is_failed:
-                self._coming.discard(piece)
-            elif is_there is not None:
-                # There is no room, and what is fetched now would be fetched again by who needs it.
+            if is_there is False or broken:
+                # What is fetched now would be fetched again by who needs it
+                self._cache.warn(broken)
                 self._coming.clear()
                 self._queue.clear()
+            elif is_there or failure:
+                self._coming.discard(piece)
             self._changed.notify_all()
         self._begin()
 
     def _data_of(self, piece: Piece) -> bytearray:
         return self._transport.read(piece.url, piece.begin, piece.end, piece.version).data
 
-    def _missing(self, reads: Sequence[ShardReads]) -> _Wanted:
-        """Read what is in pieces of the cache; the rest."""
-        missing, known = _Wanted(list), tuple(self._known)
+    def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:
+        """What is wanted, cut where one piece ends and another begins."""
+        known = tuple(self._known)
         for each in reads:
-            of_object, place, is_asked = _object_of(each), 0, False
+            of_object, place, is_empty = _object_of(each), 0, bool(each.starts)
             found = [pieces for announced in known if (pieces := announced.get(of_object))]
             for start, stop in zip(each.starts, each.stops, strict=True):
                 while start < stop:
                     piece, end = _holder(found, start, stop)
-                    memory = each.into[place : place + end - start]
-                    if not self._is_read(piece, start, memory):
-                        missing[of_object].append(_Segment(start, end, memory, piece))
-                    place, start, is_asked = place + end - start, end, True  # noqa: PLW2901
-            if each.starts and each.stat and not is_asked:  # nothing but a request shows a change
-                start = each.starts[0]
-                missing[of_object].append(_Segment(start, start, each.into[:0], None))
-        return missing
+                    into = each.into[place : place + end - start]
+                    yield _Segment(of_object, start, end, into, piece)
+                    place, start, is_empty = place + end - start, end, False  # noqa: PLW2901
+            if is_empty and each.stat:  # nothing but a request shows a change
+                yield _Segment(of_object, each.starts[0], each.starts[0], each.into[:0])
 
-    def _is_read(self, piece: Piece | None, start: int, into: memoryview) -> bool:
-        """Read bytes from the piece that has them, if that is in the cache."""
-        opened = None if piece is None else self._opened(piece)
-        if piece is None or opened is None:
+    def _unread(self, segments: Iterable[_Segment]) -> list[_Segment]:
+        """Read what is in pieces of the cache; the rest."""
+        return [each for each in segments if not self._is_read(each)]
+
+    def _is_read(self, segment: _Segment) -> bool:
+        piece, cache = segment.piece, self._cache
+        if piece is None or cache is None:
             return False
         try:
-            opened.read_into(start, into)
+            _opened(cache, piece).read_into(segment.begin, segment.into)
+        except FileNotFoundError:
+            return False
         except OSError as error:
-            _log.warning(
-                "the disk of the cache does not give %s: %s; these bytes are fetched again: check "
-                "that disk, or name another cache_dir",
-                error.filename,
-                error.strerror,
-            )
-            self._open.pop(piece, None)
+            if not is_of_folder(error):  # it is not private
+                raise
+            cache.warn(error)
+            _opened.cache_clear()
             return False
         return True
 
-    def _opened(self, piece: Piece) -> OpenPiece | None:
-        held = self._open
-        opened = held.pop(piece, None)
-        if opened is None and self._cache is not None:
-            opened = self._cache.open(piece)
-            _IN_USE.add(self)
-            most = max(1, min(_MOST_OPEN, share_of_files(len(_IN_USE))))
-            while len(held) >= most:
-                del held[next(iter(held))]  # its file is closed with its last reader
-        if opened is not None:
-            held[piece] = opened
-        return opened
-
-    def _waited_for(self, missing: _Wanted) -> _Wanted:
+    def _waited_for(self, missing: list[_Segment]) -> list[_Segment]:
         """What is still missing when none of it is on its way, or it was waited for long enough."""
         until = perf_counter() + self._wait_s
-        while (late := self._coming.intersection(_pieces_in(missing))) and perf_counter() < until:
+        while late := self._coming.intersection(segment.piece for segment in missing):
+            if perf_counter() >= until:
+                break
             with self._changed:
                 self._changed.wait(_LOOK_S)
             raise_if_cancelled()
-            left = _Wanted(list)
-            for of_object, segments in missing.items():
-                for each in segments:
-                    if not self._is_read(each.piece, each.begin, each.into):
-                        left[of_object].append(each)
-            missing = left
+            missing = self._unread(missing)
         with self._changed:  # their process may have ended: nobody waits for them once more
             self._coming -= late
             self._queue.extendleft(late)
         return missing
 
-    def _fetched(self, missing: _Wanted) -> dict[_Object, int]:
+    def _fetched(self, missing: list[_Segment]) -> dict[_Object, int]:
         """Fetch these bytes; the size of each object, or -1 if it is another version."""
         answered: SimpleQueue[Future[Body]] = SimpleQueue()
         begun: dict[Future[Body], tuple[_Object, int, Sequence[_Segment]]] = {}
-        for of_object, wanted in missing.items():
-            for begin, end, segments in _joined(wanted):
-                for start, stop in parts_of(begin, end) or [(begin, end)]:
-                    url, version = of_object
-                    read = partial(self._transport.read, url, start, stop, version)
-                    future = self._threads.begin(read)
-                    begun[future] = of_object, start, segments
-                    future.add_done_callback(answered.put)
+        for (url, version), begin, end, segments in _joined(missing):
+            for start, stop in parts_of(begin, end) or [(begin, end)]:
+                read = partial(self._transport.read, url, start, stop, version)
+                future = self._threads.begin(read)
+                begun[future] = (url, version), start, segments
+                future.add_done_callback(answered.put)
         self._begin()
         sizes: dict[_Object, int] = {}
         try:
@@ -341,6 +305,24 @@ class Fetcher:
             for future in begun:
                 future.cancel()
         return sizes
+
+
+@lru_cache(maxsize=min(_MOST_OPEN, share_of_files(1)))
+def _opened(cache: PieceCache, piece: Piece) -> OpenPiece:
+    """A piece that is in the cache, and stays open for all threads; its file may be dropped.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        OSError: As of `PieceCache`.
+    """
+    if (opened := cache.open(piece)) is None:
+        raise FileNotFoundError
+    return opened
+
+
+def is_of_folder(error: Exception | None) -> TypeGuard[OSError]:
+    """Whether the cache folder fails, and not a store or a folder that is not private."""
+    return isinstance(error, OSError) and not isinstance(error, ShardError)
 
 
 def _object_of(reads: ShardReads) -> _Object:
@@ -370,22 +352,24 @@ def _holder(found: Sequence[_Pieces], start: int, stop: int) -> tuple[Piece | No
     return None, stop
 
 
-def _pieces_in(missing: _Wanted) -> Iterator[Piece | None]:
-    return (segment.piece for segments in missing.values() for segment in segments)
-
-
-def _joined(segments: list[_Segment]) -> Iterable[tuple[int, int, Sequence[_Segment]]]:
-    """Begin and end of what is fetched together of one object, and what is wanted of it.
+def _joined(
+    segments: Iterable[_Segment],
+) -> Iterator[tuple[_Object, int, int, Sequence[_Segment]]]:
+    """The object, begin and end of what is fetched together, and what is wanted of it.
 
     Gaps are fetched, too, that cost less than requests.
     """
-    ordered = sorted(segments, key=lambda segment: segment.begin)
-    begins = np.array([segment.begin for segment in ordered], np.int64)
-    ends = np.array([segment.end for segment in ordered], np.int64)
-    ranges = joined(begins, ends, _GAP)
-    cuts = pairwise([*ranges.firsts.tolist(), len(ordered)])
-    groups = (ordered[first:stop] for first, stop in cuts)
-    return zip(ranges.begins.tolist(), ranges.ends.tolist(), groups, strict=True)
+    of_objects: defaultdict[_Object, list[_Segment]] = defaultdict(list)
+    for segment in sorted(segments, key=lambda segment: segment.begin):
+        of_objects[segment.of_object].append(segment)
+    for of_object, ordered in of_objects.items():
+        begins = np.array([segment.begin for segment in ordered], np.int64)
+        ends = np.array([segment.end for segment in ordered], np.int64)
+        ranges = joined(begins, ends, _GAP)
+        cuts = pairwise([*ranges.firsts.tolist(), len(ordered)])
+        spans = zip(ranges.begins.tolist(), ranges.ends.tolist(), cuts, strict=True)
+        for begin, end, (first, stop) in spans:
+            yield of_object, begin, end, ordered[first:stop]
 
 
 def _lengths(reads: ShardReads, size: int | None) -> list[int]:
@@ -393,6 +377,4 @@ def _lengths(reads: ShardReads, size: int | None) -> list[int]:
     spans = zip(reads.starts, reads.stops, strict=True)
     if size is None:
         return [stop - start for start, stop in spans]
-    if size < 0:
-        return [-1] * len(reads.starts)
-    return [max(0, min(stop, size) - start) for start, stop in spans]
+    return [max(0, min(stop, size) - start) if size >= 0 else -1 for start, stop in spans]

@@ -11,7 +11,6 @@ import os
 import stat
 import struct
 import weakref
-from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -23,8 +22,6 @@ _TRAILER: Final = struct.Struct("<8sIQI40x")
 _MAGIC: Final = b"lsPIECE\n"
 _VERSION: Final = 2
 """Pieces of version 1 may hold what was still encrypted: they are fetched again."""
-
-_CHUNK: Final = 1 << 20
 
 _checked: Final[set[tuple[int, int]]] = set()
 """The pieces that this process wrote or checked: inode and time of change, which a write moves."""
@@ -63,6 +60,17 @@ class Piece(NamedTuple):
         return f"{self.begin}-{self.end}"
 
 
+@lru_cache(maxsize=1024)  # a block has pieces of a few hundred shards, and is announced three times
+def _folder_of(url: str, version: str) -> str:
+    named = f"{without_credentials(url)}\n{version}"
+    return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
+
+
+def share_of(folder: str, name: str) -> float:
+    """A number from 0 to 1 that a piece has for ever, each number equally likely."""
+    return int.from_bytes(hashlib.sha256(f"{folder}/{name}".encode()).digest()[:6]) / 2**48
+
+
 class OpenPiece:
     """The bytes of one piece in its open file; they cannot change any more.
 
@@ -70,35 +78,25 @@ class OpenPiece:
 
     Args:
         begin: Offset in the object of the first byte, which is that of the file, too.
-        end: Offset behind the last byte.
         file: The descriptor of its file.
-        path: Where its file was, for errors.
     """
 
-    def __init__(self, begin: int, end: int, file: int, path: str) -> None:
-        self.begin, self.end, self.file, self.path = begin, end, file, path
+    def __init__(self, begin: int, file: int) -> None:
+        self._begin, self.file = begin, file
         weakref.finalize(self, os.close, file)
 
     def read_into(self, start: int, into: memoryview) -> None:
         """Fill this memory with the bytes from this offset of the object on.
 
         Raises:
-            OSError: The file cannot be read, or the piece ends before; it names the file.
+            OSError: The file cannot be read, or ends before.
         """
-        assert self.begin <= start <= start + len(into) <= self.end
-        first, done = start - self.begin, 0
-        while done < len(into):
-            try:
-                more = os.preadv(self.file, [into[done:]], first + done)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, self.path) from error
-            if not more:
-                raise OSError(errno.EIO, f"the file ends after {first + done:,} bytes", self.path)
-            done += more
+        if os.preadv(self.file, [into], start - self._begin) < len(into):
+            raise OSError(errno.EIO, "a file of it was cut short")
 
 
 def write_piece(file: int, data: memoryview) -> None:
-    """Write the bytes of a piece and its trailer to a new file, which this process then believes.
+    """Write the bytes of a piece and its trailer to a new file.
 
     Raises:
         OSError: It cannot be written.
@@ -107,13 +105,6 @@ def write_piece(file: int, data: memoryview) -> None:
         out.seek(0)
         out.write(data)
         out.write(_TRAILER.pack(_MAGIC, _VERSION, len(data), crc32(data)))
-
-
-def believe(file: int) -> None:
-    """Take this file for a whole piece from now on, as this process has written or checked it."""
-    if len(_checked) >= _MOST_CHECKED:
-        _checked.clear()
-    _checked.add(_identity(os.fstat(file)))
 
 
 def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
@@ -126,13 +117,12 @@ def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    opened = OpenPiece(begin, end, file, path)
-    if _is_whole(file, end - begin):
-        return opened
-    with suppress(FileNotFoundError):
+        opened = OpenPiece(begin, file)
+        if _is_whole(file, end - begin):
+            return opened
         os.unlink(path)  # noqa: PTH108 a hot path of strings
+    except FileNotFoundError:
+        pass
     return None
 
 
@@ -149,27 +139,18 @@ def _is_whole(file: int, size: int) -> bool:
     status = os.fstat(file)
     if not stat.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
         return False
-    if _identity(status) in _checked:
+    if (status.st_ino, status.st_ctime_ns) in _checked:
         return True
-    checksum = 0
-    for start in range(0, size, _CHUNK):
-        checksum = crc32(os.pread(file, min(_CHUNK, size - start), start), checksum)
-    if os.pread(file, TRAILER_BYTES, size) != _TRAILER.pack(_MAGIC, _VERSION, size, checksum):
+    data = os.pread(file, status.st_size, 0)
+    if data[size:] != _TRAILER.pack(_MAGIC, _VERSION, size, crc32(memoryview(data)[:size])):
         return False
     believe(file)
     return True
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_ino, status.st_ctime_ns
-
-
-@lru_cache(maxsize=1024)  # a block has pieces of a few hundred shards, and is announced three times
-def _folder_of(url: str, version: str) -> str:
-    named = f"{without_credentials(url)}\n{version}"
-    return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
-
-
-def share_of(folder: str, name: str) -> float:
-    """A number from 0 to 1 that a piece has for ever, each number equally likely."""
-    return int.from_bytes(hashlib.sha256(f"{folder}/{name}".encode()).digest()[:6]) / 2**48
+def believe(file: int) -> None:
+    """Take this file for a whole piece from now on, as this process has written or checked it."""
+    if len(_checked) >= _MOST_CHECKED:
+        _checked.clear()
+    status = os.fstat(file)
+    _checked.add((status.st_ino, status.st_ctime_ns))

@@ -15,7 +15,7 @@ from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNo
 from lightning_shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.fetcher import Fetcher, pieces_of
-from lightning_shards.remote.range_streams import RangeStreams, StreamAhead
+from lightning_shards.remote.range_streams import RangeStreams
 from lightning_shards.remote.request_threads import RequestThreads
 from lightning_shards.remote.transport import (
     RemoteTransport,
@@ -34,7 +34,6 @@ from lightning_shards.shards.scheme_table import (
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
-    MakeTunedStorage,
     ShardReads,
     ShardStat,
     Storage,
@@ -54,11 +53,9 @@ class RemoteStorage(Storage):
     What is asked for without a stat is one version until `close`. Any thread may call any method.
 
     Args:
-        transport: Makes the requests, and those of no other storage. It is pickled as its settings
-            alone.
+        transport: Makes the requests, and those of no other storage.
         connections: Requests that a process has under way at most, at least 1.
         cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
-        ahead: How far streams are fetched ahead.
         indexes: As in `TransportSettings`.
     """
 
@@ -74,15 +71,13 @@ class RemoteStorage(Storage):
         transport: Transport,
         connections: int = 64,
         cache: PieceCache | None = None,
-        ahead: StreamAhead | None = None,
         indexes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._given = (transport, connections, cache, ahead, dict(indexes))
         self._indexes = indexes
         self._transport = StampedTransport(transport, version_number)
         self._versions: dict[str, str] = {}
         self._threads = RequestThreads(connections + (cache is not None))
-        self._streams = RangeStreams(transport, connections, ahead)
+        self._streams = RangeStreams(transport, connections)
         self._fetcher = Fetcher(self._transport, self._threads, cache)
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
         if cache is not None:
@@ -116,14 +111,13 @@ class RemoteStorage(Storage):
         self._read_bytes += len(body.data)
         return bytes(body.data)
 
-    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Fetch these pieces to the cache, in this order, and nothing that was named before.
 
         Without a stat they are hints to a system that reads files, and change nothing here.
         """
         pieces = pieces_of(reads)
-        if pieces:
-            self._fetcher.fetch_ahead(pieces)
+        return bool(pieces) and self._fetcher.fetch_ahead(pieces)
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.
@@ -133,18 +127,14 @@ class RemoteStorage(Storage):
         """
         return self._fetcher.read(reads)
 
-    def has_fetched_ahead(self) -> bool:
-        """Whether pieces were named, and all that were named last are in the cache."""
-        return self._fetcher.has_all()
-
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        fetched, streamed = self._fetcher, self._streams.counts
+        fetched, streams = self._fetcher, self._streams
         return FetchTotals(
             *self._transport.counts,
-            self._read_bytes + fetched.read_bytes + streamed.read_bytes,
+            self._read_bytes + fetched.read_bytes + streams.read_bytes,
             self._table_wait_s,
-            self._member_wait_s + fetched.waited_s + streamed.waited_s,
+            self._member_wait_s + fetched.waited_s + streams.waited_s,
         )
 
     def read_beside(
@@ -179,14 +169,6 @@ class RemoteStorage(Storage):
         self._fetcher.close()
         self._transport.close()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what it was made from alone."""
-        return RemoteStorage, self._given
-
-    def __repr__(self) -> str:
-        """The transport, which shows no options."""
-        return f"{type(self).__name__}({self._given[0]!r}, {self._given[1]})"
-
     def _stat(self, url: str) -> ShardStat:
         body = self._transport.read(url, 0, 0)
         self._versions[url] = body.version
@@ -217,7 +199,7 @@ def version_number(version: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class MakeRemoteStorage(MakeTunedStorage):
+class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
 
     With it goes what revisions of the hub are pinned to, so that all processes of a run read the
@@ -234,27 +216,14 @@ class MakeRemoteStorage(MakeTunedStorage):
 
     def __call__(self) -> Storage:
         """A storage that has opened nothing yet."""
-        connections = self.settings.connections
-        if self.cache is None:
-            transport = RemoteTransport(self.settings)
-            return RemoteStorage(transport, connections, indexes=self.settings.indexes)
-        # the thread that reads makes requests of its own, beside those that fetch
-        settings = replace(self.settings, connections=connections + 1)
-        given = RemoteTransport(settings), connections, copy(self.cache)
-        return RemoteStorage(*given, indexes=settings.indexes)
+        connections, indexes = self.settings.connections, self.settings.indexes
+        # with a cache, the thread that reads makes requests of its own, beside those that fetch
+        settings = replace(self.settings, connections=connections + (self.cache is not None))
+        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache), indexes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the commits of the hub that are pinned now, too."""
         return _unpickled, (self.settings, self.cache, pinned_commits())
-
-    def of_one_rank(self, ranks: int) -> "MakeRemoteStorage":
-        """What makes the storage of a worker of one rank, where a node has so many ranks."""
-        connections = max(1, self.settings.connections // ranks)
-        return replace(self, settings=replace(self.settings, connections=connections))
-
-    def without_cache(self) -> "MakeRemoteStorage":
-        """What makes the same storage, but fetches exactly what is read and nothing ahead."""
-        return replace(self, cache=None)
 
 
 def _unpickled(

@@ -1,7 +1,6 @@
 """Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import replace
@@ -10,11 +9,10 @@ from itertools import accumulate, islice
 from threading import Event
 from typing import Final
 
-from lightning_shards.errors import ConfigError, ShardError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.remote.ahead.piece_plan import PiecePlan, window_of
-from lightning_shards.remote.ahead.shard_tables import ShardTables
+from lightning_shards.remote.ahead import PiecePlan, ShardTables
 from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
 from lightning_shards.remote.fetcher import pieces_of
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
@@ -32,9 +30,6 @@ _AT_ONCE: Final = 4
 
 _LOOK_S: Final = 0.05
 """How often a piece is looked for that another process fetches."""
-
-_BEGUN_S: Final = 5.0
-"""Seconds for what is under way when a piece cannot be had: what comes till then is kept."""
 
 
 def remote_of(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
@@ -93,9 +88,9 @@ def fill(
             sizes = accumulate(piece.size + TRAILER_BYTES for piece in some)
             fitting = sum(size <= room for size in sizes)  # others would only drop one of them
             begun = [threads.begin(partial(load, piece)) for piece in some[:fitting]]
-            room = room - sum(piece.size + TRAILER_BYTES for piece in some)
-            for piece, future in zip(some, begun, strict=False):
-                if _result_of(future, begun):
+            room -= sum(piece.size + TRAILER_BYTES for piece in some)
+            for piece, is_there in zip(some, begun, strict=False):
+                if is_there.result():
                     number, size_bytes = number + 1, size_bytes + piece.size
                     step(piece.size)
                 else:
@@ -107,16 +102,8 @@ def _pieces(
     source: IndexedSource, place: Place, tables: ShardTables, fraction: float
 ) -> Iterator[Piece]:
     """Each piece once, in the order of first use: of the first blocks all, then what stays."""
-    plan = PiecePlan(
-        order=source.order,
-        epochs=source.epochs,
-        cursor=Cursor(),
-        place=place,
-        ranks=place.ranks_of_node,
-        urls=source.index.urls,
-        tables_of=tables.tables_of,
-        window=window_of(source.order, source.epochs, place),
-    )
+    at = source.order, source.epochs, Cursor(), place
+    plan = PiecePlan(*at, source.index.urls, tables)
     named = set[Piece]()
     for number, block in enumerate(plan.first_epoch()):
         for piece in pieces_of(read for read in block.reads if not is_local(read.url)):
@@ -140,12 +127,3 @@ def _is_there(piece: Piece, cache: PieceCache, transport: StampedTransport, ende
         if ended.wait(_LOOK_S):
             return False
     return is_there
-
-
-def _result_of(future: Future[bool], begun: list[Future[bool]]) -> bool:
-    """Whether the piece is there; where one cannot be had, others may yet come."""
-    try:
-        return future.result()
-    except ShardError:
-        wait(begun, _BEGUN_S)
-        raise

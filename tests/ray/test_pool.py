@@ -138,7 +138,7 @@ def test_what_is_shared_is_named_by_all_that_batches_depend_on(urls, tmp_path, c
         given = {"train": {"urls": urls, "keep": {"hash_of": "key", "of": 4, "parts": [0, 1, 2]}}}
         module = make_module(tmp_path, loader=SHARED, **given | settings)
         with module.loader("train") as loader:
-            need = CacheNeed("data", 1, 1, 1, is_drawn=used)
+            need = CacheNeed("data", 1, 1, is_drawn=used)
             cache = PieceCache(CacheFolder(str(tmp_path)), cache, need)
             source = replace(loader.source, storages=remote_storages(TransportSettings(), cache))
             if used:

@@ -175,7 +175,7 @@ def test_a_small_cache_is_filled_up_to_its_limit(config, run_document, published
     loader = {"cache_gib": 1}
     need = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
     need = need.source("train").storages["http"].cache.need
-    limit = need.working_set_bytes + need.tables_bytes + 2000
+    limit = need.working_set_bytes + 2000
     settings = {"loader": {"cache_gib": limit / 2**30}, "shuffle_block": 4}
     filled = run_document("fill", "--config", config(**settings))
     assert 0 < filled["size_bytes"] <= limit

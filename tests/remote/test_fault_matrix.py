@@ -25,8 +25,8 @@ from fault_table import (
 )
 
 from lightning_shards.readers.stream_stages import read_shard
+from lightning_shards.remote import range_streams
 from lightning_shards.remote.backend import RetryPolicy
-from lightning_shards.remote.range_streams import StreamAhead
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.storage.schemes import Storages
@@ -102,10 +102,9 @@ def transport(servers, tls_server, clock):
 @pytest.fixture(scope="module")
 def storages(transport):
     """Streams of two ranges, the second of which is asked for when the first is there."""
-    ahead = StreamAhead(ranges=1, range_bytes=2 * len(TAR), first_bytes=FIRST)
-    with closing(
-        Storages(dict.fromkeys(SCHEMES, lambda: RemoteStorage(transport, 9, ahead=ahead)))
-    ) as made:
+    makers = dict.fromkeys(SCHEMES, lambda: RemoteStorage(transport, 1))
+    with closing(Storages(makers)) as made, pytest.MonkeyPatch.context() as patching:
+        patching.setattr(range_streams, "_FIRST_BYTES", FIRST)
         yield made
 
 

@@ -8,8 +8,8 @@ from fault_server import Fault
 from held_transport import HeldTransport
 
 from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.remote import range_streams
 from lightning_shards.remote.backend import RetryPolicy
-from lightning_shards.remote.range_streams import StreamAhead
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.system.process import Cancellable
@@ -19,7 +19,14 @@ from tests.remote.contract import DATA
 pytestmark = pytest.mark.network
 
 ENDS_WITHIN_S = 15  # a second where nothing else runs; without an end it would be 30
-SMALL = StreamAhead(ranges=3, range_bytes=4_000, first_bytes=1_000)
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch):
+    """Several ranges of a small object."""
+    sizes = {"_FIRST_BYTES": 1_000, "_RANGE_BYTES": 4_000, "_RANGES": 3}
+    for name, size in sizes.items():
+        monkeypatch.setattr(range_streams, name, size)
 
 
 @pytest.fixture
@@ -33,10 +40,10 @@ def make_storage():
     """Makes a storage of small ranges, closed at the end."""
     made = []
 
-    def make(policy=QUICK, ahead=SMALL, connections=5):
+    def make(policy=QUICK, connections=5):
         policy = policy or RetryPolicy()
         transport = RemoteTransport(TransportSettings(policy=policy))
-        made.append(RemoteStorage(transport, connections, ahead=ahead))
+        made.append(RemoteStorage(transport, connections))
         return made[-1]
 
     yield make
@@ -88,7 +95,7 @@ class HeldCopies(HeldTransport):
 def test_leaving_one_stream_ends_no_request_of_another():
     transport = HeldCopies({"s3://b/0.tar": DATA})
     gate = transport.gates[1_000] = threading.Event()
-    storage = RemoteStorage(transport, 9, ahead=SMALL)
+    storage = RemoteStorage(transport, 9)
     first, second = (storage.open_stream("s3://b/0.tar") for _ in range(2))
     assert transport.begun[1_000].wait(10)
     second.close()

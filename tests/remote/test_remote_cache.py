@@ -14,9 +14,9 @@ from waiting import wait_for
 
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote import ahead
 from lightning_shards.remote import cache as piece_cache
-from lightning_shards.remote.ahead import shard_tables
-from lightning_shards.remote.ahead.shard_tables import ShardTables
+from lightning_shards.remote.ahead import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
 from tests.remote.published import COUNTS, batches, module
 
@@ -86,7 +86,7 @@ def test_a_shard_that_was_replaced_between_runs_is_noticed_though_all_is_cached(
 def two_blocks(urls, tmp_path):
     """The loader setting of a cache that holds two blocks of four samples, and no more."""
     need = run_need(module(urls, tmp_path, loader=ROOMY, shuffle_block=4))
-    return {"cache_gib": (need.working_set_bytes + need.tables_bytes + 1) / 2**30}
+    return {"cache_gib": (need.working_set_bytes + 1) / 2**30}
 
 
 def run_need(data):
@@ -178,10 +178,10 @@ def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_othe
 
 
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(shard_tables, "_OTHERS_S", WITHIN_S)
+    monkeypatch.setattr(ahead, "_OTHERS_S", WITHIN_S)
     both, found = tables_by_two(published_shards, tmp_path), []
     server.asked.clear()
-    asking = [threading.Thread(target=lambda i=i: found.append(i.tables_of(SHARDS))) for i in both]
+    asking = [threading.Thread(target=lambda i=i: found.append([*i.each(SHARDS)])) for i in both]
     for thread in asking:
         thread.start()
     for thread in asking:

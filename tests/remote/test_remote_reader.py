@@ -22,7 +22,6 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote.storage import version_number
-from lightning_shards.shards.storage.schemes import shared_out
 from tests.remote.published import (
     COUNTS,
     batches,
@@ -299,10 +298,7 @@ def test_options_that_cannot_work_are_refused(options, message):
 
 def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path):
     made = module(published_shards, tmp_path, num_workers=3, loader={"connections": 10})
-    maker = made.source("train").storages["http"]
-    assert maker.settings.connections == 3
-    for_one = shared_out({"http": maker}, 2)["http"]
-    assert (for_one.settings.connections, for_one.cache) == (1, maker.cache)
-    assert shared_out(None, 2) is None
+    sources = made.source("train"), made.loader("train", rank=1, world_size=2).source
+    assert [each.storages["http"].settings.connections for each in sources] == [3, 1]
     with pytest.raises(ConfigError, match="connections must be"):
         LoaderConfig(connections=0)

@@ -18,20 +18,18 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import range_streams
-from lightning_shards.remote.range_streams import StreamAhead
 from tests.remote.conftest import options_of, url_of
 from tests.remote.published import batches, module
 from tests.remote.test_remote_storage import fetchers, wait_until_gone
 
 pytestmark = pytest.mark.network
 
-SMALL = StreamAhead(ranges=2, range_bytes=2_000, first_bytes=700)
-
 
 @pytest.fixture(autouse=True)
 def small_ranges(quick, monkeypatch):
     """Several ranges of a small shard."""
-    monkeypatch.setattr(range_streams, "StreamAhead", lambda: SMALL)
+    monkeypatch.setattr(range_streams, "_FIRST_BYTES", 700)
+    monkeypatch.setattr(range_streams, "_RANGE_BYTES", 2_000)
 
 
 @pytest.fixture

@@ -48,11 +48,9 @@ class LocalStorage(Storage):
         """Read all ranges, and return how many bytes of each were read."""
         return [self._read_ranges(shard_reads) for shard_reads in reads]
 
-    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Ask the system to fetch these ranges of open files; it may ignore this."""
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for url, starts, stops, *_ in reads:
+        for url, starts, stops, *_ in reads if hasattr(os, "posix_fadvise") else ():
             file = self._files.get(url)
             if file is not None:
                 with suppress(OSError):
@@ -60,6 +58,7 @@ class LocalStorage(Storage):
                         if stop > start:  # a length of 0 would mean all that follows
                             length = stop - start
                             os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
+        return False
 
     def open_stream(self, url: str) -> BinaryIO:
         """The file, open for reading; errors as of `stat`."""
@@ -70,10 +69,6 @@ class LocalStorage(Storage):
         file = self._files.pop(url, None)
         if file is not None:
             file.close()
-
-    def __reduce__(self) -> tuple[type["LocalStorage"], tuple[()]]:
-        """Pickle no open file."""
-        return LocalStorage, ()
 
     def _file(self, url: str) -> int:
         file = self._files.get(url)

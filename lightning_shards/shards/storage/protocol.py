@@ -5,7 +5,7 @@ else, so they do not know where a shard lies. What a process has fetched from af
 numbers that travel with its batches.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import add, sub
@@ -90,7 +90,6 @@ class Storage(Protocol):
     A source makes its storage in the process that reads, by a callable that it has pickled.
 
     Attributes:
-        has_ranges: Whether any range of bytes can be read. If not, there is `open_stream` alone.
         coalesced_gap: Bytes between two ranges that cost less to read with them than a read of its
             own: latency times bandwidth.
         largest_read: Bytes of a coalesced range at most, unless one member has more.
@@ -103,7 +102,6 @@ class Storage(Protocol):
         fetches_ahead: Whether `prefetch` brings ranges to a cache.
     """
 
-    has_ranges: bool = True
     is_remote: bool = False
     fetches_ahead: bool = False
     coalesced_gap: int = 1 << 20
@@ -168,17 +166,17 @@ class Storage(Protocol):
         """
         return [self._whole(url, max_bytes) for url in urls], list(map(self.stat, shards))
 
-    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Begin to fetch these ranges, in this order, and nothing that was named so before.
 
         Of remote shards all processes of a node name the same ranges, each with its own share of
         them first, so that each range is fetched once. Nothing here is urgent, and errors are not
         raised: whoever reads the bytes gets them.
-        """
 
-    def has_fetched_ahead(self) -> bool:
-        """Whether all that was named to `prefetch` last is there, so that no read waits."""
-        return True
+        Returns:
+            Whether all of these ranges are there already, so that no read of them waits.
+        """
+        return False
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched from afar so far, and how long its batches waited."""
@@ -230,24 +228,3 @@ def shard_stat(url: str, storage: Storage) -> ShardStat:
 
 MakeStorage = Callable[[], Storage]
 """Makes a storage in the process that reads; it is pickled."""
-
-
-class MakeTunedStorage(ABC):
-    """Makes a storage whose connections the ranks of a node share, and that may have a cache."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def __call__(self) -> Storage:
-        """A storage that has opened nothing yet."""
-        ...
-
-    @abstractmethod
-    def of_one_rank(self, ranks: int) -> MakeStorage:
-        """What makes the storage of a worker of one rank, where a node has so many ranks."""
-        ...
-
-    @abstractmethod
-    def without_cache(self) -> MakeStorage:
-        """What makes the same storage, but fetches exactly what is read and nothing ahead."""
-        ...

@@ -19,7 +19,6 @@ from lightning_shards.shards.storage.protocol import (
     NO_FETCHES,
     FetchTotals,
     MakeStorage,
-    MakeTunedStorage,
     ShardReads,
     ShardStat,
     Storage,
@@ -68,16 +67,15 @@ class Storages:
             groups[self._known_scheme(url)].append(url)
         return [(self.of(group[0]), group) for group in groups.values()]
 
-    def prefetch(self, reads: Sequence[ShardReads]) -> None:
+    def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Tell each storage that has a cache what to bring there, as `Storage.prefetch` says."""
+        are_there = True
         for storage, urls in self.grouped({read.url for read in reads}):
             of_storage = set(urls)
             if storage.fetches_ahead:
-                storage.prefetch([read for read in reads if read.url in of_storage])
-
-    def has_fetched_ahead(self) -> bool:
-        """Whether none of them is still fetching what it was told to fetch ahead."""
-        return all(storage.has_fetched_ahead() for storage in tuple(self._made.values()))
+                of_urls = [read for read in reads if read.url in of_storage]
+                are_there = bool(storage.prefetch(of_urls)) and are_there
+        return are_there
 
     def fetch_totals(self) -> FetchTotals:
         """What all storages together have fetched from afar in this process."""
@@ -89,32 +87,14 @@ class Storages:
         for storage in tuple(self._made.values()):  # another thread may just need one
             storage.close_all()
 
+    def __reduce__(self) -> tuple[type["Storages"], tuple[Mapping[str, MakeStorage]]]:
+        """Pickle what makes them."""
+        return Storages, (self._makers,)
+
     def _known_scheme(self, url: str) -> str:
         """The scheme of a URL, or what stands for all that fsspec reads."""
         scheme = scheme_of(url)
         return ANY_FURTHER if scheme not in self._makers and is_further(scheme) else scheme
-
-
-def shared_out(
-    storages: Mapping[str, MakeStorage] | None, ranks: int
-) -> Mapping[str, MakeStorage] | None:
-    """The same for one rank of a node with so many: each has its part of the connections."""
-    if storages is None or ranks == 1:
-        return storages
-    return {
-        scheme: make.of_one_rank(ranks) if isinstance(make, MakeTunedStorage) else make
-        for scheme, make in storages.items()
-    }
-
-
-def without_cache(storages: Mapping[str, MakeStorage] | None) -> Mapping[str, MakeStorage] | None:
-    """The same, so that what is read is fetched exactly and nothing ahead."""
-    if storages is None:
-        return None
-    return {
-        scheme: make.without_cache() if isinstance(make, MakeTunedStorage) else make
-        for scheme, make in storages.items()
-    }
 
 
 def has_ranges(url: str) -> bool:
@@ -125,8 +105,6 @@ def has_ranges(url: str) -> bool:
 
 class StreamOnlyStorage(Storage):
     """Remote shards that a program gives from their start to their end."""
-
-    has_ranges = False
 
     def stat(self, url: str) -> ShardStat:
         """Refuse.

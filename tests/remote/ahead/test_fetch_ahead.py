@@ -9,9 +9,8 @@ from waiting import wait_for
 from lightning_shards.errors import IndexMismatchError, ShardNotFoundError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote.ahead import fetch_ahead
-from lightning_shards.remote.ahead.fetch_ahead import FetchAhead
-from lightning_shards.remote.ahead.piece_plan import Announcement
+from lightning_shards.remote import ahead as fetch_ahead
+from lightning_shards.remote.ahead import Announcement, FetchAhead
 from lightning_shards.shards.storage.protocol import ShardReads
 
 WITHIN_S = 10

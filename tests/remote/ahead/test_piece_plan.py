@@ -1,16 +1,14 @@
 """What a process fetches ahead: the bytes of its node's pieces, in which order and from when on."""
 
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote.ahead.piece_plan import PiecePlan, share_of_process
+from lightning_shards.remote.ahead import PiecePlan, share_of_process
 from lightning_shards.shards.members import MemberTable
 
 COUNTS = np.array([40, 0, 100, 7, 53])
@@ -36,12 +34,24 @@ def make_table(samples, size, junk=0):
     )
 
 
-def make_plan(done=0, place=PLACE, ranks=(0,), size=1000, junk=0, **others):
+class Tables:
+    """Member tables, and the shards that were asked for whether they are what these say."""
+
+    def __init__(self, size, junk):
+        self._tables = [make_table(int(count), size, junk) for count in COUNTS]
+        self.asked = []
+
+    def each(self, shards):
+        return (self._tables[shard] for shard in shards)
+
+    def require_same(self, shards):
+        self.asked += shards
+
+
+def make_plan(done=0, place=PLACE, size=1000, junk=0, **others):
     order = SampleOrder(COUNTS, 1, others.pop("sampling", "shuffled"), run=10, block=50)
     epochs = EpochSchedule(200, 5, "drop", **others)
-    tables = [make_table(int(count), size, junk) for count in COUNTS]
-    tables_of = lambda shards: [tables[shard] for shard in shards]  # noqa: E731
-    return PiecePlan(order, epochs, Cursor(0, done), place, ranks, URLS, tables_of, window=1)
+    return PiecePlan(order, epochs, Cursor(0, done), place, URLS, Tables(size, junk))
 
 
 def announced(plan, number):
@@ -57,7 +67,7 @@ def held(plan, reads):
     samples = set()
     for url, start, stop in ranges(reads):
         shard = URLS.index(url)
-        (table,) = plan.tables_of([shard])
+        (table,) = plan.tables.each([shard])
         begins, ends = table.offsets, table.offsets + table.sizes
         inside = np.flatnonzero((begins >= start) & (ends <= stop))
         samples |= {(shard, int(sample)) for sample in inside}
@@ -65,18 +75,14 @@ def held(plan, reads):
 
 
 def test_a_share_is_that_of_a_rank_and_its_worker():
-    shares = [
-        share_of_process(Place(rank, 8, worker, 3), [6, 2]) for rank in (2, 6) for worker in (0, 2)
-    ]
-    assert shares == [(0, 6), (2, 6), (3, 6), (5, 6)]
-    with pytest.raises(ConfigError, match="rank 1 is not on its own node, which has ranks"):
-        share_of_process(Place(1, 2), [0])
+    places = [Place(rank, 8, worker, 3, num_nodes=4) for rank in (2, 3) for worker in (0, 2)]
+    assert list(map(share_of_process, places)) == [(0, 6), (2, 6), (3, 6), (5, 6)]
 
 
 def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
     plan = make_plan()
     first, *rest = announced(plan, 7)
-    assert [(each.turn, each.position) for each in (first, *rest)] == [
+    assert [(each.turn, each.start) for each in (first, *rest)] == [
         (0, 0), (0, 0), (0, 25), (0, 50), (0, 75), (0, 100), (0, 125),
     ]  # fmt: skip
     assert [each.stop for each in (first, *rest)] == [50, 50, 50, 100, 100, 150, 150]
@@ -89,14 +95,14 @@ def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
 def test_what_is_announced_holds_every_sample_of_the_block(sampling):
     plan = make_plan(sampling=sampling)
     for announcement in announced(plan, 7)[1::2]:
-        start = announcement.position
+        start = announcement.start
         ids = plan.order.at(0, start, min(start + 100, 200)).tolist()
         assert {tuple(each) for each in ids} <= held(plan, announcement.reads)
 
 
 def test_each_process_begins_with_its_share_and_knows_those_of_the_others():
-    places = [Place(rank, 4, worker, 2) for rank in (1, 3) for worker in (0, 1)]
-    plans = [make_plan(place=place, ranks=(1, 3)) for place in places]
+    places = [Place(rank, 4, worker, 2, num_nodes=2) for rank in (2, 3) for worker in (0, 1)]
+    plans = [make_plan(place=place) for place in places]
     lists = [ranges(announced(plan, 1)[0].reads) for plan in plans]
     assert {frozenset(each) for each in lists} == {frozenset(lists[0])}
     quarter = len(lists[0]) // 4
@@ -118,7 +124,7 @@ def test_neighbours_in_a_shard_leave_no_hole():
     reads = [read for each in announced(plan, 8) for read in each.reads]
     found = [each for each in ranges(reads) if each[0] == URLS[2]]
     begins = {start for _, start, _ in found}
-    (table,) = plan.tables_of([2])
+    (table,) = plan.tables.each([2])
     last = int(table.offsets[-1] + table.sizes[-1])
     for _, _, stop in found:
         follows = (stop - HEADER) % (1000 + HEADER) == 0  # where the next sample begins
@@ -140,27 +146,27 @@ def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
 
 def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
     place = Place(1, 2, worker=1, num_workers=2)
-    plan = make_plan(place=place, ranks=(0, 1), size=2 * 2**20)
+    plan = make_plan(place=place, size=2 * 2**20)
     found = announced(plan, 3)
     epoch = plan.epochs.plan(2)
     for number, announcement in enumerate(found):
         steps = [2 * number + 1, 2 * number + 3, 2 * number + 5]
-        assert announcement.position == epoch.rank_span(steps[0], 1)[0]
+        assert announcement.start == epoch.rank_span(steps[0], 1)[0]
         wanted = [plan.order.at(0, *epoch.rank_span(step, 1)).tolist() for step in steps[1:]]
         assert held(plan, announcement.reads) == {tuple(each) for ids in wanted for each in ids}
         assert len(announcement.reads) == 10
 
 
 def test_shards_of_large_samples_are_asked_for_once_by_each_process():
-    asked = []
     plan = make_plan(size=2 * 2**20, place=Place(worker=1, num_workers=2))
-    announced(replace(plan, require_same=asked.extend), 30)
-    assert sorted(asked) == np.flatnonzero(COUNTS).tolist()
+    announced(plan, 30)
+    assert sorted(plan.tables.asked) == np.flatnonzero(COUNTS).tolist()
 
 
 def test_each_shard_is_asked_for_once_by_one_process_of_the_node():
     asked = []
     for worker in (0, 1):
         plan = make_plan(place=Place(worker=worker, num_workers=2))
-        announced(replace(plan, require_same=asked.extend), 12)
+        announced(plan, 12)
+        asked += plan.tables.asked
     assert sorted(asked) == np.flatnonzero(COUNTS).tolist()

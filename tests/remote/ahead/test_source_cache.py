@@ -9,10 +9,9 @@ from small_strands import strands
 
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
-from lightning_shards.plan.pieces import WINDOW
+from lightning_shards.plan.pieces import WINDOW, window_of
 from lightning_shards.plan.place import Place
-from lightning_shards.remote.ahead.piece_plan import window_of
-from lightning_shards.remote.ahead.source_cache import size_of_run
+from lightning_shards.remote.source_cache import need_of_source
 from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.private_files import CacheFolder
@@ -41,7 +40,7 @@ def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
     ]
     index = join_indexes(found) if isinstance(order, MixtureOrder) else found[0]
     settings = TransportSettings()
-    return size_of_run(index, order, CacheFolder(folder), settings, prepared=prepared, **others)
+    return need_of_source(index, order, CacheFolder(folder), settings, prepared=prepared, **others)
 
 
 @pytest.mark.parametrize(
@@ -81,17 +80,10 @@ def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
 
 
 def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):
-    """Also where the table of the first one is there, as in a later run on the same node."""
     components = [component("images", [100], block=10), component("texts", [100], block=40)]
     order = mixture(components, {"images": 1, "texts": 1})
     first = told(order, tmp_path, sizes=(100_000, 2000))
     assert first.working_set_bytes == 2 * (10 * 100_000 + 40 * 2000)
-    table = CacheFolder(tmp_path).sidecar_of("https://host/100000.tar")
-    table.parent.mkdir(parents=True)
-    table.write_bytes(bytes(77))
-    again = told(order, tmp_path, sizes=(100_000, 2000))
-    assert again == first._replace(tables_bytes=again.tables_bytes)
-    assert again.tables_bytes == 77 + first.tables_bytes // 2
 
 
 def test_the_cache_is_told_of_the_window_that_all_nodes_read_from(tmp_path):
@@ -129,7 +121,7 @@ def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
         index = ShardIndex(urls, counts, size_bytes=100_000)
         order = kept_order([ALL] * len(urls))
         settings = TransportSettings()
-        return size_of_run(index, order, CacheFolder(tmp_path), settings, prepared=1).data
+        return need_of_source(index, order, CacheFolder(tmp_path), settings, prepared=1).data
 
     small, large = "s3://b/img256/0.tar", "s3://b/img512/0.tar"
     assert len({data(small), data(large), data(small, large), data(large, small)}) == 4

@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def run(script, *arguments):
-    path = os.pathsep.join([str(HERE.parents[3]), str(HERE)])
+    path = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     ended = subprocess.run(
         command,

@@ -6,16 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
+from lightning_shards.remote import cache as piece_cache
 from lightning_shards.remote.cache import (
     GIB,
     CachedPiece,
     CacheNeed,
+    cache_of_run,
     default_limit,
-    has_room,
     kept_fraction,
     limit_of_pieces,
     pieces_to_drop,
 )
+from lightning_shards.shards.private_files import CacheFolder
 
 PIECES = st.lists(
     st.builds(
@@ -102,9 +104,11 @@ def test_the_default_leaves_room_on_the_disk():
     assert default_limit(300 * GIB, 100 * GIB) == default_limit(400 * GIB, 0)
 
 
-def test_a_limit_below_the_working_set_is_refused_with_numbers():
-    need = CacheNeed("a", 100 * GIB, 3 * GIB + 1, tables_bytes=GIB // 2, limit_bytes=3 * GIB)
-    with pytest.raises(ConfigError, match=r"cache_gib=3 .* have 3 GiB, .* 0\.5 GiB; set .* 3\.51"):
-        has_room(need, is_set=True)
-    assert not has_room(need, is_set=False)
-    assert has_room(need._replace(limit_bytes=4 * GIB), is_set=True)
+def test_a_limit_below_the_working_set_is_refused_with_numbers(tmp_path, caplog, monkeypatch):
+    folder, need = CacheFolder(tmp_path / "cache"), CacheNeed("a", 100 * GIB, 3 * GIB + 1)
+    with pytest.raises(ConfigError, match=r"cache_gib=3 .* have 3 GiB; set .* 3\.01 or more"):
+        cache_of_run(folder, "run", need, 3)
+    assert cache_of_run(folder, "run", need, 4).need.limit_bytes == 4 * GIB
+    monkeypatch.setattr(piece_cache, "default_limit", lambda *_: 3 * GIB)
+    assert cache_of_run(folder, "run", need) is None
+    assert "a smaller shuffle_block" in caplog.text

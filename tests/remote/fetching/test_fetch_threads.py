@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from lightning_shards.errors import StorageError
-from lightning_shards.remote.ahead.fetch_ahead import FetchAhead
+from lightning_shards.remote.ahead import FetchAhead
 from lightning_shards.remote.request_threads import RequestThreads
 
 LONGEST_S = 10

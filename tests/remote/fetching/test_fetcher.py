@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.remote import fetcher as fetchers_of_process
+from lightning_shards.remote import cache as piece_cache
 from lightning_shards.remote import pieces as piece_files
 from lightning_shards.remote.fetcher import Fetcher, pieces_of
 from lightning_shards.remote.pieces import Piece
@@ -181,7 +181,7 @@ def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport)
 def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, transport, tmp_path):
     other = cache_in(tmp_path / "cache")
     assert other.open(PIECES[0]) is None
-    part = other._begin(PIECES[0])  # as if it were fetched there
+    part = other._begin(other._path_of(PIECES[0]))  # as if it were fetched there
     fetcher = make_fetcher(wait_s=0.1)
     fetcher.fetch_ahead(PIECES)
     assert is_fetched(fetcher, 7)
@@ -263,6 +263,51 @@ def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
     assert len(transport.asked) == 2
 
 
+def use_file(folder, monkeypatch):
+    folder.write_text("not a folder")
+
+
+def have_no_locks(folder, monkeypatch):
+    fail(monkeypatch, piece_cache.fcntl, "flock", errno.ENOLCK)
+
+
+def have_no_descriptors(folder, monkeypatch):
+    fail(monkeypatch, piece_cache, "open_piece", errno.EMFILE)
+
+
+def have_no_room(folder, monkeypatch):
+    fail(monkeypatch, piece_cache, "write_piece", errno.ENOSPC)
+
+
+def fail(monkeypatch, module, name, number):
+    def failing(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(module, name, failing)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (use_file, "exists"),
+        (have_no_locks, "No locks available"),
+        (have_no_descriptors, "raise the limit of open files"),
+        (have_no_room, "No space left on device; make room there"),
+    ],
+)
+def test_a_cache_that_cannot_be_used_is_one_warning_and_batches_are_read_exactly(
+    spoil, said, make_fetcher, tmp_path, monkeypatch, caplog
+):
+    fetcher = make_fetcher()
+    spoil(tmp_path / "cache", monkeypatch)
+    fetcher.fetch_ahead(PIECES)
+    assert wait_for(lambda: not fetcher._coming, WITHIN_S)
+    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    (record,) = caplog.records
+    assert said in record.getMessage()
+    monkeypatch.undo()
+
+
 def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
@@ -272,10 +317,7 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
         fetcher.read([reads_of("u", [(0, 10)])])
 
 
-def test_the_workers_of_a_process_share_its_limit_of_open_files(
-    make_fetcher, monkeypatch, open_files
-):
-    monkeypatch.setattr(fetchers_of_process, "share_of_files", lambda num_parts: 6 // num_parts)
+def test_the_workers_of_a_process_open_a_piece_together(make_fetcher, open_files):
     fetchers = [make_fetcher() for _ in range(3)]
     for fetcher in fetchers:
         fetcher.fetch_ahead(PIECES)
@@ -283,11 +325,10 @@ def test_the_workers_of_a_process_share_its_limit_of_open_files(
     before = len(open_files())
     for fetcher in fetchers * 2:
         assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
-    assert len(open_files()) <= before + 6
-    for fetcher in fetchers[1:]:
+    assert len(open_files()) <= before + 3 * 8
+    for fetcher in fetchers:
         fetcher.close()
-    assert bytes_read(fetchers[0], reads_of("u", [(0, 64_000)])) == [DATA]
-    assert len(open_files()) == before // 3 + 6
+    assert open_files() == []
 
 
 def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
@@ -304,26 +345,9 @@ def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
     assert transport.asked[2:] == [("u", 8020, 8030)]
 
 
-def test_it_is_known_whether_all_that_was_announced_last_is_there(make_fetcher, transport):
-    fetcher = make_fetcher()
-    assert not fetcher.has_all()
-    transport.gates[16_000] = threading.Event()
-    fetcher.fetch_ahead(PIECES[:3])
-    assert wait_for(lambda: len(transport.asked) == 3, WITHIN_S)
-    assert not fetcher.has_all()
-    transport.gates[16_000].set()
-    assert wait_for(fetcher.has_all, WITHIN_S)
-    fetcher.fetch_ahead(PIECES[2:4])
-    assert wait_for(fetcher.has_all, WITHIN_S)
-    fetcher.fetch_ahead([])
-    assert not fetcher.has_all()  # what batches want is then fetched exactly
-
-
-def test_what_an_earlier_run_left_is_known_with_the_announcement(make_fetcher, transport):
+def test_it_is_known_whether_all_that_is_announced_is_there(make_fetcher, transport):
     earlier = make_fetcher()
-    earlier.fetch_ahead(PIECES)
+    assert not earlier.fetch_ahead(PIECES)
     assert is_fetched(earlier, 8)
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES)
-    assert fetcher.has_all()
+    assert make_fetcher().fetch_ahead(PIECES)
     assert len(transport.asked) == 8

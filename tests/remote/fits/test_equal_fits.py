@@ -48,7 +48,7 @@ def two_blocks(urls, tmp_path, **settings):
     (cache,) = {
         id(made.cache): made.cache for made in data.source("train").storages.values()
     }.values()
-    return (cache.need.working_set_bytes + cache.need.tables_bytes + 1) / 2**30
+    return (cache.need.working_set_bytes + 1) / 2**30
 
 
 def check(fits, urls, paths, server, loader, resumed_on):

@@ -1,0 +1,441 @@
+"""Telling storages what to fetch ahead of the batches: the pieces of this block and of the next.
+
+`plan.pieces` names the pieces of each block by their samples, and the member tables say which bytes
+these are. All processes of a node know the same list, and each begins with its share of it: every
+n-th piece. When that is there, it goes on with what the others have not fetched yet, so that no
+piece waits for a process that lags or has ended.
+
+From the middle of a block on, only the next one is fetched. A piece of this block would come when
+half of its samples have been read already, and where the network is hardly faster than the model
+the next block would never be complete when it begins.
+
+Where samples are large, a piece is a sample, and what is fetched ahead are the process's own next
+batches.
+"""
+
+import logging
+import sys
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, takewhile
+from threading import Event
+from time import perf_counter
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_shards.errors import IndexMismatchError
+from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.order import Order
+from lightning_shards.plan.pieces import pieces_ahead, window_of
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.remote.byte_ranges import (
+    bytes_of_samples,
+    is_sample_the_unit,
+    is_whole_faster,
+)
+from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.members import MemberTable, ShardReader
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.table_bytes import UnwrittenTables
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.system.process import CHECK_S, Fetching, raise_if_cancelled
+
+_Ints = NDArray[np.int64]
+_T = TypeVar("_T")
+
+_TABLES: Final = 128
+"""Member tables that are fetched together."""
+
+_OTHERS_S: Final = 0.5
+"""Seconds for which the tables that other processes of the node fetch are waited for."""
+
+_LOOK_S: Final = 0.01
+
+_NEAR: Final = 1 << 14
+"""Bytes between neighbours in a shard up to which a read may go from one to the other."""
+
+_FIRST_S: Final = 5.0
+"""A first batch waits so long for the first announcement, which takes a few requests: in a cache
+that is filled it then finds what it wants, and a shard that was replaced is known before its old
+bytes are read from the cache."""
+
+_log = logging.getLogger(__name__)
+
+
+class ShardTables:
+    """The member tables of shards by their numbers, for one thread.
+
+    Each process of a node fetches its share of the tables that all of them need, shard number
+    modulo processes, and finds the others in the cache folder as soon as they are there. What does
+    not come, since its process lags or has ended, it fetches, too.
+
+    Args:
+        index: The shards and their counts, which are known.
+        cache: Where tables are kept.
+        storages: Make what reads the shards, for the tables alone.
+        share: The number of this process among those of the node that fetch, and how many these
+            are.
+
+    Attributes:
+        unwritten: Tables that could not be written, for all who read by them in this process.
+    """
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        cache: CacheFolder,
+        storages: Mapping[str, MakeStorage] | None,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._index, self._storages, self._share = index, Storages(storages), share
+        self.unwritten = UnwrittenTables()
+        self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
+        self._closed, self._just_fetched = Event(), set[str]()
+
+    def each(self, shards: Sequence[int]) -> Iterator[MemberTable]:
+        """The tables of these shards, many fetched at once where they are not kept.
+
+        Raises:
+            ShardError: As of `TableStore.table_of`.
+        """
+        counts = self._index.counts
+        assert counts is not None  # the indexed reader has them
+        for first in range(0, len(shards), _TABLES):
+            self._fetch(shards[first : first + _TABLES])
+            for shard in shards[first : first + _TABLES]:
+                url = self._index.urls[shard]
+                yield self._tables.table_of(url, expected_samples=int(counts[shard]))
+
+    def require_same(self, shards: Sequence[int]) -> None:
+        """Ask the stores whether remote ones of these shards are what their tables say.
+
+        Where all of a shard is in the cache, no read would show that its object was replaced. Those
+        are not asked about whose tables were fetched here, because size and version of a shard are
+        asked for with its table.
+
+        Raises:
+            IndexMismatchError: One is another version; its run is the last with the old tables.
+            ShardError: A store does not answer.
+        """
+        numbers = {self._index.urls[shard]: shard for shard in shards}
+        not_asked = [url for url in numbers if url not in self._just_fetched]
+        for storage, urls in self._storages.grouped(not_asked):
+            if not storage.is_remote:
+                continue  # it is compared when it is opened
+            _, stats = storage.read_beside((), 0, urls)
+            tables = self.each([numbers[url] for url in urls])
+            for url, table, stat in zip(urls, tables, stats, strict=True):
+                refresh = partial(self._tables.refresh, url, self._index.urls)
+                ShardReader(url, table, storage, on_change=refresh).require_same(stat)
+
+    def fetch_totals(self) -> FetchTotals:
+        """What was fetched for the tables; nobody waits for it."""
+        return self._storages.fetch_totals()._replace(table_wait_s=0.0, member_wait_s=0.0)
+
+    def close(self) -> None:
+        """End the threads and connections of the storages."""
+        self._closed.set()
+        self._storages.close()
+
+    def _fetch(self, shards: Sequence[int]) -> None:
+        number, processes = self._share
+        urls = [self._index.urls[shard] for shard in shards]
+        own = [url for shard, url in zip(shards, urls, strict=True) if shard % processes == number]
+        self._just_fetched.update(self._tables.fetch(own))
+        until = perf_counter() + _OTHERS_S
+        while self._tables.missing(urls) and perf_counter() < until:
+            self._closed.wait(_LOOK_S)
+        self._just_fetched.update(self._tables.fetch(urls))
+
+
+class Announcement(NamedTuple):
+    """What is to be fetched from a position of the sequence on, and nothing else.
+
+    Attributes:
+        turn: How many epochs lie between the cursor and this one.
+        start: The position in the epoch.
+        stop: The position behind the block or the batch, where another announcement follows.
+        reads: One range each, in the order in which they are fetched.
+    """
+
+    turn: int
+    start: int
+    stop: int
+    reads: list[ShardReads]
+
+
+class _PieceBytes(NamedTuple):
+    """Where pieces lie in their shards.
+
+    Attributes:
+        shards: int64 of shape (pieces,).
+        begins: The first byte of each.
+        ends: The byte behind its last one; it begins there, too, if it has no member.
+        stamps: What each shard must be, by its number.
+    """
+
+    shards: _Ints
+    begins: _Ints
+    ends: _Ints
+    stamps: dict[int, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PiecePlan:
+    """What the pieces of a process follow from.
+
+    Attributes:
+        order: The order of samples.
+        epochs: How the sequence is cut into epochs and steps.
+        cursor: Where the process begins; the same for all processes of the node.
+        place: Of this process.
+        urls: Of all shards, by their numbers.
+        tables: Their member tables. One process of the node asks once for each shard whether it is
+            what its table says.
+    """
+
+    order: Order
+    epochs: EpochSchedule
+    cursor: Cursor
+    place: Place
+    urls: Sequence[str]
+    tables: ShardTables
+    _checked: set[int] = field(default_factory=set[int], init=False, repr=False, compare=False)
+
+    def announcements(self) -> Iterator[Announcement]:
+        """What to fetch from the cursor on, block after block, without end.
+
+        Asking for the next one costs time for one block, and reads the tables of its shards.
+
+        Raises:
+            IndexMismatchError: A shard is another one than when its members were listed.
+            ShardError: A member table cannot be read.
+        """
+        block, is_large = next(blocks := self._blocks())
+        if is_large:  # while a batch is read, which is done at once, the two that follow come
+            reading, following = next(batches := self._batches(self.place)), next(batches)
+            for batch in batches:
+                yield reading._replace(reads=following.reads + batch.reads)
+                reading, following = following, batch
+        yield block
+        for following, _ in blocks:
+            yield block._replace(reads=block.reads + following.reads)
+            yield block._replace(start=(block.start + block.stop) // 2, reads=following.reads)
+            block = following
+
+    def first_epoch(self) -> Iterator[Announcement]:
+        """What the node needs of the cursor's epoch, block after block or batch after batch.
+
+        Raises:
+            ShardError: As of `announcements`.
+        """
+        block, is_large = next(blocks := self._blocks())
+        ahead = chain([block], (following for following, _ in blocks))
+        if is_large:  # the batches of all ranks of the node, step after step
+            places = (replace(self.place, rank=rank) for rank in self.place.ranks_of_node)
+            ahead = chain.from_iterable(zip(*map(self._batches, places), strict=True))
+        yield from takewhile(lambda planned: not planned.turn, ahead)
+
+    def _blocks(self) -> Iterator[tuple[Announcement, bool]]:
+        """The blocks of the node, and whether their samples are large.
+
+        Of a block first come the pieces that this process fetches, then the share of the others.
+        Pieces are not there of which so little is used, because little is left of the block or
+        many nodes share it, that their samples are read one by one.
+        """
+        place = self.place
+        ahead = pieces_ahead(
+            self.order,
+            self.epochs,
+            self.cursor,
+            ranks=place.ranks_of_node,
+            world_size=place.world_size,
+            window=window_of(self.order, self.epochs, place),
+        )
+        process, processes = share_of_process(place)
+        for block in ahead:
+            pieces = self._pieces(block.shards, block.starts, block.stops)
+            self._check([shard for shard in pieces.stamps if shard % processes == process])
+            numbers, samples = np.arange(len(block.shards)), block.stops - block.starts
+            in_order = np.argsort(numbers % processes != process, kind="stable")
+            sizes = pieces.ends - pieces.begins
+            is_wanted = (sizes > 0) & is_whole_faster(sizes, sizes / samples, block.uses)
+            reads = self._reads(pieces, in_order[is_wanted[in_order]])
+            is_large = is_sample_the_unit(int(sizes.sum()), int(samples.sum()))
+            yield Announcement(block.turn, block.start, block.stop, reads), is_large
+
+    def _batches(self, place: Place) -> Iterator[Announcement]:
+        """The batches of one process, each sample as a piece."""
+        for turn, epoch in enumerate(self.epochs.worker_epochs(place, self.cursor)):
+            for step in epoch.own_steps():
+                start, stop = epoch.span(step)
+                shards, samples = self.order.at(epoch.epoch, start, stop).T
+                pieces = self._pieces(shards, samples, samples + 1)
+                self._check(list(pieces.stamps))
+                rows = np.flatnonzero(pieces.begins < pieces.ends)
+                yield Announcement(turn, start, stop, self._reads(pieces, rows))
+
+    def _check(self, shards: Sequence[int]) -> None:
+        """Ask whether those of these shards are the same that were not asked about before."""
+        new = set(shards) - self._checked
+        self.tables.require_same(sorted(new))
+        self._checked.update(new)
+
+    def _pieces(self, shards: _Ints, starts: _Ints, stops: _Ints) -> _PieceBytes:
+        """The bytes of consecutive samples of shards, int64 of one shape (pieces,)."""
+        begins, ends = np.zeros_like(starts), np.zeros_like(starts)
+        by_shard = np.argsort(shards, kind="stable")
+        numbers, firsts = np.unique(shards[by_shard], return_index=True)
+        groups, stamps = np.split(by_shard, firsts[1:]), dict[int, tuple[int, int]]()
+        listed: list[int] = numbers.tolist()
+        for shard, table, rows in zip(listed, self.tables.each(listed), groups, strict=True):
+            begins[rows], ends[rows] = _bytes_of(table, starts[rows], stops[rows])
+            stamps[shard] = table.stamp
+        return _PieceBytes(shards, begins, ends, stamps)
+
+    def _reads(self, pieces: _PieceBytes, rows: NDArray[np.intp]) -> list[ShardReads]:
+        shards: list[int] = pieces.shards[rows].tolist()
+        begins: list[int] = pieces.begins[rows].tolist()
+        return [
+            ShardReads(self.urls[shard], [begin], [end], pieces.stamps[shard])
+            for shard, begin, end in zip(shards, begins, pieces.ends[rows].tolist(), strict=True)
+        ]
+
+
+def share_of_process(place: Place) -> tuple[int, int]:
+    """The number of a process among those that fetch on its node, and how many these are.
+
+    >>> share_of_process(Place(rank=5, world_size=8, worker=1, num_workers=2, num_nodes=2))
+    (3, 8)
+    """
+    ranks = place.ranks_of_node
+    number = (place.rank - ranks.start) * place.num_workers + place.worker
+    return number, len(ranks) * place.num_workers
+
+
+def _bytes_of(table: MemberTable, starts: _Ints, stops: _Ints) -> tuple[_Ints, _Ints]:
+    """Begin and end of the bytes of samples; to the next sample's, if that follows at once.
+
+    So neighbours leave no hole, and a read may go from one piece to the other.
+    """
+    begins, ends = bytes_of_samples(
+        table.sample_starts, table.offsets, table.sizes, (starts, stops)
+    )
+    following = table.sample_starts[stops]  # the number of the first member behind the piece
+    is_near = (begins < ends) & (following < len(table.offsets))
+    following_begins = table.offsets[np.where(is_near, following, 0)] if len(table.offsets) else 0
+    is_near &= following_begins - ends <= _NEAR
+    return begins, np.where(is_near, following_begins, ends)
+
+
+class FetchAhead:
+    """Announces pieces when the batches come to the position from which on they are wanted.
+
+    Only the first batch waits for the arithmetic, and not for long: the next announcement is worked
+    out by a thread, which takes tables. What follows the first one is asked for when the first
+    batch is made, which so shares the network with no tables of later blocks. If the pieces of a
+    block cannot be known, a warning says so: batches then fetch what they need, and raise the error
+    if it is one of theirs. A shard that was replaced is an error of the next batch.
+
+    Args:
+        announcements: Those from some position on, in the order of the batches, without end.
+        storages: Are told what to fetch.
+        end: Lets go of what the announcements read by; called by `close`, and once more where an
+            announcement is worked out then.
+
+    Attributes:
+        waited_s: Seconds that the first batch waited for the first announcement.
+        are_there: Whether all that was announced last was in the cache already.
+    """
+
+    def __init__(
+        self,
+        announcements: Iterator[Announcement],
+        storages: Storages,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._announcements, self._storages, self._end = announcements, storages, end
+        self._thread = RequestThreads(1)
+        self._next: Future[Announcement | None] | None = None
+        self._until: tuple[int, int] | None = (0, -1)  # what was announced; None: nothing more is
+        self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
+        self._has_begun = self._is_closed = self.are_there = False
+        self.waited_s = 0.0
+
+    def announcing(self, turn: int, epoch: WorkerEpoch, batches: Iterator[_T]) -> Iterator[_T]:
+        """The batches of an epoch; the position of each one is reached before it is read."""
+        steps = epoch.own_steps()
+        for number, step in enumerate(steps):
+            self._left = turn, epoch, steps[number:]
+            self.reach(turn, epoch.span(step)[1] - 1)
+            yield next(batches)
+
+    def most_batches(self) -> int:
+        """How many batches may be read together from the one on that was reached last.
+
+        The first batch of a block is read when that block has been announced with the next one.
+        Before that, nothing would be on the way behind the pieces that it waits for.
+        """
+        until, left = self._until, self._left
+        if until is None:
+            return sys.maxsize
+        if left is None or left[0] != until[0]:
+            return 1
+        _, epoch, steps = left
+        return max(1, bisect_right(steps, until[1], key=lambda step: epoch.span(step)[1]))
+
+    def reach(self, turn: int, position: int) -> None:
+        """The batches have come to a position, which is the last one of the next batch.
+
+        Raises:
+            IndexMismatchError: A shard is another one than when its members were listed.
+        """
+        is_first, self._has_begun = not self._has_begun, True
+        if self._next is None:
+            self._next = self._thread.begin(self._plan)
+        if is_first:
+            began = perf_counter()
+            with Fetching():
+                while wait([self._next], min(CHECK_S, _FIRST_S)).not_done:
+                    raise_if_cancelled()
+                    if perf_counter() - began >= _FIRST_S:
+                        break
+            self.waited_s = perf_counter() - began
+        while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
+            self.are_there = self._storages.prefetch(planned.reads)
+            self._until = planned.turn, planned.stop
+            self._next = None if is_first else self._thread.begin(self._plan)
+
+    def close(self) -> None:
+        """Announce nothing more. The thread ends with the table that it may be reading."""
+        self._is_closed = True
+        self._thread.close()
+        self._end()
+
+    def _plan(self) -> Announcement | None:
+        try:
+            return next(self._announcements, None)
+        finally:
+            if self._is_closed:
+                self._end()
+
+    def _planned(self) -> Announcement | None:
+        """The next announcement, if it is known by now."""
+        if self._until is None or self._next is None or not self._next.done():
+            return None
+        try:
+            return self._next.result()
+        except IndexMismatchError:
+            raise
+        except Exception as error:  # noqa: BLE001 the batches raise what is an error of theirs
+            _log.warning("nothing more is fetched ahead of the batches: %s", error)
+        self._until = None
+        return None

@@ -1,1 +1,0 @@
-"""What is fetched ahead of the batches from remote shards: which pieces, and when."""
