@@ -4,12 +4,11 @@ import errno
 import os
 import re
 import sys
-from argparse import Action
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast, get_args
+from typing import IO, Any, NoReturn, cast
 
 import lightning.pytorch as pl
 from jsonargparse import Namespace
@@ -27,15 +26,16 @@ from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
 from lightning_shards.config.module import omegaconf_message, placed_message
 from lightning_shards.config.parsing import (
+    NOT_URLS,
     PARSER_MODE,
-    as_section,
+    SettingsParser,
     cause_of,
     did_you_mean,
     known_keys,
     load_yaml,
     plain_message,
 )
-from lightning_shards.config.splits import SET_SETTINGS, SPLITS, SplitConfig, with_urls
+from lightning_shards.config.splits import SET_SETTINGS, SPLITS
 from lightning_shards.datamodule import ShardDataModule
 from lightning_shards.errors import (
     DamagedShardError,
@@ -53,15 +53,12 @@ _SPLIT_OPTION = re.compile(
     rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
 )
 
-_NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
-"""The whole of a value that stands for a split's settings: an interpolation, or their file."""
-
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 _FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
-class ShardArgumentParser(LightningArgumentParser):
+class ShardArgumentParser(SettingsParser, LightningArgumentParser):
     """A parser whose errors are one line, which names the key, the rule and the value.
 
     A split may be given by its urls alone, as in ``val: val-*.tar`` and ``--data.val=val-*.tar``.
@@ -95,22 +92,6 @@ class ShardArgumentParser(LightningArgumentParser):
         key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
         begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
         return re.sub(begin, lambda _: f"${{{command}.", text)
-
-    def _check_value_key(
-        self, action: Action, value: Any, key: str, *others: Any, **options: Any
-    ) -> Any:
-        """Check a value of a file; jsonargparse has no public place to change it before."""
-        value = as_section(action, value, key)
-        kinds = get_args(getattr(action, "_typehint", None))
-        if SplitConfig in kinds:
-            value = _as_split(value)
-        elif dict[str, SplitConfig] in kinds and isinstance(value, Mapping):
-            sets = cast("Mapping[str, object]", value)
-            value = {name: _as_split(split) for name, split in sets.items()}
-            if any("${" in split for split in value.values() if isinstance(split, str)):
-                return value  # they are resolved later
-        check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
-        return check(action, value, key, *others, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -321,17 +302,12 @@ def _listed(callbacks: object) -> list[object]:
     return cast("list[object]", callbacks) if isinstance(callbacks, list) else [callbacks]
 
 
-def _as_split(value: object) -> object:
-    """A split by its urls as a dict; an interpolation or the name of a file as it is."""
-    return value if isinstance(value, str) and _NOT_URLS.fullmatch(value) else with_urls(value)
-
-
 def _are_urls(value: str) -> bool:
     try:
         loaded: object = load_yaml(value)
     except YAMLError:  # a pattern may begin with a brace
         return True
-    return isinstance(loaded, str | list) and not _NOT_URLS.fullmatch(value)
+    return isinstance(loaded, str | list) and not NOT_URLS.fullmatch(value)
 
 
 def _is_of_the_data(error: Exception) -> bool:

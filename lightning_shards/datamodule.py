@@ -29,6 +29,7 @@ from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
 from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.splits import (
+    SET_SETTINGS,
     SPLITS,
     EvaluationSplit,
     SplitConfig,
@@ -76,26 +77,32 @@ from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import prepare_workers
 
+_SETTINGS = tuple(setting.name for setting in fields(DataConfig))
+_NOT_OF_SPLITS = tuple(name for name in _SETTINGS if name not in {*SPLITS, *SET_SETTINGS})
+_ATTRIBUTES = {"classes": "_classes", "batch_size": "_batch_size", "loader": "loader_config"}
+"""Settings that are attributes under other names."""
+
 
 class ModuleSettings(pl.LightningDataModule):
-    """The base of `ShardDataModule`: what that was given, as attributes.
+    """The base of `ShardDataModule`: what that was given, as attributes that may be changed.
 
     Args:
         data: The settings, checked.
     """
 
+    fields: dict[str, str]
+    transforms: dict[str, Any]
+    device_transforms: dict[str, Any]
+    collate_fn: Any
+    num_workers: int
+    loader_config: LoaderConfig
+    allow_unsafe: list[str] | None
+
     def __init__(self, data: DataConfig) -> None:
         super().__init__()
         self.splits = data.splits
-        self.fields, self.decode, self._classes = data.fields, data.decode or {}, data.classes or {}
-        self.defaults, self.transforms = data.defaults or {}, data.transforms or {}
-        self.sample_transforms = data.sample_transforms or []
-        self.collate_fn, self.batch_keys = data.collate_fn, data.batch_keys
-        self.device_transforms = data.device_transforms or {}
-        self._batch_size, self.num_workers, self.seed = data.batch_size, data.num_workers, data.seed
-        self.batch_format: Literal["dict", "tuple"] = data.batch_format
-        self.loader_config = data.loader
-        self.allow_unsafe = frozenset(data.allow_unsafe or ())
+        for name in _NOT_OF_SPLITS:
+            setattr(self, _ATTRIBUTES.get(name, name), getattr(data, name))
 
     @cached_property  # which a subclass may set
     def class_names(self) -> list[str]:
@@ -146,26 +153,16 @@ class ModuleSettings(pl.LightningDataModule):
         for name, transform in self.device_transforms.items():
             if isinstance(batch, dict) and name in batch:
                 batch[name] = transform(batch[name])
-            elif name in fields and is_collated:
-                raise ConfigError(
-                    f"device_transforms names {name!r}, and the batch that collate_fn made has no "
-                    "such entry; name an entry of the dict that it returns"
-                )
-            elif name in fields and isinstance(batch, dict):
-                raise ConfigError(
-                    f"device_transforms names {name!r}, and the batch has no such entry: a sample "
-                    "transform or a hook took it out; keep it, or leave it out of "
-                    "device_transforms"
-                )
-            elif name in fields and not isinstance(batch, list | tuple):
-                kind = type(cast("object", batch)).__name__
-                raise ConfigError(
-                    f"device_transforms names {name!r}, and the batch is no dict or tuple, but a "
-                    f"{kind}, which a hook has made of it; leave device_transforms out, or the hook"
-                )
-            elif name in fields:
+            elif name in fields and isinstance(batch, list | tuple) and not is_collated:
                 number = fields.index(name)
                 batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
+            elif name in fields:
+                kind = type(cast("object", batch)).__name__
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch, a {kind}, has no such "
+                    "entry: collate_fn, a sample transform or a hook made it so; let these keep "
+                    "the entry in a dict, or leave it out of device_transforms"
+                )
         return cast("Any", batch)
 
     def _config(self, split: SplitName) -> SplitConfig:
@@ -182,19 +179,9 @@ class ModuleSettings(pl.LightningDataModule):
             raise ConfigError(missing_split(split, self.splits))
         return split
 
-    def _index_settings(self, split: SplitName) -> tuple[object, ...]:
-        """What the index of a split is found by, but for the contents of lists.
-
-        The batch size is not among them, because the tuner changes it.
-        """
-        given = (self.splits.get(split), self.loader_config, self.allow_unsafe)
-        return (*given, dict(self.fields), dict(self.decode), dict(self._classes))
-
     def _digests_of_lists(self, split: SplitName) -> list[str]:
         """Of the lists that the filters of a split name, as they are now."""
-        config = self.splits.get(split)
-        if config is None:
-            return []
+        config = self._config(split)
         parts = config.component_splits().values() or [config]
         filters = [sample_filter(part.keep, part.exclude) for part in parts]
         with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
@@ -203,24 +190,8 @@ class ModuleSettings(pl.LightningDataModule):
 
     def _data_config(self) -> DataConfig:
         """The settings of this module as they are now: any of them may have been changed."""
-        return DataConfig(
-            **as_settings(self.splits),
-            fields=self.fields,
-            defaults=self.defaults,
-            decode=self.decode,
-            classes=self._classes,
-            transforms=self.transforms,
-            sample_transforms=self.sample_transforms,
-            collate_fn=self.collate_fn,
-            batch_keys=self.batch_keys,
-            device_transforms=self.device_transforms,
-            batch_size=self.batch_size,
-            num_workers=self.num_workers,
-            seed=self.seed,
-            batch_format=self.batch_format,
-            loader=self.loader_config,
-            allow_unsafe=sorted(self.allow_unsafe),
-        )
+        given = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in _NOT_OF_SPLITS}
+        return DataConfig(**as_settings(self.splits), **given)
 
 
 def settings_differ(before: object, now: object) -> bool:
@@ -239,8 +210,6 @@ _ANSWERED = (
     "Couldn't infer the batch indices fetched from your dataloader: `ShardLoader`",  # see `__id__`
 )
 """Warnings of Lightning that do not apply here."""
-
-_SETTINGS = frozenset(setting.name for setting in fields(DataConfig))
 
 
 @with_torch_words
@@ -543,7 +512,7 @@ class ShardDataModule(ModuleSettings):
         trainer: pl.Trainer | None = None,
         sample: LoadedBatch | None = None,
     ) -> ShardLoader:
-        given: dict[str, Any] = {"allow_unsafe": self.allow_unsafe}
+        given: dict[str, Any] = {"allow_unsafe": self.allow_unsafe or ()}
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
             on_cuda = trainer.strategy.root_device.type == "cuda"
@@ -559,9 +528,10 @@ class ShardDataModule(ModuleSettings):
         before, is_running = self._found_by.get(split), split in self._agreed
         # a list that changes during a run would be another one on each rank
         lists = before[-1] if before and is_running else self._digests_of_lists(split)
-        given = (*self._index_settings(split), lists)
+        data = self._data_config()
+        config = replace(data.split(split), batch_size=None)  # which the tuner changes
+        given = (config, data.loader, data.allow_unsafe, lists)
         if settings_differ(before, given):
-            data = self._data_config()
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
             self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)
             self._found_by[split] = given

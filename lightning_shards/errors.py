@@ -28,6 +28,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from operator import index
 from pathlib import PurePath
+from sys import float_info
 from typing import Any, cast
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -157,6 +158,20 @@ def require_at_least(name: str, value: int, least: int, most: int = _MOST) -> No
         raise ConfigError(f"{name} must be at most {most}, got {value}")
 
 
+def require_number(name: str, value: object) -> None:
+    """Check a number that is not negative.
+
+    Raises:
+        ConfigError: It is no finite number, or below 0.
+    """
+    if (
+        not isinstance(value, int | float)
+        or type(value) is bool
+        or not 0 <= value <= float_info.max
+    ):
+        raise ConfigError(f"{name} must be a number of at least 0, got {value!r}")
+
+
 def plain_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
     """A whole number as a plain int; one of numpy or torch is a whole number, and a bool is none.
 
@@ -205,7 +220,7 @@ def require_library(what: str, module: str, package: str, extra: str, otherwise:
         )
 
 
-def require_mapping(name: str, value: object, example: str = "{image: ...}") -> None:
+def require_mapping(name: str, value: object, example: str = "{name: ...}") -> None:
     """Check that a setting is a mapping from texts.
 
     Raises:

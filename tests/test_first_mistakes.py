@@ -362,8 +362,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a typo in a class": (
         lambda: ShardDataModule.from_config({"class_path": "lightning_shards.ShardDataModul"}),
         (
-            "data.class_path cannot be imported: module 'lightning_shards' has no attribute "
-            "'ShardDataModul'; did you mean 'ShardDataModule'?"
+            "data: - Problem with given class_path 'lightning_shards.ShardDataModul': module "
+            "'lightning_shards' has no attribute 'ShardDataModul'; did you mean 'ShardDataModule'?"
         ),
     ),
     "an empty tar": (

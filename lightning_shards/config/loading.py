@@ -1,24 +1,14 @@
 """How batches are made: the settings that change no batch."""
 
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from lightning_shards.config.parsing import with_torch_words
-from lightning_shards.errors import (
-    ConfigError,
-    path_as_text,
-    require_at_least,
-    require_choice,
-    require_mapping,
-    require_text,
-)
+from lightning_shards.config.settings import put, require_kinds
+from lightning_shards.errors import ConfigError, path_as_text, require_mapping
 from lightning_shards.remote.backend import require_store_options
 from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
-
-_MOST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -47,18 +37,12 @@ class RayConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        require_text("ray.address", self.address)
+        require_kinds(self, "ray.")
         if self.address.startswith("ray://"):
             raise ConfigError(
                 f"ray.address={self.address!r} would send each byte through Ray's client proxy; "
                 "start the trainer on a node of the cluster, and take 'auto' or 'host:port'"
             )
-        cpus = self.cpus_per_worker
-        if type(cpus) not in {int, float} or not 0 <= cpus <= _MOST:
-            raise ConfigError(f"ray.cpus_per_worker must be a number from 0, got {cpus!r}")
-        require_choice("ray.placement", self.placement, ("SPREAD", "PACK"))
-        if self.share is not None:
-            require_text("ray.share", self.share)
 
 
 @with_torch_words
@@ -117,67 +101,33 @@ class LoaderConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        require_choice("pool", self.pool, ("processes", "threads", "inline", "ray"))
-        require_at_least("threads_per_worker", self.threads_per_worker, 1)
-        if self.threads_per_worker > 1 and self.pool != "processes":
-            raise ConfigError(
-                f"threads_per_worker={self.threads_per_worker} goes with pool='processes', not "
-                f"{self.pool!r}; leave it at 1 and set num_workers"
-            )
-        require_at_least("prefetch_factor", self.prefetch_factor, 1)
-        require_at_least("prefetch_bytes", self.prefetch_bytes, 1)
-        timeout_s = self.worker_timeout_s
-        if type(timeout_s) not in {int, float} or not 0 <= timeout_s <= _MOST:
-            raise ConfigError(
-                f"worker_timeout_s must be a number of seconds, 0 for no limit, got {timeout_s!r}"
-            )
-        require_choice(
-            "multiprocessing_context", self.multiprocessing_context, ("forkserver", "spawn", "fork")
-        )
-        self._require_ray_alone()
-        require_at_least("connections", self.connections, 1)
-        cache_gib = self.cache_gib
-        is_number = type(cache_gib) in {int, float, type(None)}
-        if not is_number or not 0 < (1 if cache_gib is None else cache_gib) <= _MOST:
-            raise ConfigError(f"cache_gib must be a number above 0, or left out, got {cache_gib!r}")
-        require_choice("pin_memory", self.pin_memory, (None, True, False))
-        if self.pin_memory and self.pool != "processes":
-            raise ConfigError(
-                f"pin_memory=True goes with pool='processes', not {self.pool!r}; leave it out"
-            )
-        object.__setattr__(self, "cache_dir", path_as_text(self.cache_dir))
-        if self.cache_dir is not None:
-            require_text("cache_dir", self.cache_dir)
-            if not self.cache_dir.startswith("~"):  # the run may change its working directory
-                object.__setattr__(self, "cache_dir", str(Path(self.cache_dir).absolute()))
-        self._require_storage_options()
-
-    def _require_ray_alone(self) -> None:
-        """Refuse settings of worker processes beside actors, and settings of actors beside others.
-
-        `threads_per_worker` and `pin_memory` are refused beside any other pool than processes.
-        """
         if not isinstance(cast("object", self.ray), RayConfig):
             raise ConfigError(f"ray must be a RayConfig, got {self.ray!r}")
-        if self.pool != "ray" and self.ray != RayConfig():
-            raise ConfigError(f"{self.ray} goes with pool='ray', not {self.pool!r}; leave it out")
-        if self.pool == "ray" and self.multiprocessing_context != "forkserver":
-            raise ConfigError(
-                f"multiprocessing_context={self.multiprocessing_context!r} goes with "
-                "pool='processes', not 'ray'; leave it out"
-            )
-
-    def _require_storage_options(self) -> None:
-        require_mapping("storage_options", self.storage_options, "{s3: {...}}")
+        require_kinds(self)
+        for name, pool, is_set in (
+            ("threads_per_worker", "processes", self.threads_per_worker > 1),
+            ("pin_memory", "processes", self.pin_memory),
+            ("ray", "ray", self.ray != RayConfig()),
+        ):
+            if is_set and self.pool != pool:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} goes with pool={pool!r}, not {self.pool!r}; "
+                    "leave it out"
+                )
+        if self.cache_gib == 0:
+            raise ConfigError("cache_gib must be a number above 0, or left out, got 0")
+        folder = path_as_text(self.cache_dir)
+        if folder is not None and not folder.startswith("~"):  # the run may change its folder
+            folder = str(Path(folder).absolute())
+        put(self, cache_dir=folder)
         for scheme, options in self.storage_options.items():
             if scheme not in RANGED_SCHEMES and not is_further(scheme):
                 raise ConfigError(
                     f"storage_options has {scheme!r}; its keys are schemes: "
                     f"{', '.join(RANGED_SCHEMES)}, and what fsspec reads"
                 )
-            named = cast("Mapping[str, Any]", options)
-            require_mapping(f"storage_options of {scheme}", named, "{endpoint: ...}")
-            require_store_options(scheme, named)
+            require_mapping(f"storage_options of {scheme}", options, "{endpoint: ...}")
+            require_store_options(scheme, options)
 
     def needs_server(self, num_workers: int) -> bool:
         """Whether so many workers are processes that come from a fork server."""

@@ -3,50 +3,29 @@
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from lightning_shards.config.parsing import (
-    build,
-    load_callable_list,
-    load_callables,
-    load_decoders,
-)
-from lightning_shards.errors import (
-    ConfigError,
-    path_as_text,
-    require_at_least,
-    require_choice,
-    require_fields,
-    require_list,
-    require_mapping,
-    require_mappings,
-    urls_as_texts,
-)
+from lightning_shards.config.parsing import build
+from lightning_shards.config.settings import ShardSettings, put, require_kinds
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.mixture_schedule import (
     WeightChange,
     check_component_names,
-    require_one_length,
     weigh_components,
     weigh_stage,
 )
 from lightning_shards.samples.decoders import ends_in
 from lightning_shards.samples.fields import suffixes_of
-from lightning_shards.shards.joins.settings import join_settings, shown_joins
-from lightning_shards.shards.urls import redact_pattern
+from lightning_shards.shards.joins.settings import join_settings
 
 _T = TypeVar("_T")
-
-_OF_THE_MIX = frozenset({"weight", "passes"})
-"""Settings of a component that a split has not."""
-
 
 MERGED = ("defaults", "decode", "classes", "transforms")
 """Settings that a component adds to those of its split, key by key."""
 
 
-@dataclass(frozen=True)
-class ComponentConfig:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ComponentConfig(ShardSettings):
     """One data set of a mixture; what it leaves out it takes from its split.
 
     `defaults`, `decode`, `classes`, `transforms` and `join` are added to those of the split, key by
@@ -85,60 +64,20 @@ class ComponentConfig:
         index: The folder of the counts and member tables of its shards, as that of a split.
     """
 
-    urls: str | list[str]
+    classes: dict[str, list[str] | dict[str, int] | None] | None = None  # pyright: ignore[reportIncompatibleVariableOverride] a component may take a key away
     weight: Any = None  # a number; as a float jsonargparse would read the text 3:1 as 181
     passes: Any = None
-    sampling: Literal["resampled", "shuffled", "sequential"] | None = None
-    fields: dict[str, str] | None = None
-    defaults: dict[str, Any] | None = None
-    decode: dict[str, Any] | None = None
-    classes: dict[str, list[str] | dict[str, int] | None] | None = None
-    transforms: dict[str, Any] | None = None
-    sample_transforms: list[Any] | None = None
-    stages: list[Any] | None = None
-    shuffle_buffer: int | None = None
-    shuffle_run: int | None = None
-    shuffle_block: int | None = None
-    shuffle_strands: int | None = None
-    shuffle_width: int | None = None
-    exclude: str | list[str] | dict[str, Any] | None = None
-    keep: Any = None
-    join: dict[str, Any] | None = None
-    index: str | None = None
-
-    def __repr__(self) -> str:
-        """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
-        return safe_repr(self)
 
     def overrides(self) -> dict[str, Any]:
         """The settings of a split that it has itself, by name."""
-        given = {setting.name: getattr(self, setting.name) for setting in fields(self)}
-        return {
-            name: value
-            for name, value in given.items()
-            if value is not None and name not in (*_OF_THE_MIX, *MERGED, "join")
-        }
+        not_of_split = (*MERGED, "join", "weight", "passes")
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        given = {name: given[name] for name in given if name not in not_of_split}
+        return _without_none(given)
 
     def joined(self, inherited: Mapping[str, Any] | None) -> dict[str, Any]:
         """Its joins, added to those of its split."""
         return _without_none({**(inherited or {}), **(self.join or {})})
-
-    def require_one_filter(self, of_split: Mapping[str, object]) -> None:
-        """Refuse `exclude` or `keep` where its split has the same, since only one can hold.
-
-        Args:
-            of_split: The two settings of the split, by name.
-
-        Raises:
-            ConfigError: Both have it.
-        """
-        for name, value in of_split.items():
-            if value is not None and getattr(self, name) is not None:
-                raise ConfigError(
-                    f"it has {name}, and so has its split, which would not hold for it; take "
-                    f"{name} out of the split and write it into each component, where parts by a "
-                    "hash may go to keep and lists to exclude"
-                )
 
     def merged(
         self, name: str, inherited: Mapping[str, Any], joined: Mapping[str, Any], *, is_whole: bool
@@ -162,37 +101,17 @@ class ComponentConfig:
         return _without_none({**kept, **with_lower_suffixes(getattr(self, name) or {})})
 
     def check(self) -> None:
-        """Refuse settings that are wrong whatever the shards hold, and load its callables.
-
-        Raises:
-            ConfigError: A setting is wrong.
-        """
-        object.__setattr__(self, "urls", urls_as_texts(self.urls))
-        require_urls(self.urls)
-        if self.fields is not None:
-            require_fields(self.fields)
-        require_mappings(self, (*MERGED, "join"))
+        """As of all settings; here a key of `decode` and `transforms` may be None."""
+        require_kinds(self)
+        given = {"decode": self.decode or {}, "transforms": self.transforms or {}}
+        put(self, **{name: _without_none(value) for name, value in given.items()})
+        super().check()
+        put(
+            self,
+            **{name: {**value, **getattr(self, name)} or None for name, value in given.items()},
+        )
+        self.require_urls()
         join_settings(self.joined(None))
-        object.__setattr__(self, "index", folder_of_index(self.index))
-        require_choice("sampling", self.sampling, (None, "resampled", "shuffled", "sequential"))
-        for name in ("buffer", "run", "block", "strands", "width"):
-            if (value := getattr(self, f"shuffle_{name}")) is not None:
-                require_at_least(f"shuffle_{name}", value, 0 if name in {"buffer", "run"} else 1)
-        self._load_callables()
-
-    def _load_callables(self) -> None:
-        """Replace names of callables by the callables."""
-        loaded: dict[str, object] = {}
-        if self.transforms is not None:
-            made = load_callables("the transform of", _without_none(self.transforms))
-            loaded["transforms"] = {**self.transforms, **made}
-        if self.decode is not None:
-            loaded["decode"] = {**self.decode, **load_decoders(_without_none(self.decode))}
-        for name in ("sample_transforms", "stages"):
-            if getattr(self, name) is not None:
-                loaded[name] = load_callable_list(name, getattr(self, name))
-        for name, value in loaded.items():
-            object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True)
@@ -223,7 +142,6 @@ def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
     Raises:
         ConfigError: A name or a setting is wrong; the message names the component.
     """
-    require_mapping("mix", mix, "{web: {urls: ..., weight: 3}}")
     check_component_names(list(mix))
     made = {name: made_config(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
     for name, component in made.items():
@@ -247,18 +165,10 @@ def made_schedule(schedule: Sequence[object]) -> list[WeightChangeConfig]:
     Raises:
         ConfigError: A setting is wrong; the message has the number of its change.
     """
-    require_list("schedule", schedule)
-    made = [
-        made_config(WeightChangeConfig, change, f"schedule[{number}]")
-        for number, change in enumerate(schedule)
-    ]
-    for number, change in enumerate(made):
-        key = f"schedule[{number}]"
-        require_mapping(f"{key}.weights", change.weights, "{web: 3, labels: 1}")
-        require_at_least(f"{key}.over", change.over, 1)
-        for name, start in (("epoch", change.epoch), ("samples", change.samples)):
-            if start is not None:
-                require_at_least(f"{key}.{name}", start, 0)
+    made: list[WeightChangeConfig] = []
+    for number, change in enumerate(schedule):
+        made.append(made_config(WeightChangeConfig, change, f"schedule[{number}]"))
+        require_kinds(made[-1], f"schedule[{number}].")
     return made
 
 
@@ -266,11 +176,8 @@ def check_weights(
     mix: Mapping[str, ComponentConfig],
     schedule: Sequence[WeightChangeConfig],
     temperature: float | None,
-    length: tuple[int | None, str | None],
 ) -> None:
     """Refuse weights that give no mixture, as far as that is known without its samples.
-
-    `length` is the split's `dataset_size` and `epoch_of`.
 
     Raises:
         ConfigError: They give none.
@@ -281,36 +188,6 @@ def check_weights(
     weigh_components(of_any_size, weights, passes, temperature)
     for change in schedule:
         weigh_stage(of_any_size, change.weights)
-    require_one_length(*length)
-
-
-def folder_of_index(given: object) -> str | None:
-    """The folder of an index as an absolute path, since a run may change its working directory.
-
-    Raises:
-        ConfigError: There is no such folder.
-    """
-    if given is None:
-        return None
-    folder = path_as_text(given)
-    if not isinstance(folder, str) or not Path(folder).expanduser().is_dir():
-        raise ConfigError(
-            f"index={given!r} is no folder of this machine; make it by `lightning-shards index "
-            "URLS --format wids,members --output DIR`"
-        )
-    return str(Path(folder).expanduser().absolute())
-
-
-def require_urls(urls: str | list[str]) -> None:
-    """Check that shards are named.
-
-    Raises:
-        ConfigError: There are none.
-    """
-    if not urls:
-        raise ConfigError(
-            "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
-        )
 
 
 def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bool) -> None:
@@ -344,18 +221,6 @@ def is_key_of(key: str, fields: Mapping[str, str]) -> bool:
 def with_lower_suffixes(given: Mapping[str, Any]) -> dict[str, Any]:
     """The same, where each suffix is written as decoders take it, so that one stands for one."""
     return {key.lower() if key.startswith(".") else key: value for key, value in given.items()}
-
-
-def safe_repr(config: Any) -> str:
-    """Like that of any dataclass, without what is secret in `urls`, its first field, and `join`."""
-    urls = cast("str | list[str] | None", config.urls)
-    shown = urls
-    if urls is not None:
-        shown = redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
-    values = {setting.name: getattr(config, setting.name) for setting in fields(config)[1:]}
-    values["join"] = shown_joins(values["join"])
-    others = [f"{name}={value!r}" for name, value in values.items()]
-    return f"{type(config).__name__}({', '.join([f'urls={shown!r}', *others])})"
 
 
 def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:

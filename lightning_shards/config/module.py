@@ -2,12 +2,11 @@
 
 import inspect
 import re
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from os import PathLike, fspath
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any, Final, Literal, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
@@ -23,38 +22,23 @@ from lightning_shards.config.mixtures import (
     require_same_fields_of,
     with_lower_suffixes,
 )
-from lightning_shards.config.parsing import (
-    build,
-    load_callable,
-    load_callable_list,
-    load_callables,
-    load_decoders,
-    load_yaml,
-    nearest_attribute,
-)
+from lightning_shards.config.parsing import build, load_yaml
+from lightning_shards.config.settings import Settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,
-    Split,
     SplitConfig,
     SplitName,
+    made_sets,
+    made_split,
     missing_split,
-    named_splits,
-    set_configs,
-    split_configs,
-    with_set_urls,
-    with_urls,
 )
 from lightning_shards.errors import (
-    MOST_SEED,
     ConfigError,
     ShardError,
     UnsafeError,
-    require_at_least,
     require_choice,
-    require_fields,
-    require_list,
-    require_mappings,
+    require_mapping,
 )
 from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.samples.collate import RESERVED_KEYS, Collation
@@ -69,7 +53,7 @@ _NOT_LOGGED: Final = frozenset(
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Settings):
     """The settings of all splits, checked: the arguments of `ShardDataModule`, which explains them.
 
     What Lightning does with a split is all that it lacks, so that tools need no Lightning.
@@ -83,12 +67,6 @@ class DataConfig:
     val_sets: dict[str, SplitConfig] | None = None
     test_sets: dict[str, SplitConfig] | None = None
     predict_sets: dict[str, SplitConfig] | None = None
-    fields: dict[str, str]
-    defaults: dict[str, Any] | None = None
-    decode: dict[str, Any] | None = None
-    classes: dict[str, list[str] | dict[str, int]] | None = None
-    transforms: dict[str, Any] | None = None
-    sample_transforms: list[Any] | None = None
     collate_fn: Any = None
     batch_keys: list[str] | None = None
     device_transforms: dict[str, Any] | None = None
@@ -105,59 +83,41 @@ class DataConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        self._require_containers()
-        self._load_splits()
-        for name, kind in (("transforms", "transform"), ("device_transforms", "device transform")):
-            loaded = load_callables(f"the {kind} of", getattr(self, name) or {})
-            object.__setattr__(self, name, loaded)
-        sample_transforms = load_callable_list("sample_transforms", self.sample_transforms or [])
-        object.__setattr__(self, "sample_transforms", sample_transforms)
-        object.__setattr__(self, "decode", load_decoders(self.decode or {}))
-        if self.collate_fn is not None:
-            object.__setattr__(self, "collate_fn", load_callable("collate_fn", self.collate_fn))
-        require_at_least("batch_size", self.batch_size, 1)
-        require_at_least("num_workers", self.num_workers, 0)
-        require_at_least("seed", self.seed, 0, MOST_SEED)
-        require_choice("batch_format", self.batch_format, ("dict", "tuple"))
+        self.check()
+        require_mapping("fields", self.fields, "{image: jpg;png}")
+        for name in ("fields", "defaults", "decode", "classes", "transforms", "device_transforms"):
+            put(self, **{name: dict[str, Any](getattr(self, name) or {})})
+        put(self, sample_transforms=self.sample_transforms or [])
+        for split in SPLITS:
+            put(self, **{split: made_split(split, getattr(self, split))})
+        for setting, split in SET_SETTINGS.items():
+            sets = made_sets(setting, getattr(self, setting), getattr(self, split))
+            put(self, **{setting: sets})
+        self._require_loader()
         for name in self.allow_unsafe or ():
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS), "ray"))
-        for name, split in self.splits.items():
-            if split is not None:
-                self._check_fields(name)
-                self.collation_of(name)
+        for name in [name for name, split in self.splits.items() if split is not None]:
+            self._check_fields(name)
+            self.collation_of(name)
         self._require_device_names()
 
-    def _require_containers(self) -> None:
-        require_fields(self.fields)
-        names = ("defaults", "decode", "classes", "transforms", "device_transforms")
-        require_mappings(self, names)
-        for name in ("batch_keys", "allow_unsafe"):
-            if getattr(self, name) is not None:
-                require_list(name, getattr(self, name))
+    def _require_loader(self) -> None:
         if cast("object", self.loader) is None:
-            object.__setattr__(self, "loader", LoaderConfig())
+            put(self, loader=LoaderConfig())
         if not isinstance(cast("object", self.loader), LoaderConfig):
             raise ConfigError(f"loader must be a LoaderConfig, got {self.loader!r}")
         if self.loader.pool == "ray" and self.num_workers == 0:
             raise ConfigError("pool='ray' needs num_workers of at least 1, got 0; or leave it out")
 
-    def _load_splits(self) -> None:
-        single = self._single_splits
-        for name, split in split_configs(single).items():
-            object.__setattr__(self, name, split)
-        for setting, kind in SET_SETTINGS.items():
-            sets = set_configs(setting, getattr(self, setting), single[kind])
-            object.__setattr__(self, setting, sets)
-
-    @property
-    def _single_splits(self) -> dict[Split, SplitConfig | None]:
-        return {"train": self.train, "val": self.val, "test": self.test, "predict": self.predict}
-
     @property
     def splits(self) -> dict[SplitName, SplitConfig | None]:
         """The settings of each split and each set as given; None: there is no such split."""
-        sets = {setting: getattr(self, setting) for setting in SET_SETTINGS}
-        return named_splits(self._single_splits, sets)
+        named: dict[SplitName, SplitConfig | None] = {}
+        for split in SPLITS:
+            named[split] = getattr(self, split)
+            sets: dict[str, SplitConfig] = getattr(self, f"{split}_sets", None) or {}
+            named |= {f"{split}/{name}": each for name, each in sets.items()}
+        return named
 
     def split(self, name: SplitName) -> SplitConfig:
         """The settings of a split or a set; each missing one is that of all, or a default.
@@ -169,21 +129,11 @@ class DataConfig:
         if config is None:
             raise ConfigError(missing_split(name, self.splits))
         is_train = name == "train"
-        by_numbers = config.has_joins or config.batch_alike or config.balance
         return replace(
-            config,
-            reader="indexed" if by_numbers and config.reader == "auto" else config.reader,
+            config.over(self),
             sampling=config.sampling or ("resampled" if is_train else "sequential"),
             remainder=config.remainder or ("drop" if is_train else "balanced"),
             batch_size=config.batch_size or self.batch_size,
-            fields=self.fields if config.fields is None else config.fields,
-            defaults=self.defaults or {} if config.defaults is None else config.defaults,
-            decode=self.decode or {} if config.decode is None else config.decode,
-            classes=self.classes or {} if config.classes is None else config.classes,
-            transforms=self.transforms if config.transforms is None else config.transforms,
-            sample_transforms=self.sample_transforms or []
-            if config.sample_transforms is None
-            else config.sample_transforms,
             collate_fn=self.collate_fn if config.collate_fn is None else config.collate_fn,
             batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
@@ -337,9 +287,6 @@ _T = TypeVar("_T")
 
 _Config = DictConfig | Mapping[str, Any] | str | PathLike[str]
 
-_FROM_PARSER: Final = re.compile(r"data(\.[^\s:]+)?: ")
-"""The begin of a message that names its key already."""
-
 _OWN_CLASS: Final = (
     "ShardDataModule",
     "lightning_shards.ShardDataModule",
@@ -394,26 +341,18 @@ def module_from_config(module_class: type[_T], config: _Config) -> _T:
         ConfigError: It cannot be read, or holds settings that the module does not take.
         FileNotFoundError: There is no such file.
     """
-    module_class, settings, unchecked = _chosen_class(
-        module_class, _data_section(module_class, config)
-    )
-    return _made(module_class, settings, unchecked)
+    return _made(module_class, _data_section(module_class, config))
 
 
-def _made(
-    module_class: type[_T], settings: Mapping[str, Any], unchecked: Mapping[str, Any] | None = None
-) -> _T:
-    """The object of these settings, where a split may be its urls alone."""
-    splits = {name: with_urls(settings[name]) for name in SPLITS if name in settings}
-    sets = {name: with_set_urls(settings[name]) for name in SET_SETTINGS if name in settings}
+def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
+    is_base = "class_path" in section
+    if is_base and (unknown := sorted(section.keys() - {"class_path", "init_args", "dict_kwargs"})):
+        raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
     try:
-        return build(module_class, {**settings, **splits, **sets}, "data", unchecked)
+        return build(module_class, section, "data", is_base=is_base)
     except ConfigError as error:
+        settings: Mapping[str, Any] = section.get("init_args", section)
         raise type(error)(placed_message(error, settings)) from error
-    except TypeError as error:
-        if not unchecked:
-            raise
-        raise ConfigError(f"data.dict_kwargs: {error}") from error
 
 
 def read_setting(path: str | PathLike[str], key: str, default: object = None) -> object:
@@ -434,10 +373,19 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
         error: An error of a data module or of a split about its settings.
         settings: The settings of the data module, in plain values.
     """
-    if _FROM_PARSER.match(str(error)):
+    if re.match(r"data(\.[^\s:]+)?: ", str(error)):
         return str(error)
-    split = _refused_split(settings)
-    return f"data.{split}: {error}" if split else f"data: {error}"
+    given = {split: settings.get(split) for split in SPLITS}
+    for setting in SET_SETTINGS:
+        sets: Mapping[str, Any] = settings.get(setting) or {}
+        given |= {f"{setting}.{name}": sets[name] for name in sets}
+    for key, split in given.items():
+        if isinstance(split, Mapping):
+            try:
+                SplitConfig(**cast("Mapping[str, Any]", split))
+            except ShardError:
+                return f"data.{key}: {error}"
+    return f"data: {error}"
 
 
 def omegaconf_message(error: OmegaConfBaseException) -> str:
@@ -446,25 +394,6 @@ def omegaconf_message(error: OmegaConfBaseException) -> str:
     is_variable = re.search("'[A-Z][A-Z0-9_]*' not found", said)
     remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
     return f"{said}, at {cast('Any', error).full_key!r}{remedy}"
-
-
-def _refused_split(settings: Mapping[str, Any]) -> str | None:
-    """The first split whose settings are refused; the error itself does not name it."""
-    for key, given in _given_splits(settings):
-        if isinstance(given, Mapping):
-            try:
-                SplitConfig(**cast("Mapping[str, Any]", given))
-            except ShardError:
-                return key
-    return None
-
-
-def _given_splits(settings: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """The key and the value of each split and each set in the settings of a data module."""
-    yield from ((split, settings.get(split)) for split in SPLITS)
-    for setting in SET_SETTINGS:
-        sets: Mapping[str, object] = settings.get(setting) or {}
-        yield from ((f"{setting}.{name}", split) for name, split in sets.items())
 
 
 def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]:
@@ -503,34 +432,3 @@ def _opened(config: _Config) -> object:
         return config
     # A config made by Python code may hold callables.
     return OmegaConf.create(dict(config), flags={"allow_objects": True})
-
-
-def _chosen_class(
-    module_class: type[_T], section: dict[str, Any]
-) -> tuple[type[_T], dict[str, Any], dict[str, Any]]:
-    """The class that a section names by `class_path`, its settings, and unchecked settings."""
-    if "class_path" not in section:
-        return module_class, section, {}
-    chosen_class = _named_class(module_class, section["class_path"])
-    if unknown := sorted(section.keys() - {"class_path", "init_args", "dict_kwargs"}):
-        raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
-    return chosen_class, section.get("init_args") or {}, section.get("dict_kwargs") or {}
-
-
-def _named_class(module_class: type[_T], path: Any) -> type[_T]:
-    """The class at an import path, or the already imported class of this bare name."""
-    known = {known_class.__name__: known_class for known_class in _with_subclasses(module_class)}
-    try:
-        found = known.get(path) or resolve_name(path)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        meant = nearest_attribute(error)
-        raise ConfigError(f"data.class_path cannot be imported: {error}{meant}") from error
-    if not isinstance(found, type) or not issubclass(found, module_class):
-        raise ConfigError(f"data.class_path is {path!r}, which is no {module_class.__name__}")
-    return found
-
-
-def _with_subclasses(kind: type[_T]) -> Iterator[type[_T]]:
-    yield kind
-    for subclass in kind.__subclasses__():
-        yield from _with_subclasses(subclass)

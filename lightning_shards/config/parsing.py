@@ -8,7 +8,7 @@ import json
 import re
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
@@ -19,15 +19,20 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, set_loader
 from yaml import SafeLoader
 
-from lightning_shards.errors import ConfigError, ShardError
+from lightning_shards.errors import ConfigError, ShardError, path_as_text
 
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=BaseException)
 
-_UNKNOWN = re.compile(r"(?:unrecognized arguments: --|[oO]ption '|NestedArg\(key=')([\w.]+)")
+_UNKNOWN = re.compile(
+    r"(?:unrecognized arguments: --|[oO]ption '|NestedArg\(key='|has no attribute ')([\w.]+)"
+)
 """What jsonargparse 4.53 writes before a key that it does not know, in errors of several kinds."""
 
-_OF_UNIONS = ("Does not", "Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'None")
+_OF_UNIONS = (
+    *("Does not", "Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'None"),
+    *("Given value: {'class_path'", "Given value: Namespace("),
+)
 """How lines begin in which jsonargparse lists all types that a value may have."""
 
 _VALUE = "Given value:"
@@ -103,10 +108,7 @@ set_loader(PARSER_MODE, load_yaml, (yaml.YAMLError,))
 
 
 def build(
-    make: Callable[..., _T],
-    values: Mapping[str, Any],
-    section: str,
-    unchecked: Mapping[str, Any] | None = None,
+    make: Callable[..., _T], values: Mapping[str, Any], section: str, *, is_base: bool = False
 ) -> _T:
     """Call a class or a function with values that are checked against its annotations.
 
@@ -114,31 +116,31 @@ def build(
         make: A class or a function.
         values: Its arguments in plain types; ``class_path`` and ``init_args`` make an object.
         section: Name of these values in errors.
-        unchecked: More arguments, for `**kwargs` whose names jsonargparse cannot find out.
+        is_base: Whether the values name a subclass to make, and its arguments.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type.
         Exception: Any error that `make` itself raises.
     """
     key = re.sub(r"\W", "_", section)  # jsonargparse takes no other letters
-    parser = _parser_of(make, key)
-    arguments: dict[str, Any] = {}
+    parser = _parser_of(make, key, is_base=is_base)
+    made: Any = None
     problem: Exception | None = None
     try:
         parsed = parser.parse_object({key: _copied(values)}, env=False)
     except _FAILURES as error:
         message = plain_message(error)
-        message += did_you_mean(message, known_keys(parser))
+        message += did_you_mean(message, [*known_keys(parser), getattr(make, "__name__", "")])
         problem = ConfigError(message.replace(key, section, 1))
     else:
         try:
-            made = _instantiated(parser, parsed)
-            arguments = cast("dict[str, Any]", vars(made.get(key, Namespace())))
+            made = _instantiated(parser, parsed).get(key, Namespace())
         except ValueError as error:  # jsonargparse wraps errors of the members of a union
-            problem = cause_of(error, ShardError) or error
+            told = ConfigError(f"{section}: {plain_message(error)}") if is_base else error
+            problem = cause_of(error, ShardError) or told
     if problem is not None:  # raised outside `except`: the parser's error shows values with URLs
         raise problem
-    return make(**(arguments | dict(unchecked or {})))
+    return made if is_base else make(**vars(made))
 
 
 def _copied(value: Any) -> Any:
@@ -178,33 +180,52 @@ def _keys_below(key: str, hint: object) -> Iterator[str]:
             yield from _keys_below(f"{key}.{setting.name}", hints[setting.name])
 
 
-def as_section(action: Any, value: Any, key: str) -> Any:
-    """A value as a parser takes it: an empty section of settings has none, and so its defaults.
-
-    Args:
-        action: What the parser does with the value.
-        value: The value in a configuration.
-        key: What the configuration calls it.
-
-    Raises:
-        TypeError: It is neither settings nor the path of their file, where a section is wanted.
-    """
-    if type(action).__name__ != "_ActionConfigLoad":  # jsonargparse has no public name for it
-        return value
-    if value is None:
-        return Namespace()
-    if not isinstance(cast("object", value), Mapping | Namespace | str):
-        kind = type(value).__name__  # the value may hold a secret
-        raise TypeError(f"{key}: it must be a mapping of settings, got a {kind}")
-    return value
+def with_urls(split: object) -> object:
+    """A split that is given by its urls alone as ``{"urls": ...}``, and any other as it is."""
+    split = path_as_text(split)
+    if isinstance(split, str):
+        return {"urls": split}
+    if isinstance(split, Sequence):
+        return {"urls": list(map(path_as_text, cast("Sequence[object]", split)))}
+    return split
 
 
-class _Parser(ArgumentParser):
+NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
+"""The whole of a value that stands for a split's settings: an interpolation, or their file."""
+
+
+def _as_split(value: object) -> object:
+    return value if isinstance(value, str) and NOT_URLS.fullmatch(value) else with_urls(value)
+
+
+def _has_urls(kind: object) -> bool:
+    return "urls" in getattr(kind, "__dataclass_fields__", {})
+
+
+class SettingsParser(ArgumentParser):
+    """A parser for which urls may stand for a split, and nothing for a section without settings."""
+
     def _check_value_key(
-        self, action: Any, value: Any, key: str, *rest: Any, **options: Any
+        self, action: Any, value: Any, key: str, *others: Any, **options: Any
     ) -> Any:
-        check = cast("Any", super())._check_value_key  # noqa: SLF001 there is no public place
-        return check(action, as_section(action, value, key), key, *rest, **options)
+        """Check a value of a file; jsonargparse has no public place to change it before."""
+        kinds = get_args(getattr(action, "_typehint", None))
+        if type(action).__name__ == "_ActionConfigLoad":  # jsonargparse has no public name for it
+            value = Namespace() if value is None else value
+            if not isinstance(value, Mapping | Namespace | str):
+                kind = type(value).__name__  # the value may hold a secret
+                raise TypeError(f"{key}: it must be a mapping of settings, got a {kind}")
+        elif any(map(_has_urls, kinds)):
+            value = _as_split(value)
+        elif isinstance(value, Mapping) and any(
+            _has_urls(of_each) for kind in kinds for of_each in get_args(kind)
+        ):
+            sets = cast("Mapping[str, object]", value)
+            value = {name: _as_split(split) for name, split in sets.items()}
+            if any("${" in split for split in value.values() if isinstance(split, str)):
+                return value  # they are resolved later
+        check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
+        return check(action, value, key, *others, **options)
 
 
 TORCH_WORDS = {
@@ -264,11 +285,15 @@ def nearest_attribute(error: BaseException) -> str:
     return f"; did you mean {meant[0]!r}?" if meant else ""
 
 
-def _parser_of(make: Callable[..., object], section: str) -> Any:
-    parser = cast("Any", _Parser(exit_on_error=False, allow_abbrev=False, parser_mode=PARSER_MODE))
-    is_class = isinstance(make, type)
-    add = parser.add_class_arguments if is_class else parser.add_function_arguments
-    add(make, section, fail_untyped=False, **({"instantiate": False} if is_class else {}))
+def _parser_of(make: Callable[..., object], section: str, *, is_base: bool = False) -> Any:
+    options: dict[str, Any] = {"exit_on_error": False, "parser_mode": PARSER_MODE}
+    parser = cast("Any", SettingsParser(allow_abbrev=False, **options))
+    if is_base:
+        parser.add_subclass_arguments(make, section, fail_untyped=False)
+    elif isinstance(make, type):
+        parser.add_class_arguments(make, section, fail_untyped=False, instantiate=False)
+    else:
+        parser.add_function_arguments(make, section, fail_untyped=False)
     return parser
 
 

@@ -102,7 +102,7 @@ def test_components_of_a_mix_have_strands_of_their_own(tmp_path):
     order = module_of(tmp_path, mix).source("train").order
     assert [type(part.order) for part in order.mix] == [StrandOrder, SampleOrder]
     mix["labels"] |= {"shuffle_strands": 4, "shuffle_block": 80, "sampling": "resampled"}
-    with pytest.raises(ConfigError, match="'labels': shuffle_strands=4 needs sampling='shuffled'"):
+    with pytest.raises(ConfigError, match="'labels': shuffle_strands=4 does not go with sampling"):
         module_of(tmp_path, mix)
     mix["labels"] |= {"shuffle_strands": 40, "sampling": "shuffled"}
     with pytest.raises(ConfigError, match=r"train\.mix\.labels: shuffle_strands=40 must be at mo"):

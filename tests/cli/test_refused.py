@@ -116,7 +116,7 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
     ("option", "message"),
     [
         ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at leas"),
-        ("--data.val.max_bad=3", "data.val: max_bad=3 has no effect with on_bad_sample='raise'"),
+        ("--data.val.max_bad=3", "data.val: max_bad=3 does not go with on_bad_sample='raise'"),
         ("--data.val.urls=", "data.val: urls is empty; give a path, a pattern like data/{000.."),
         (
             "--data.loader.prefetch_factor=0",

@@ -123,7 +123,7 @@ def test_a_component_adds_its_joins_to_those_of_its_split():
 def test_a_split_whose_components_all_take_its_joins_away_has_none():
     mix = {"web": {"urls": "a.tar", "weight": 1, "join": {"ink": None}, "stages": [iter]}}
     split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
-    assert not split.has_joins
+    assert not split.batch_joins
     assert split.component_splits()["web"].join is None
 
 
@@ -268,7 +268,7 @@ def hand_made(component: dict[str, Any] | None = None, **split: Any) -> DataConf
             ({name: [3]}, f"^component 'web': {name} must be a mapping, .*, got a list$")
             for name in ("defaults", "decode", "classes", "transforms")
         ),
-        ({"stages": iter}, "^component 'web': stages must be a list of callables, .*, got <"),
+        ({"stages": iter}, "^component 'web': stages must be a list, as in .*, got <"),
         ({"shuffle_buffer": "9"}, "^component 'web': shuffle_buffer must be a whole .* got '9'$"),
         ({"exclude": 3}, "^component 'web': exclude must be the path .*, got 3$"),
     ],

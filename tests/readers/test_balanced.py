@@ -168,7 +168,7 @@ def test_what_cannot_be_balanced_is_refused(make, split, message):
 
 def test_a_mix_an_evaluation_and_a_class_without_samples_are_refused(make, folder):
     urls = str(folder / "shard-*.tar")
-    with pytest.raises(ConfigError, match="does not go with mix"):
+    with pytest.raises(ConfigError, match="does not go with a mix"):
         SplitConfig(mix={"a": {"urls": urls, "weight": 1}}, balance="kind", dataset_size=9)
     with pytest.raises(ConfigError, match="does not go with sampling='sequential'"):
         ShardDataModule(val=SplitConfig(urls, balance="kind"), fields={"kind": "cls"})

@@ -122,7 +122,7 @@ def test_a_pipe_is_filtered_by_its_keys(local, tmp_path):
     pipes = [f"pipe:cat {path}" for path in local]
     own = {"sampling": "resampled", "dataset_size": 16, "exclude": THIRD}
     data = module(pipes, tmp_path, **own)
-    data.allow_unsafe = frozenset({"pipe"})
+    data.allow_unsafe = ["pipe"]
     left = keys_of(
         module(local, tmp_path, sampling="sequential", remainder="balanced", exclude=THIRD), 1
     )

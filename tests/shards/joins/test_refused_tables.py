@@ -40,7 +40,7 @@ def test_settings_are_refused_before_anything_is_read(join, message):
 
 @pytest.mark.parametrize("more", [{"reader": "stream"}, {"stages": [iter]}])
 def test_a_stream_has_no_joins(more):
-    with pytest.raises(ConfigError, match=r"join 't' needs the indexed reader, .*leave that out"):
+    with pytest.raises(ConfigError, match=r"join=\['t'\] does not go with .*leave one of them out"):
         SplitConfig(URLS, join={"t": "t.parquet"}, **more)
 
 

@@ -1,0 +1,202 @@
+"""What a data module, its splits and the components of a mixture share, and how it is checked.
+
+A setting that is None is that of the next larger part: of a component's split, of a split's module.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+
+from lightning_shards.config.parsing import (
+    load_callable,
+    load_callable_list,
+    load_callables,
+    load_decoders,
+    require_no_single_keys,
+)
+from lightning_shards.errors import (
+    MOST_SEED,
+    ConfigError,
+    path_as_text,
+    require_at_least,
+    require_choice,
+    require_list,
+    require_mapping,
+    require_number,
+    require_text,
+    urls_as_texts,
+)
+from lightning_shards.shards.filters.settings import names_callable, sample_filter
+from lightning_shards.shards.joins.settings import shown_joins
+from lightning_shards.shards.urls import redact_pattern
+
+_FROM_ZERO = ("num_workers", "seed", "shuffle_buffer", "shuffle_run", "max_bad", "epoch", "samples")
+_LEAST: Final = {"group": 2} | dict.fromkeys(_FROM_ZERO, 0)
+"""The least values of whole numbers, where they are not 1."""
+
+_LOADED: Final[Mapping[str, Callable[[Any], object]]] = {
+    "transforms": lambda given: load_callables("the transform of", given),
+    "device_transforms": lambda given: load_callables("the device transform of", given),
+    "decode": load_decoders,
+    "sample_transforms": lambda given: load_callable_list("sample_transforms", given),
+    "stages": lambda given: load_callable_list("stages", given),
+    "collate_fn": lambda given: load_callable("collate_fn", given),
+}
+"""What makes callables of what names them."""
+
+_OTHER_KINDS: Final[Mapping[object, Callable[[str, Any], None]]] = {
+    bool: lambda name, value: require_choice(name, value, (True, False)),
+    float: require_number,
+    str: lambda name, value: require_text(name, path_as_text(value)),
+    list: require_list,
+    dict: require_mapping,
+}
+
+
+def put(settings: object, **values: object) -> None:
+    """Set attributes of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(settings, name, value)
+
+
+@cache
+def _kinds_of(settings_class: type) -> dict[str, tuple[Any, bool]]:
+    """By name the type of each setting that has one, and whether it may be None."""
+    kinds: dict[str, tuple[Any, bool]] = {}
+    for name, hint in get_type_hints(settings_class).items():
+        given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        named = [kind for kind in given if kind is not NoneType]
+        if len(named) == 1:
+            kinds[name] = named[0], NoneType in given
+    return kinds
+
+
+def require_kinds(settings: Any, prefix: str = "") -> None:
+    """Check settings against their annotations; `prefix` stands before their names in messages.
+
+    Raises:
+        ConfigError: A value is of another type, none of the choices, or a number below the least.
+    """
+    kinds = _kinds_of(settings.__class__)
+    for each in fields(settings):
+        kind, is_optional = kinds.get(each.name, (Any, True))
+        name, value = prefix + each.name, getattr(settings, each.name)
+        if not (is_optional and value is None):
+            _require_kind(name, value, kind, _LEAST.get(each.name, 1))
+
+
+def _require_kind(name: str, value: Any, kind: Any, least: int) -> None:
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        require_choice(name, value, get_args(kind))
+    elif origin is int:
+        require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
+    elif origin in _OTHER_KINDS:
+        _OTHER_KINDS[origin](name, value)
+    if get_args(kind) == (str, str):
+        for key, text in value.items():
+            require_text(f"{name}[{key!r}]", text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How samples become rows of a batch; see `ShardDataModule`."""
+
+    fields: dict[str, str] | None = None
+    defaults: dict[str, Any] | None = None
+    decode: dict[str, Any] | None = None
+    classes: dict[str, list[str] | dict[str, int]] | None = None
+    transforms: dict[str, Any] | None = None
+    sample_transforms: list[Any] | None = None
+
+    def check(self) -> None:
+        """Refuse settings that are wrong whatever the shards hold, and load callables by names.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names it, its value and the remedy.
+        """
+        require_kinds(self)
+        for name, load in _LOADED.items():
+            if getattr(self, name, None) is not None:
+                put(self, **{name: load(getattr(self, name))})
+
+    def over(self, general: "Settings") -> Self:
+        """These settings, where those that are None are the general ones."""
+        names = [each.name for each in fields(Settings) if getattr(self, each.name) is None]
+        return replace(self, **{name: getattr(general, name) for name in names})
+
+
+@dataclass(frozen=True)
+class ShardSettings(Settings):
+    """Which samples of which shards are read, and in which order; see `SplitConfig`."""
+
+    urls: str | list[str] | None = None
+    _: KW_ONLY
+    sampling: Literal["resampled", "shuffled", "sequential"] | None = None
+    join: dict[str, Any] | None = None
+    stages: list[Any] | None = None
+    shuffle_buffer: int | None = None
+    shuffle_run: int | None = None
+    shuffle_block: int | None = None
+    shuffle_strands: int | None = None
+    shuffle_width: int | None = None
+    exclude: str | list[str] | dict[str, Any] | None = None
+    keep: Any = None
+    index: str | None = None
+
+    def check(self) -> None:
+        """As of `Settings`; paths become texts, and that of an index is absolute from here on."""
+        super().check()
+        if self.urls is not None:
+            put(self, urls=urls_as_texts(self.urls))
+        require_no_single_keys("keep", self.keep, "{hash_of: key, of: 20, parts: [0]}")
+        if names_callable(self.keep):
+            put(self, keep=load_callable("keep", self.keep))
+        exclude = path_as_text(self.exclude)
+        if isinstance(exclude, list | tuple):
+            exclude = list(map(path_as_text, cast("Sequence[object]", exclude)))
+        put(self, exclude=exclude, index=_folder_of_index(self.index))
+        sample_filter(self.keep, exclude)
+
+    def require_urls(self) -> None:
+        """Check that shards are named.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if not self.urls:
+            raise ConfigError(
+                "urls is empty; give a path, a pattern like data/{000..009}.tar or a list"
+            )
+
+    def __repr__(self) -> str:
+        """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        urls = values.pop("urls")
+        if urls is not None:
+            urls = (
+                redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
+            )
+        shown = {"urls": urls} | values | {"join": shown_joins(self.join)}
+        told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({told})"
+
+
+def _folder_of_index(given: object) -> str | None:
+    """The folder of an index as an absolute path, since a run may change its working directory.
+
+    Raises:
+        ConfigError: There is no such folder.
+    """
+    if given is None:
+        return None
+    folder = Path(path_as_text(given)).expanduser()
+    if not folder.is_dir():
+        raise ConfigError(
+            f"index={given!r} is no folder of this machine; make it by `lightning-shards index "
+            "URLS --format wids,members --output DIR`"
+        )
+    return str(folder.absolute())
