@@ -263,13 +263,12 @@ def open_files(tmp_path):
 
 
 @pytest.fixture
-def held_fork_server():
+def held_fork_server(monkeypatch):
     """One fork server for all tests with this; each fit that starts its own costs half a second."""
     from lightning_shards.workers.fork_server import fork_server
 
-    fork_server.hold()
-    yield
-    fork_server.release()
+    fork_server.start(["numpy", "torch", "lightning_shards.workers.worker"])
+    monkeypatch.setattr(fork_server, "end_unused", lambda: None)
 
 
 def _write_tar(path, members, *, tar_format=tarfile.USTAR_FORMAT, mtime=0):

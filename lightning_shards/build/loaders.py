@@ -15,12 +15,13 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.fields import optional_names
 from lightning_shards.system.process import num_cpus
+from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import InlinePool, try_first_sample
 from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
 from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
-from lightning_shards.workers.worker_imports import end_fork_server, require_guard_for
+from lightning_shards.workers.worker_imports import require_sendable
 
 if TYPE_CHECKING:
     from lightning_shards.loader import Progress, ShardLoader
@@ -87,7 +88,7 @@ def _process_pool(
     ranks: int,
 ) -> ProcessPool:
     if config.multiprocessing_context != "fork":
-        require_guard_for(source)
+        require_sendable(source, config.multiprocessing_context)
     threads = config.threads_per_worker
     # a worker keeps messages ready; if it has several threads, each of these keeps batches, too
     kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))
@@ -130,7 +131,7 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
 
 def end_workers() -> None:
     """End what workers come from, unless a stream uses it: the fork server, a cluster of Ray."""
-    end_fork_server()
+    fork_server.end_unused()
     joined: Any = sys.modules.get("lightning_shards.workers.ray.cluster")
     if joined is not None:
         joined.cluster.leave_unused()

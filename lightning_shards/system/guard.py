@@ -46,6 +46,7 @@ class GuardedName(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {"name": str(self), "owner_pid": self._owner_pid, "folder": self._folder}
+        given["environment"] = dict(os.environ)
         return getitem, (_Begun(given), "name")
 
 
@@ -125,3 +126,5 @@ def kill(pid: int) -> None:
 
 if __name__ == _THREAD:
     end_with(globals()["owner_pid"], globals()["folder"])
+    os.environ.clear()  # a fork server has that of its own start
+    os.environ.update(globals()["environment"])

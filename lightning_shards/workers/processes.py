@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from mmap import mmap
+from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import SimpleQueue
@@ -33,13 +34,7 @@ from lightning_shards.workers.connection import (
     buffers_per_worker,
     new_memory,
 )
-from lightning_shards.workers.fork_server import (
-    ForkServerWorker,
-    ForkWorker,
-    SpawnWorker,
-    fork_server,
-    shared_folder,
-)
+from lightning_shards.workers.fork_server import ForkServerWorker, fork_server, shared_folder
 from lightning_shards.workers.messages import (
     UNKNOWN_BYTES,
     BatchBytes,
@@ -50,11 +45,19 @@ from lightning_shards.workers.messages import (
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 from lightning_shards.workers.worker import WorkerShare, raise_failure, run_worker
-from lightning_shards.workers.worker_imports import WorkerImports
+from lightning_shards.workers.worker_imports import (
+    from_main,
+    modules_to_preload,
+    require_sendable,
+)
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
-_KINDS = {"forkserver": ForkServerWorker, "spawn": SpawnWorker, "fork": ForkWorker}
+_KINDS: dict[str, Any] = {
+    "forkserver": ForkServerWorker,
+    "spawn": SpawnProcess,
+    "fork": ForkProcess,
+}
 
 _END_S = 3.0
 """Seconds to wait for workers whose stream is closed: for the message that they are making (a wait
@@ -119,39 +122,35 @@ class ProcessPool:
             ConfigError: A transform or a stage cannot be sent to them.
             WorkerError: They cannot be started, or would import a main script without a main guard.
         """
-        imports = None if self.start_method == "fork" else WorkerImports(source)
-        if imports is not None and imports.from_main is not None:
+        modules: dict[str, str] = {}
+        if self.start_method != "fork":
+            modules = require_sendable(source, self.start_method)
+        if of_main := from_main(modules):
             _log.info(
                 "worker processes import the main script, because %s is defined in it; in a module "
                 "of its own, it would let them start sooner",
-                imports.from_main,
+                of_main,
             )
-        sent = source if imports is None else imports.sent
         device = _device_to_pin_for(self)  # before any worker runs, as CUDA may refuse
-        fork_server.hold()
-        try:
-            workers, ends, stages = self._started(sent, place, cursor, imports)
-        except BaseException:
-            fork_server.release()
-            raise
+        workers, ends, stages = self._started(source, place, cursor, modules)
         return _ProcessStream(workers, ends, stages, self.worker_timeout_s, device)
 
     def _started(
-        self, source: Source, place: Place, cursor: Cursor, imports: WorkerImports | None
+        self, source: Source, place: Place, cursor: Cursor, modules: dict[str, str]
     ) -> tuple[list[BaseProcess], list[TrainerEnd], Sequence[int]]:
         """The workers, the trainer's ends of their connections and the bytes of their stages."""
         workers: list[BaseProcess] = []
         ends: list[TrainerEnd] = []
         stages = new_memory(self.num_workers)
         try:
-            if imports is not None and self.start_method == "forkserver":
-                fork_server.start(imports.modules)
+            if self.start_method == "forkserver":
+                fork_server.start(modules_to_preload(source, modules))
             for number in range(self.num_workers):
                 end, its_end = socket.socketpair()
                 ends.append(TrainerEnd(end, stages, self.prefetch_factor))
                 with its_end:
                     share = self._share(source, place.with_worker(number, self.num_workers), cursor)
-                    workers.append(self._process(share, its_end, ends, imports))
+                    workers.append(self._process(share, its_end, ends, from_main(modules)))
                     workers[-1].start()
             return workers, ends, memoryview(mmap(stages, 0))
         except BaseException as error:
@@ -171,7 +170,7 @@ class ProcessPool:
         share: WorkerShare,
         its_end: socket.socket,
         ends: list[TrainerEnd],
-        imports: WorkerImports | None,
+        of_main: str | None,
     ) -> BaseProcess:
         inherited = tuple(ends) if self.start_method == "fork" else ()
         process = _KINDS[self.start_method](
@@ -180,7 +179,7 @@ class ProcessPool:
             args=(share, its_end, inherited),
             daemon=True,
         )
-        process.imports_main = imports is not None and imports.from_main is not None
+        process.imports_main = of_main is not None
         process.start_timeout_s = self.worker_timeout_s
         return process
 
@@ -293,7 +292,6 @@ def _end_stream(
     if pinning:
         pinning.stop()
     _end_workers(workers, ends, wait_s=_END_S)
-    fork_server.release()
 
 
 def _end_workers(

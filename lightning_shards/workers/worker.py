@@ -3,6 +3,7 @@
 An error of it travels to the trainer, which raises it in step order.
 """
 
+import gc
 import logging
 import multiprocessing
 import pickle
@@ -177,6 +178,7 @@ def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[T
     """
     for end in others:
         end.leave()
+    gc.freeze()  # so that a collection does not copy the pages that workers share
     name = multiprocessing.current_process().name
     if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
         name.begin()

@@ -16,10 +16,10 @@ from contextlib import suppress
 from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any, NamedTuple, cast
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
 
-from lightning_shards.errors import ConfigError, ShardError, WorkerError
+from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.tensors import is_tensor
 from lightning_shards.workers.fork_server import fork_server
@@ -27,46 +27,14 @@ from lightning_shards.workers.fork_server import fork_server
 _MAIN = ("__main__", "__mp_main__")
 """Names of the main script; it has the second one in a process that was started by spawn."""
 
-_CANNOT_BE_PICKLED = (AttributeError, TypeError, RuntimeError, pickle.PicklingError)
-
 _OURS = ("numpy", "lightning_shards.workers.worker")
 """What each worker needs, whatever it reads."""
 
 _IMAGE_LIBRARIES = ("cv2", "simplejpeg", "PIL.Image")
 """Imported with the first image. If the trainer has made a sample with them, workers need them."""
 
-
 _context: Any = contexts
 _process: Any = process
-
-
-class WorkerImports:
-    """What the workers of a source import.
-
-    Args:
-        source: The source that is sent to them.
-
-    Attributes:
-        from_main: A class or function of the main script that travels; None if there is none, and
-            then the main script is not imported.
-        modules: Names of modules that can be imported once for all workers.
-        sent: The source as it is sent: pickled already, unless each worker needs handles of its own
-            for what is in it.
-
-    Raises:
-        ConfigError: A transform or a stage cannot be sent.
-        WorkerError: Workers would run the main script again.
-    """
-
-    def __init__(self, source: Source) -> None:
-        modules, content = _pickled_source(source)
-        self.sent = source if content is None else cast("Source", PickledOnce(content))
-        self.from_main = _from_main(modules)
-        if self.from_main is not None:
-            require_main_guard()
-        torch = ["torch"] * source.describe().loads_torch
-        images = [name for name in _IMAGE_LIBRARIES if name in sys.modules]
-        self.modules = [*_OURS, *torch, *images, *_installed(modules)]
 
 
 def prepare_workers(sources: Iterable[Source]) -> None:
@@ -75,65 +43,41 @@ def prepare_workers(sources: Iterable[Source]) -> None:
     It imports installed modules only: no code of the user's runs early. What is wrong with a source
     is an error when its loader is made, and what prevents the server one when workers start.
     """
-    with suppress(ShardError, OSError, *_CANNOT_BE_PICKLED):
-        fork_server.start(_OURS)
-        for source in sources:
-            fork_server.start(WorkerImports(source).modules)
+    with suppress(Exception):
+        each = [modules_to_preload(source, modules_of(source)) for source in sources]
+        fork_server.start([name for modules in each for name in modules])
 
 
-def end_fork_server() -> None:
-    """End the fork server, unless a stream uses it; it starts again when it is needed."""
-    fork_server.end_unused()
+def require_sendable(source: Source, start_method: str) -> dict[str, str]:
+    """Check that a source can travel to workers that are not forked from this process.
 
-
-def require_guard_for(source: Source) -> None:
-    """Check before a start that what travels can, and the main script if it is defined there.
+    Returns:
+        The modules that they import for it, each with a thing defined in it.
 
     Raises:
         ConfigError: A callable of the user's cannot be sent.
-        WorkerError: The main script has no main guard.
+        WorkerError: Workers would import the main script, which has no main guard.
     """
-    if problem := _not_sent(source):
-        raise problem
     try:
-        require_main_guard()
-    except WorkerError:
-        if _sends_main(source):
-            raise
-
-
-def _sends_main(source: Source) -> bool:
-    with suppress(ConfigError, *_CANNOT_BE_PICKLED):  # the start says so, if there is one
-        return _from_main(_pickled_source(source).modules) is not None
-    return False
-
-
-def _from_main(modules: dict[str, str]) -> str | None:
-    """A thing of the main script that travels; None if there is none."""
-    return next(filter(None, map(modules.get, _MAIN)), None)
-
-
-def _pickled_source(source: Source) -> "Pickled":
-    try:
-        return pickled(source)
+        modules = modules_of(source)
     except Exception:
-        if problem := _not_sent(source):
-            raise problem from None
+        for name, function in source.describe().callables:
+            _require_sendable(name, function)
         raise
+    if start_method == "spawn" or from_main(modules) is not None:
+        require_main_guard()
+    return modules
 
 
-def _not_sent(source: Source) -> ConfigError | None:
-    """The error about the transform or stage that cannot be pickled; None if all can be."""
-    for name, function in source.describe().callables:
-        try:
-            pickled(function)
-        except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
-            kind = getattr(function, "__qualname__", type(function).__qualname__)
-            return ConfigError(
-                f"{name} is {kind}, which cannot be sent to worker processes "
-                f"({type(error).__name__}: {error}); {_remedy(error)}, or set num_workers=0"
-            )
-    return None
+def _require_sendable(name: str, function: object) -> None:
+    try:
+        modules_of(function)
+    except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
+        kind = getattr(function, "__qualname__", type(function).__qualname__)
+        raise ConfigError(
+            f"{name} is {kind}, which cannot be sent to worker processes "
+            f"({type(error).__name__}: {error}); {_remedy(error)}, or set num_workers=0"
+        ) from None
 
 
 def _remedy(error: Exception) -> str:
@@ -148,27 +92,27 @@ def _remedy(error: Exception) -> str:
     )
 
 
-def _installed(names: Iterable[str]) -> list[str]:
-    """The installed ones of these modules, and those that the others refer to."""
-    found: dict[str, None] = {}
-    for name in names:
-        module = sys.modules.get(name)
-        if module is None:
-            continue
-        referred = [name] if _is_installed(name) else list(_referred(module))
-        found.update(dict.fromkeys(filter(_is_installed, referred)))
-    return list(found)
+def from_main(modules: dict[str, str]) -> str | None:
+    """A thing of the main script among what travels; None: the script is not imported."""
+    return next(filter(None, map(modules.get, _MAIN)), None)
 
 
-def _referred(module: ModuleType) -> Iterator[str]:
-    for value in vars(module).values():
-        name = value.__name__ if isinstance(value, ModuleType) else _home(value)
+def modules_to_preload(source: Source, modules: Iterable[str]) -> list[str]:
+    """The installed modules that the workers of a source import: itself and `modules` need them."""
+    torch = ["torch"] * source.describe().loads_torch
+    images = [name for name in _IMAGE_LIBRARIES if name in sys.modules]
+    of_user = [name for name in modules if not _is_installed(name)]
+    referred = [name for module in of_user for name in _referred(sys.modules.get(module))]
+    return [*_OURS, *torch, *images, *filter(_is_installed, [*modules, *referred])]
+
+
+def _referred(module: ModuleType | None) -> Iterator[str]:
+    """Names of the modules that a module has imported, or has imported something from."""
+    for value in list(vars(module).values()) if module else []:
+        home = "__name__" if isinstance(value, ModuleType) else "__module__"
+        name = getattr(value, home) if isinstance(value, ModuleType | type | FunctionType) else None
         if isinstance(name, str):
             yield name
-
-
-def _home(value: object) -> object:
-    return value.__module__ if isinstance(value, type | FunctionType) else None
 
 
 def _is_installed(name: str) -> bool:
@@ -181,68 +125,29 @@ def _is_installed(name: str) -> bool:
     )
 
 
-class Pickled(NamedTuple):
-    """What a process gets to unpickle a value.
-
-    Attributes:
-        modules: Modules that it imports, each with a thing defined in it.
-        content: The bytes; None if they would hold handles of a single process.
-    """
-
-    modules: dict[str, str]
-    content: bytes | None
-
-
-class PickledOnce:
-    """Stands for a value where it is sent to several processes; each of them finds the value."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return pickle.loads, (self._content,)
-
-
-class _NoProcess:
-    """Stands for a process that is started, while a value is pickled that may travel to many."""
-
-    DupFd = int
-
-    def __init__(self) -> None:
-        self.has_handles = False
-
-    def duplicate_for_child(self, fd: int) -> int:
-        self.has_handles = True
-        return fd
-
-
-def pickled(value: object) -> Pickled:
-    """A value, pickled for processes that are not known yet.
+def modules_of(value: object) -> dict[str, str]:
+    """The modules that a process imports to unpickle a value, each with a thing defined in it.
 
     Raises:
         Exception: The value cannot be pickled, or something in it is of a main script that workers
             do not import.
     """
-    file, popen = io.BytesIO(), _NoProcess()
-    recorder = _Recorder(file, popen)
+    recorder = _Recorder(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     before = _context.get_spawning_popen()
-    _context.set_spawning_popen(popen)
+    _context.set_spawning_popen(SimpleNamespace(DupFd=int, duplicate_for_child=int))
     try:
         recorder.dump(value)
     finally:
         _context.set_spawning_popen(before)
-    return Pickled(recorder.modules, None if popen.has_handles else file.getvalue())
+    return recorder.modules
 
 
 class _Recorder(ForkingPickler):
-    def __init__(self, file: io.BytesIO, popen: _NoProcess) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.modules: dict[str, str] = {}
-        self._popen = popen
 
     def reducer_override(self, obj: Any) -> Any:
-        if is_tensor(obj):
-            self._popen.has_handles = True  # torch counts who gets its memory
         is_named = isinstance(obj, type | FunctionType | BuiltinFunctionType)
         named: Any = obj if is_named else type(obj)
         if is_named and named.__module__ in _MAIN and not _is_imported(named.__module__):
@@ -252,7 +157,7 @@ class _Recorder(ForkingPickler):
             )
         if isinstance(named.__module__, str):
             self.modules.setdefault(named.__module__, named.__qualname__)
-        return NotImplemented
+        return (int, ()) if is_tensor(obj) else NotImplemented  # torch counts who gets its memory
 
 
 def _is_imported(main: str) -> bool:

@@ -245,7 +245,9 @@ def fit_all(folder: Path) -> None:
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message=message)
     (folder / f"pid-{number_of_this_rank()}").write_text(str(os.getpid()))
-    fork_server.hold()  # one for all fits, since each takes half a second of a core to start
+    fork_server.end_unused = lambda: (
+        None
+    )  # one for all fits, since each takes half a second of a core to start
     for case in json.loads((folder / "cases.json").read_text()):
         record = Record(folder, case["name"])
         begin = time.perf_counter()

@@ -141,7 +141,7 @@ def test_no_process_and_no_file_outlives_an_owner_whose_workers_stand_in_code_of
 def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that(start_owner):
     owner, temporary = start_owner("none", "forkserver")
     read_until(owner, "starts")
-    while len(members(owner.pids[0])) < 2:  # the owner, the fork server
+    while len(members(owner.pids[0])) < 3:  # the owner, the tracker of names, the fork server
         assert is_running(owner.pids[0])
     assert left_after_kill(owner, 60) == []
     assert list(temporary.iterdir()) == []

@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
+import signal
 import sys
-import threading
 from itertools import count
 from multiprocessing import util
 from pathlib import Path
@@ -19,7 +19,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import worker_seed
-from lightning_shards.workers.fork_server import ForkServer, fork_server
+from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.worker_imports import prepare_workers
 
@@ -65,7 +65,7 @@ def told_by(stream, num_batches=2):
 @pytest.fixture
 def server_pid():
     """Gives the process id of the fork server, which ends with the test."""
-    yield lambda: fork_server._pid
+    yield lambda: fork_server.pid
     fork_server.end_unused()
 
 
@@ -137,11 +137,11 @@ def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
 
 def test_a_server_that_was_killed_is_started_again(start, server_pid):
     start(ProcessPool(1), Tells()).close()
-    server = psutil.Process(server_pid())
-    server.kill()
-    server.wait(10)
+    killed = server_pid()
+    os.kill(killed, signal.SIGKILL)
+    os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
     told_by(start(ProcessPool(1), Tells()))
-    assert server_pid() != server.pid
+    assert server_pid() != killed
 
 
 def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the_users(
@@ -150,15 +150,16 @@ def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the
     fork_server.end_unused()
     prepare_workers([Tells()])
     prepared = server_pid()
-    assert fork_server._imported >= {"numpy", "torch", "lightning_shards.workers.worker"}
-    assert not {__name__, "__main__"} & fork_server._imported
+    assert {"numpy", "torch", "lightning_shards.workers.worker"} <= set(
+        fork_server._preload_modules
+    )
+    assert not {__name__, "__main__"} & set(fork_server._preload_modules)
     told_by(start(ProcessPool(1), Tells()), 1)
     assert server_pid() == prepared
 
 
 def test_what_cannot_be_sent_is_no_error_before_the_loader_is_made(server_pid):
     prepare_workers([Tells(lambda: None)])
-    assert server_pid()
 
 
 def test_what_prevents_the_server_is_no_error_before_workers_start(monkeypatch, server_pid):
@@ -178,23 +179,10 @@ def test_an_error_of_cuda_comes_before_any_worker_starts(monkeypatch, server_pid
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", refuse)
-    before = fork_server._holders, set(psutil.Process().children())
+    before = set(psutil.Process().children())
     with pytest.raises(RuntimeError, match="no more memory"):
         ProcessPool(1, start_method="fork", pin_memory=True).start(Tells(), Place(), Cursor())
-    assert (fork_server._holders, set(psutil.Process().children())) == before
-
-
-def test_a_finalizer_may_release_the_server_while_its_thread_starts_it():
-    server = ForkServer()
-    server.hold()
-    with server._lock:  # as `start` does, in which garbage may be collected
-        thread = threading.Thread(target=server.hold)
-        server.release()
-        thread.start()
-    thread.join(60)
-    assert server._holders == 1
-    server.forget()
-    assert server._holders == 0
+    assert set(psutil.Process().children()) == before
 
 
 class TellsEnvironment:

@@ -19,7 +19,7 @@ from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.processes import ProcessPool
-from lightning_shards.workers.worker_imports import require_guard_for, require_main_guard
+from lightning_shards.workers.worker_imports import require_main_guard, require_sendable
 
 pytestmark = [
     pytest.mark.ddp,
@@ -218,7 +218,10 @@ def test_all_that_import_the_script_ask_for_the_guard(run_as_main, pack_shards, 
 
 def test_a_script_of_which_nothing_travels_needs_no_guard(run_as_main, pack_shards, make_source):
     run_as_main(b"print()")
-    require_guard_for(make_source(pack_shards([4]), transforms={"label": refuse}))
+    source = make_source(pack_shards([4]), transforms={"label": refuse})
+    require_sendable(source, "forkserver")
+    with pytest.raises(WorkerError):  # as the standard library's spawn imports it always
+        require_sendable(source, "spawn")
 
 
 @pytest.mark.parametrize(("text", "name"), [(b"print()", "package.__main__"), (b"PK\xff", None)])
@@ -300,7 +303,7 @@ def test_signals_of_a_launcher_are_left_to_the_trainer(
     stream = pool.start(source, Place(), Cursor())
     try:
         pid, *has_handlers = next(stream).batch["label"][0]
-        server = [fork_server._pid] if start_method == "forkserver" else []
+        server = [fork_server.pid] if start_method == "forkserver" else []
         for number in SIGNALS:
             for process in (int(pid), *server):
                 os.kill(process, number)

@@ -1,7 +1,6 @@
 """What worker processes import: the main script only if something in it travels."""
 
 import multiprocessing
-import pickle
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
@@ -11,13 +10,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.workers.worker_imports import (
-    WorkerImports,
-    pickled,
-    require_guard_for,
+    from_main,
+    modules_of,
+    modules_to_preload,
+    require_sendable,
 )
 
 
@@ -52,9 +51,8 @@ def test_the_main_script_is_imported_where_something_of_it_travels(
     kind = make_module(name, __spec__=ModuleSpec("train", None))  # as `python -m train` has it
     urls = pack_shards([4])
     for what in (kind(), partial(kind()), Adds(kind), Adds([{"deep": kind}])):
-        imports = WorkerImports(make_source(urls, transforms={"label": what}))
-        assert imports.from_main == "Transform"
-    assert WorkerImports(make_source(urls, transforms={"label": Adds()})).from_main is None
+        assert from_main(modules_of(make_source(urls, transforms={"label": what}))) == "Transform"
+    assert from_main(modules_of(make_source(urls, transforms={"label": Adds("__main__")}))) is None
 
 
 NO_SCRIPTS = {
@@ -71,11 +69,10 @@ def test_what_is_defined_in_a_main_that_workers_do_not_import_cannot_be_sent(
     kind = make_module("__main__", **told)
     for what in (kind(), partial(kind()), Adds(kind)):
         source = make_source(pack_shards([4]), transforms={"label": what})
-        for refuses in (WorkerImports, require_guard_for):
-            with pytest.raises(
-                ConfigError, match=r"label. is .*Transform is defined in __main__, .*top level of a"
-            ):
-                refuses(source)
+        with pytest.raises(
+            ConfigError, match=r"label. is .*Transform is defined in __main__, .*top level of a"
+        ):
+            require_sendable(source, "forkserver")
 
 
 def test_a_script_is_found_from_where_the_process_began(make_module, monkeypatch, tmp_path):
@@ -83,25 +80,22 @@ def test_a_script_is_found_from_where_the_process_began(make_module, monkeypatch
     kind = make_module("__main__", __file__=file.name)
     monkeypatch.setattr(process, "ORIGINAL_DIR", str(file.parent))
     monkeypatch.chdir(tmp_path)
-    assert pickled(kind()).modules["__main__"] == "Transform"
+    assert modules_of(kind())["__main__"] == "Transform"
 
 
 def test_a_cell_of_a_notebook_may_travel_by_its_value(make_module):
     """As `cloudpickle` sends it, for instance."""
     kind = make_module("__main__")
     kind.__reduce__ = lambda _: (Adds, (7,))
-    assert type(pickle.loads(pickled(kind()).content)) is Adds
-
-
-def test_a_text_that_names_the_main_script_is_not_the_main_script():
-    assert "__main__" not in pickled(Adds("__main__")).modules
+    assert __name__ in modules_of(kind())
 
 
 def test_installed_modules_of_the_users_are_imported_once_and_his_own_in_each_worker(
     make_module, pack_shards, make_source
 ):
     kind = make_module("of_the_user", arrays=np, Processes=pytest.MonkeyPatch)
-    modules = WorkerImports(make_source(pack_shards([4]), transforms={"label": kind()})).modules
+    source = make_source(pack_shards([4]), transforms={"label": kind()})
+    modules = modules_to_preload(source, modules_of(source))
     assert "of_the_user" not in modules
     assert {"numpy", "_pytest.monkeypatch", "lightning_shards.readers.stream"} <= set(modules)
 
@@ -109,7 +103,7 @@ def test_installed_modules_of_the_users_are_imported_once_and_his_own_in_each_wo
 def test_things_that_only_processes_may_have_travel(pack_shards, make_source):
     value = multiprocessing.get_context("spawn").Value("i", 7)
     source = make_source(pack_shards([4]), transforms={"label": Adds(value)})
-    assert "multiprocessing.sharedctypes" in pickled(source).modules
+    assert "multiprocessing.sharedctypes" in modules_of(source)
 
 
 def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make_source):
@@ -119,36 +113,7 @@ def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make
         pack_shards([4]), transforms=transforms, fields={"label": "cls", "key": "txt"}
     )
     with pytest.raises(ConfigError, match=r"^the transform of .key. is Adds, which cannot be sent"):
-        WorkerImports(source)
-
-
-class Counted(Adds):
-    """Counts how often it is pickled."""
-
-    times = 0
-
-    def __reduce__(self):
-        type(self).times += 1
-        return Adds, (7,)
-
-
-def test_a_source_is_pickled_once_for_all_workers(monkeypatch, pack_shards, make_source):
-    monkeypatch.setattr(Counted, "times", 0)
-    sent = WorkerImports(make_source(pack_shards([4]), transforms={"label": Counted()})).sent
-    made = [pickle.loads(pickle.dumps(sent)).describe().callables for _ in range(3)]
-    found = [function for ((_, function),) in made]
-    assert [type(each) for each in found] == [Adds] * 3
-    assert Counted.times == 1
-
-
-@pytest.mark.parametrize(
-    "make_thing",
-    [lambda: multiprocessing.get_context("spawn").Value("i", 7), lambda: torch.ones(3)],
-    ids=["value", "tensor"],
-)
-def test_a_source_with_handles_is_pickled_for_each_worker(make_thing, pack_shards, make_source):
-    source = make_source(pack_shards([4]), transforms={"label": Adds(make_thing())})
-    assert WorkerImports(source).sent is source
+        require_sendable(source, "forkserver")
 
 
 class Refuses(Adds):
@@ -161,4 +126,4 @@ class Refuses(Adds):
 def test_whatever_a_transform_raises_when_it_is_pickled_names_it(pack_shards, make_source):
     source = make_source(pack_shards([4]), transforms={"label": Refuses()})
     with pytest.raises(ConfigError, match=r"label. is Refuses, which cannot be .*Error: not me"):
-        WorkerImports(source)
+        require_sendable(source, "forkserver")
