@@ -96,7 +96,7 @@ def require_unmasked(value: Any, field: str, sample: Mapping[str, Any]) -> None:
     Raises:
         SampleError: One is; a tensor has no mask.
     """
-    if np.any(getattr(value, "mask", False)):
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(cast("Any", value)):
         raise SampleError(
             f"field {field!r} of sample {sample['__key__']!r} is an array with masked numbers, and "
             "a batch has no mask; fill it in a transform (`filled`), or give the mask as a field"

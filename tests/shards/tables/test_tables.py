@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.errors import DamagedShardError, IndexMismatchError
+from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
