@@ -74,19 +74,6 @@ def test_a_wrong_transform_shows_before_the_fit(clean_data, reader):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_bad_first_sample_does_not_keep_a_fit_from_its_start(make_data, reader):
-    data = make_data({0: "image"}, counts=(12,))
-    source = data.module(reader=reader, sampling="sequential").loader("train").source
-    source.first_sample(Place())
-    assert source.describe().max_bad == 1
-    plain = data.module(
-        reader=reader, sampling="sequential", on_bad_sample="raise", max_bad=0
-    ).loader("train")
-    with pytest.raises(SampleError, match=r"'0000' of .* this is no image"):
-        plain.source.first_sample(Place())
-
-
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_neighbours_that_are_bad_keep_no_fit_from_its_start(make_data, reader, world_size):
     data = make_data(dict.fromkeys(range(8), "image"), counts=(20, 20))

@@ -42,14 +42,6 @@ def test_the_digests_of_served_and_bad_samples_are_that_of_the_order(request, re
     assert digest_ids(ids) != 0
 
 
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("remainder", REMAINDERS)
-def test_weights_are_there_also_where_all_samples_are_good(clean_data, reader, remainder):
-    module = clean_data.module(reader=reader, remainder=remainder, max_bad=1)
-    for batch in module.loader("train"):
-        assert batch["__weight__"].tolist() == [1.0] * len(batch["label"])
-
-
 def test_a_tuple_has_no_weights_and_is_refused(clean_data):
     split = SplitConfig(clean_data.urls, on_bad_sample="substitute", max_bad=1)
     module = ShardDataModule(split, fields={"label": "cls"}, batch_format="tuple")

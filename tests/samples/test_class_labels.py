@@ -9,7 +9,6 @@ import torch
 from lightning_shards import (
     LoaderConfig,
     ShardDataModule,
-    ShardDataset,
     ShardWriter,
     SplitConfig,
 )
@@ -65,14 +64,6 @@ def test_names_and_numbers_become_numbers(shards, module, reader):
     assert source.describe().fields[0].classes.number_of(b"bird") == 2
 
 
-def test_the_map_style_dataset_has_them_too(shards, tmp_path):
-    settings = {"fields": {"x": "cls"}, "decode": {"x": "class"}, "cache_dir": str(tmp_path / "c")}
-    samples = ShardDataset(shards(), **settings)
-    assert [pickle.loads(pickle.dumps(samples))[number]["x"] for number in range(6)] == NUMBERS
-    samples = ShardDataset(shards(folder="other"), **settings, classes={"x": [*NAMES[::-1], "z"]})
-    assert samples[0]["x"] == 2
-
-
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
 @pytest.mark.parametrize("transforms", [None, {"label": abs}])
 def test_an_unknown_name_names_its_sample_and_the_file(shards, module, reader, transforms):
@@ -119,32 +110,11 @@ def test_a_decoder_of_a_suffix_may_be_class(shards, module, reader, given, suffi
     assert "classes" in made.loader("train").identity
 
 
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_members_of_another_suffix_are_no_names_of_classes(tmp_path, module, reader):
-    with ShardWriter(tmp_path / "data", max_samples=9, cache_dir=tmp_path / "cache") as writer:
-        writer.write({"__key__": "0", "cls": "dog"})
-        writer.write({"__key__": "1", "txt": "dog"})
-    settings = {"fields": {"label": "cls;txt"}, "decode": {".cls": "class"}}
-    made = module(
-        str(tmp_path / "data" / "*.tar"),
-        split={"reader": reader, "batch_size": 2},
-        classes={"label": NAMES},
-        **settings,
-    )
-    assert labels_of(made) == [[1, "dog"]]
-
-
 def test_numbers_as_names_in_a_file_are_not_guessed(shards, module):
     urls = shards(["1", "0", "2"], ["0", "2", "1"])
     with pytest.raises(ConfigError, match=r"class '2' the number 1, so a label '2' could be"):
         labels_of(module(urls))
     assert labels_of(module(urls, classes={"label": ["0", "2", "1"]}))[0].tolist() == [2, 0, 1]
-
-
-def test_where_there_are_no_classes_the_constructor_still_works(shards, module):
-    made = module(shards(classes=None))
-    with pytest.raises(ConfigError, match=r"decoder 'class' takes the numbers of classes from"):
-        made.loader("train")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
 """From the members of a sample to its fields, by suffix, and errors that say what is there."""
 
-import io
-
-import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
-from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.fields import Field, make_fields
-from lightning_shards.samples.generators import takes_rng
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
 
@@ -20,12 +15,6 @@ def make_field(suffixes, decoder=None):
 
 def decode(suffix, data, decoder=None):
     return make_field(suffix, decoder).decode(MEMBERS | {suffix: data})
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -66,21 +55,6 @@ class TakesBytes:
 
 def bytes_field(suffixes):
     return make_fields({"x": suffixes}, {}, frozenset(), {"x": TakesBytes()})[0]
-
-
-def test_an_array_of_objects_is_refused():
-    with pytest.raises(SampleError, match=r"member 'npy'.*as 'npy' for field 'x'.*allow_pickle"):
-        decode("npy", npy(np.array([{}], dtype=object)))
-
-
-@pytest.mark.parametrize(("suffix", "decoder"), [("v.JPEG", "rgb"), ("PKL", "pickle")])
-def test_the_decoder_follows_the_last_suffix_in_any_case(suffix, decoder):
-    assert decoding_of(suffix) == Decoding(decoder)
-
-
-def test_a_named_decoder_wins_over_the_suffix():
-    assert decode("cls", b"7", "text") == "7"
-    assert decode("png", b"not an image", "raw") == b"not an image"
 
 
 def test_the_first_suffix_that_is_there_is_taken():
@@ -127,37 +101,3 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
 def test_fields_that_cannot_be_are_refused(fields, decoders, message):
     with pytest.raises(ConfigError, match=message):
         make_fields(fields, decoders, frozenset())
-
-
-def test_images_without_pillow_are_refused_with_the_extra_to_install(monkeypatch):
-    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _name: None)
-    make_field("cls")
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[image\]'"):
-        make_field("png")
-
-
-def with_rng(value, rng):
-    return value
-
-
-def with_generator(value, *, generator=None):
-    return value
-
-
-class CallableWithRng:
-    def __call__(self, value, *, rng):
-        return value
-
-
-@pytest.mark.parametrize(
-    ("transform", "expected"),
-    [
-        (with_rng, True),
-        (CallableWithRng(), True),
-        (with_generator, False),
-        (float, False),
-        (dict.get, False),
-    ],
-)
-def test_a_transform_that_names_rng_gets_one(transform, expected):
-    assert takes_rng(transform) is expected

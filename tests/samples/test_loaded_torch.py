@@ -21,7 +21,7 @@ from lightning_shards import (
 )
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.tensors import Arena, is_tensor, on_load, with_tensors
+from lightning_shards.samples.tensors import Arena, is_tensor, with_tensors
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SIDES = 12, 10
@@ -83,25 +83,6 @@ def test_a_worker_needs_nothing_remote_and_no_torch_before_a_transform_imports_i
     command = [sys.executable, "-m", "tests.programs.batches_without_torch", url, cache]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(ended.stdout) == expected | {"needless": [], "calls": [True]}
-
-
-def test_who_waits_for_torch_is_called_at_once_where_it_is_there():
-    calls = []
-    on_load(lambda: calls.append(1))
-    assert calls == [1]
-
-
-@READERS
-def test_users_get_tensors(load, reader):
-    batch = next(iter(load(reader=reader)))
-    types = {name: getattr(value, "dtype", None) for name, value in batch.items()}
-    assert types == {
-        "__key__": None,
-        "image": torch.uint8,
-        "label": torch.int64,
-        "x": torch.float64,
-        "__id__": torch.int64,
-    }
 
 
 def test_tensors_share_the_memory_of_arrays_and_have_its_strides():

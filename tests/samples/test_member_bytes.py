@@ -126,13 +126,6 @@ def test_all_that_is_read_ahead_is_checked(tmp_path, members):
         assert bad(served(tmp_path, members, now, buffer=one_batch_each)) == expected
 
 
-@pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
-def test_members_of_one_size_that_changed_places_spoil_their_batch(tmp_path, members, suffix):
-    now = [dict(each) for each in members]
-    now[6][suffix], now[7][suffix] = now[7][suffix], now[6][suffix]
-    assert bad(served(tmp_path, members, now)) == [2]
-
-
 def test_damage_beside_a_sample_that_lacks_a_member_is_found(tmp_path, members):
     del members[1]["npy"]
     now = flipped(members, 9, "npy")

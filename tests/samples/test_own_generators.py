@@ -1,5 +1,6 @@
-"""Transforms that draw from generators of their own give the same batches, or a warning."""
+"""Draws that can be repeated give the same batches; others are told of before the fit."""
 
+import itertools
 import random
 from functools import partial
 
@@ -9,11 +10,10 @@ import torch
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.generators import are_same
-from lightning_shards.workers.threads import require_own_randomness
 
 
 class Noise:
@@ -21,10 +21,8 @@ class Noise:
 
     def __init__(self, *inner):
         self.inner, self.generator = inner, np.random.default_rng()
-        self.seeds = []
 
     def set_random_seed(self, seed):
-        self.seeds.append(seed)
         if get_worker_info() is not None:
             seed = (seed + torch.initial_seed()) % 2**32
         self.generator = np.random.default_rng(seed)
@@ -76,39 +74,17 @@ WAYS = {
 }
 
 
-class Hidden:
-    """Draws from a generator that nothing can seed."""
+@pytest.fixture(params=["indexed", "stream"])
+def source_of(request, make_module, pack_shards):
+    urls = pack_shards([5, 4])
 
-    def __init__(self):
-        self.generator = random.Random()
+    def make(transform=None, max_bad=None, **settings):
+        bad = {} if max_bad is None else {"on_bad_sample": "substitute", "max_bad": max_bad}
+        split = SplitConfig(urls, reader=request.param, sampling="shuffled", **bad)
+        given = {"transforms": {"label": transform}} if transform else {}
+        return make_module(split, batch_size=2, **given | settings).source("train")
 
-    def __call__(self, value):
-        return float(value) + self.generator.random()
-
-
-def jitter_globally(value):
-    return value + float(torch.rand(())) + random.random() + np.random.random()  # noqa: NPY002
-
-
-def in_place(value):
-    value += 1
-    return value
-
-
-def module_of(urls, tmp_path, transform, **settings):
-    split = {"sampling": "shuffled", "reader": "indexed"} | settings
-    return ShardDataModule(
-        train=SplitConfig(urls, **split),
-        fields={"label": "cls"},
-        transforms={"label": transform},
-        batch_size=2,
-        seed=7,
-        # so that a closure need not be pickled
-        loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), multiprocessing_context="fork"),
-    )
-
-
-READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
+    return make
 
 
 def epoch_of(source, num_workers=1, batches=4):
@@ -117,86 +93,142 @@ def epoch_of(source, num_workers=1, batches=4):
     return [next(shares[step % num_workers]).batch["label"].tolist() for step in range(batches)]
 
 
-def source_of(*module, **settings):
-    return module_of(*module, **settings).loader("train").source
-
-
-@READERS
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_what_can_be_seeded_gives_the_same_batches_in_every_run(
-    pack_shards, tmp_path, caplog, way, reader
-):
-    urls = pack_shards([5, 4])
-    runs = [epoch_of(source_of(urls, tmp_path, way(), reader=reader)) for _ in range(2)]
+def test_what_can_be_seeded_gives_the_same_batches_in_every_run(source_of, caplog, way):
+    for source in (source_of(way()), source_of(way())):
+        source.first_sample(Place())
+    runs = [epoch_of(source_of(way())) for _ in range(2)]
     assert runs[0] == runs[1]
     assert len(set(np.ravel(runs[0]) % 1)) == 8
     assert not caplog.records
 
 
-def test_what_can_be_seeded_does_not_depend_on_the_workers(pack_shards, tmp_path, monkeypatch):
+def test_what_can_be_seeded_does_not_depend_on_the_worker(source_of, monkeypatch):
     """albumentations adds torch's seed in worker processes, where torch tells of them."""
-    urls = pack_shards([5, 4])
-    expected = epoch_of(source_of(urls, tmp_path, Wrapped(Noise())))
+    expected = epoch_of(source_of(Wrapped(Noise())))
     monkeypatch.setattr(torch_worker, "_worker_info", "a worker")
-    assert epoch_of(source_of(urls, tmp_path, Wrapped(Noise())), num_workers=3) == expected
+    assert epoch_of(source_of(Wrapped(Noise()))) == expected
     assert get_worker_info() == "a worker"
 
 
-def test_threads_refuse_objects_that_they_would_share(pack_shards, tmp_path):
-    source = source_of(pack_shards([9]), tmp_path, WithRng(Noise()))
-    with pytest.raises(ConfigError, match="the transform of 'label'"):
-        require_own_randomness(source)
+HIDDEN = random.Random()
 
 
-@READERS
-def test_a_hidden_generator_is_named_once(pack_shards, tmp_path, caplog, reader):
-    source_of(pack_shards([5, 4]), tmp_path, Hidden(), reader=reader)  # with workers: one is made
+def hidden(value):
+    return float(value) + HIDDEN.random()
+
+
+def hidden_beside_rng(value, rng):
+    return hidden(value)
+
+
+@pytest.mark.parametrize("transform", [hidden, hidden_beside_rng])
+def test_a_hidden_generator_is_named_once(source_of, caplog, transform):
+    source_of(transform).first_sample(Place())
     (record,) = caplog.records
-    assert "transform of field 'label'" in record.getMessage()
+    assert "transform of field 'label' made two values" in record.getMessage()
     assert "a parameter `rng`" in record.getMessage()
 
 
-REPEATED = {
-    "globals": lambda: jitter_globally,
-    "in place": lambda: in_place,
-    "a type": lambda: float,
+def jitter_globally(value):
+    return value + float(torch.rand(())) + random.random() + np.random.random()  # noqa: NPY002
+
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+
+def test_the_comparison_leaves_generators_and_batches_alone(source_of):
+    source = source_of(jitter_globally)
+    expected, before = epoch_of(source), states()
+    source.first_sample(Place())
+    assert states() == before
+    assert epoch_of(source) == expected
+
+
+# --- a transform for which no generator is seeded may draw from none of the process ---------------
+
+SEEDS = itertools.count(3)
+DRAWS = {
+    "python": random.random,
+    "numpy": np.random.rand,
+    "torch": lambda: torch.rand(1),
+    "a seed": lambda: torch.manual_seed(next(SEEDS)),
 }
 
 
-@pytest.mark.parametrize("way", REPEATED.values(), ids=REPEATED)
-def test_what_can_be_repeated_is_not_warned_of(pack_shards, tmp_path, caplog, way):
-    source_of(pack_shards([5, 4]), tmp_path, way()).first_sample(Place())
+def keyed(draw):
+    def transform(value, rng):
+        rng.random()
+        draw()
+        return value
+
+    return transform
+
+
+def deterministic(draw):
+    def transform(value):
+        draw()
+        return value
+
+    transform.deterministic = True
+    return transform
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize(
+    ("make", "remedy"), [(keyed, "parameter `rng`"), (deterministic, "attribute `deterministic`")]
+)
+def test_a_draw_from_the_whole_process_is_refused(source_of, make, remedy, draw):
+    transform = make(draw)
+    for given, called in (
+        ({"transforms": {"label": transform}}, "the transform of field 'label'"),
+        ({"sample_transforms": [transform], "max_bad": 5}, r"sample_transforms\[0\], which is tra"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{called}.* has the {remedy}, and it drew .*lea"):
+            source_of(**given).first_sample(Place())
+
+
+@pytest.mark.parametrize("key", ["label", ".cls"])
+def test_a_deterministic_decoder_that_draws_is_refused(source_of, key):
+    with pytest.raises(ConfigError, match=r"decoder of 'label' has the attribute `determ.* drew"):
+        source_of(decode={key: deterministic(random.random)}).first_sample(Place())
+
+
+def in_place(value):
+    value += 1
+    return value
+
+
+def forked(value, rng):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**31)))
+        torch.rand(1)
+    return value
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [jitter_globally, in_place, float, forked, keyed(int), deterministic(int)],
+    ids=["globals", "in place", "a type", "fork", "keyed", "deterministic"],
+)
+def test_what_can_be_repeated_is_taken(source_of, caplog, transform):
+    source_of(transform).first_sample(Place())
     assert not caplog.records
-
-
-@READERS
-def test_the_comparison_leaves_generators_and_batches_alone(pack_shards, tmp_path, reader):
-    urls = pack_shards([5, 4])
-    source = source_of(urls, tmp_path, jitter_globally, reader=reader)
-    expected = epoch_of(source)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    source.first_sample(Place())
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
-    assert before == after
-    assert epoch_of(source) == expected
 
 
 class Foreign:
     """A table or a bitmap of another library."""
 
-    def __init__(self, *numbers):
-        self.numbers = numbers
-
 
 NAN = float("nan")
 SAME = [
-    (NAN, float("nan")),
     (np.array([1, NAN]), np.array([1, NAN])),
     (torch.tensor([NAN]), torch.tensor([NAN])),
     (torch.tensor(2, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)),
     ({"a": [np.zeros(2), b"x"]}, {"a": [np.zeros(2), b"x"]}),
     (complex(NAN, 2), complex(float("nan"), 2)),
-    (Foreign(1), Foreign(2)),
+    (Foreign(), Foreign()),
 ]
 OTHERS = [
     (1, 1.0),
@@ -205,14 +237,11 @@ OTHERS = [
     (torch.zeros(2), torch.ones(2)),
     ({"a": [np.zeros(2)]}, {"a": [np.ones(2)]}),
     ([1], [1, 2]),
-    (np.float32(1), np.float32(2)),
     ("a", "b"),
-    ([Foreign(1), 3], [Foreign(1), 4]),
+    ([Foreign(), 3], [Foreign(), 4]),
 ]
 
 
-@pytest.mark.parametrize(
-    ("pairs", "expected"), [(SAME, True), (OTHERS, False)], ids=["same", "others"]
-)
-def test_arrays_tensors_and_numbers_are_compared(pairs, expected):
-    assert [are_same(*pair) for pair in pairs] == [expected] * len(pairs)
+def test_arrays_tensors_and_numbers_are_compared():
+    assert [are_same(*pair) for pair in SAME] == [True] * len(SAME)
+    assert [are_same(*pair) for pair in OTHERS] == [False] * len(OTHERS)

@@ -5,8 +5,7 @@ from io import BytesIO
 
 import pytest
 
-from lightning_shards.dataprep.tar_writer import check_field
-from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
+from lightning_shards.errors import ConfigError, DamagedShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.samples.fields import make_fields
@@ -36,14 +35,6 @@ def test_a_member_of_a_reserved_name_is_damage(tmp_path, suffix):
             read(url)
 
 
-@pytest.mark.parametrize("suffix", ["__weight__.jpg", "__meta__", "__substitute"])
-def test_other_names_with_underscores_are_members_like_any(tmp_path, make_source, suffix):
-    url = pack(tmp_path / "0.tar", suffix)
-    made = next(make_source([url], max_bad=1).batches(Place(), Cursor()))
-    assert made.batch["__weight__"].tolist() == [1, 1]
-    assert list(made.batch) == ["__key__", "label", "__id__", "__weight__"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_field_of_a_reserved_name_is_refused(name):
     for fields in ({"x": f"jpg;{name}"}, {name: "jpg"}):
@@ -51,20 +42,9 @@ def test_a_field_of_a_reserved_name_is_refused(name):
             make_fields(fields, {}, frozenset())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_field_of_a_reserved_name_is_not_packed(name):
-    with pytest.raises(SampleError, match="cannot be a field"):
-        check_field(name)
-
-
 def marking(samples):
     for sample in samples:
         yield sample | {"__substitute__": True, "__weight__": 0.0, "__local_path__": b"x"}
-
-
-def losing_ids(samples):
-    for sample in samples:
-        yield sample | {"__id__": b"none"}
 
 
 def test_what_a_stage_puts_beside_the_fields_changes_no_weight(tmp_path, make_source):
@@ -73,9 +53,3 @@ def test_what_a_stage_puts_beside_the_fields_changes_no_weight(tmp_path, make_so
     made = next(source.batches(Place(), Cursor()))
     assert made.batch["__weight__"].tolist() == [1, 1]
     assert list(made.batch) == ["__key__", "label", "__id__", "__weight__"]
-
-
-def test_a_stage_that_spoils_the_ids_is_named_so(tmp_path, make_source):
-    url = pack(tmp_path / "0.tar", "txt")
-    with pytest.raises(SampleError, match=r"'__id__'.*stage"):
-        next(make_source([url], stages=(losing_ids,)).batches(Place(), Cursor()))

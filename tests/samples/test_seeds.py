@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_shards.plan.draws import Purpose
-from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
+from lightning_shards.samples.generators import SampleSeeds, preserved_globals
 
 
 def drawn(seeds, position):
@@ -49,16 +49,3 @@ def test_global_generators_follow_the_position():
     with preserved_globals():
         assert draw(7) == draw(7)
         assert all(a != b for a, b in zip(draw(7), draw(8), strict=True))
-
-
-def test_global_generators_are_given_back_after_an_error():
-    before = random.getstate()
-    with pytest.raises(ZeroDivisionError), preserved_globals():
-        random.seed(random.random() / 0)
-    assert random.getstate() == before
-
-
-def test_a_python_generator_follows_the_position():
-    seeds = SampleSeeds(1, 2, 3)
-    first, again, other = (python_generator(seeds, position).random() for position in (7, 7, 8))
-    assert first == again != other

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from webdataset import autodecode, tenbin
+from webdataset import autodecode
 
 from lightning_shards.errors import ConfigError, SampleError, UnsafeError
 from lightning_shards.readers.batch_reader import decode_column
@@ -83,11 +83,6 @@ def test_arrays_of_any_byte_order_are_numbers_that_torch_has(order):
         assert decode_column(field_of("npy"), ListedBytes(column)).dtype == np.dtype("=i2")
 
 
-def test_a_gz_of_several_parts_is_all_of_them():
-    data = gzip.compress(b"a") + gzip.compress(b"b" * 10**7) + bytes(512)
-    assert decode("txt.gz", data) == "a" + "b" * 10**7
-
-
 def test_numbers_of_packed_members_are_one_column():
     members = ListedBytes([gzip.compress(b"%d" % number) for number in range(3)])
     assert decode_column(field_of("cls.gz"), members).tolist() == [0, 1, 2]
@@ -110,30 +105,6 @@ def test_what_is_refused_is_refused_packed():
     for suffix in ("tar.gz", "gz"):
         with pytest.raises(ConfigError, match="a suffix without a decoder"):
             field_of(suffix)
-
-
-def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
-    monkeypatch.setattr("lightning_shards.errors.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[tensors\]'"):
-        field_of("safetensors")
-
-
-@pytest.mark.parametrize(
-    ("suffix", "path", "data"),
-    [
-        ("cbor", "cbor2.loads", b"\xa1aa\x83\x01\xf6\x02"),
-        ("msgpack", "msgpack.unpackb", b"\x81\xa1a\x93\x01\xc0\x02"),
-        ("ten", "webdataset.tenbin.decode_buffer", bytes(tenbin.encode_buffer([ARRAYS["a"]]))),
-    ],
-)
-def test_a_function_of_its_library_decodes_another_format(suffix, path, data):
-    module, _, name = path.rpartition(".")
-    function = getattr(pytest.importorskip(module), name)
-    with pytest.raises(ConfigError, match=r"a suffix without a decoder.* a function of your own"):
-        field_of(suffix)
-    (field,) = make_fields({"x": suffix}, {f".{suffix}": function}, frozenset())
-    decoded = field.decode(MEMBERS | {suffix: data})
-    assert plain(decoded) == plain([ARRAYS["a"]] if suffix == "ten" else {"a": [1, None, 2]})
 
 
 @pytest.mark.parametrize(

@@ -115,19 +115,3 @@ def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypa
     with pytest.raises(SampleError):
         decode_column(field_of(suffix), ListedBytes([data, data]))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2**15
-
-
-def test_an_array_in_any_layout_is_decoded_as_numpy_does():
-    for array in (
-        np.asfortranarray(np.arange(6).reshape(2, 3)),
-        np.array(7),
-        np.zeros((0, 4)),
-        np.array(["a", "bc"]),
-        np.zeros(2, [("x", "<f4", (3,)), ("y", "u1")]),
-    ):
-        file = io.BytesIO()
-        np.save(file, array)
-        decoded = field_of("npy").decode(MEMBERS | {"npy": file.getvalue()})
-        assert decoded.dtype == array.dtype
-        assert decoded.shape == array.shape
-        assert decoded.tobytes() == array.tobytes()

@@ -64,14 +64,6 @@ def test_dark_stays_dark_and_bright_stays_bright(kind, decode):
     assert 10 < pixels[2] < 245 or kind == "one bit"
 
 
-def test_rows_and_columns_and_channels_are_not_mixed_up():
-    array = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    array[1, 2] = (10, 20, 30)
-    pixels = images.decode_rgb(encode(Image.fromarray(array)))
-    assert pixels[:, 1, 2].tolist() == [10, 20, 30]
-    assert np.count_nonzero(pixels) == 3
-
-
 def test_a_pil_image_keeps_its_mode_and_is_loaded():
     image = images.decode_pil(ENCODED["palette"])
     assert (image.mode, image.size) == ("P", (WIDTH, HEIGHT))

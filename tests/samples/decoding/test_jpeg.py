@@ -17,7 +17,6 @@ from lightning_shards.samples.images import Box, read_frame
 PICTURE = load_sample_image("china.jpg")[100:356, 100:400]
 TOP = Box(0, 0, 64, 32)
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
-FULL_CHROMA, HALF_CHROMA = 0, 2  # Pillow's names of 4:4:4 and 4:2:0
 
 
 def encode(width=256, height=192, sampling="420", quality=90):
@@ -84,13 +83,6 @@ def test_every_row_of_a_part_is_right_to_its_last(sampling, factor):
     for bottom in range(8 * factor, 192, factor):
         box = Box(0, bottom - 8 * factor, 8 * factor, 8 * factor)
         assert np.array_equal(shown(jpeg, box, 8), shown_of_all_rows(jpeg, box, 8)), bottom
-
-
-@pytest.mark.parametrize("restarts", [{"restart_marker_blocks": 5}, {"restart_marker_rows": 1}])
-@pytest.mark.parametrize("progressive", [False, True])
-def test_restart_markers_and_scans_leave_pixels_alone(restarts, progressive):
-    jpeg = encode_pillow(progressive=progressive, subsampling=HALF_CHROMA, **restarts)
-    assert np.array_equal(shown(jpeg), shown_of_all_rows(jpeg))
 
 
 # --- which rows are decoded -----------------------------------------------------------------------

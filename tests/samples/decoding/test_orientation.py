@@ -51,15 +51,6 @@ def test_tags_that_cannot_be_read_turn_nothing(photo, backend, content):
     assert shown.equal(DecodeResize(size=40, backend=backend)(data))
 
 
-def test_other_tags_are_not_written_again(photo, backend):
-    """One holds a type that Pillow cannot write."""
-    other = b"\x0e\x01\x05\0\x01\0\0\0\x26\0\0\0"  # a text as a fraction
-    content = HEADER + b"\x02\0" + other + TURNED + bytes(4) + b"\xff" * 4 + bytes(4)
-    shown = DecodeResize(size=40, backend=backend, orient=True)(app1(encode(photo), content))
-    upright = photo.transpose(Image.Transpose.ROTATE_270)
-    assert difference(shown, reference(upright, (0, 0, *upright.size), 40)) < 7
-
-
 @pytest.mark.parametrize("orientation", [None, 1, 3, 6])
 def test_pillow_decodes_an_oriented_image_at_a_fraction_of_its_size(photo, orientation):
     exif = Image.Exif()
@@ -79,8 +70,3 @@ def test_images_of_other_kinds_are_turned_once(photo, backend, kind, orientation
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     shown = DecodeResize(size=40, backend=backend, orient=True)(data)
     assert difference(shown, reference(upright, (0, 0, *upright.size), 40)) < 1
-
-
-def test_a_cut_png_is_an_error_where_its_tags_are_looked_for(photo, backend):
-    with pytest.raises((OSError, ValueError)):
-        DecodeResize(size=40, backend=backend, orient=True)(encode(photo, "PNG")[:-9000])

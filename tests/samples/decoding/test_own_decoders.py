@@ -7,7 +7,7 @@ import pytest
 import torch
 from user_decoders import Scaled, decode_wav, drawn, with_rng
 
-from lightning_shards import LoaderConfig, ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.fields import make_fields
 
@@ -70,28 +70,6 @@ def test_the_longest_suffix_counts_and_a_field_goes_before_it(load, reader, deco
         assert batch["left"] == [[factor * x for x in row] for row in EXPECTED[number]]
 
 
-def test_a_configuration_names_decoders_by_import_path(tmp_path, write_tar):
-    url = str(write_tar(tmp_path / "0.tar", [("0.wav", wav(5))]))
-    spec = {"class_path": "user_decoders.Scaled", "init_args": {"by": 3}}
-    config = tmp_path / "config.yaml"
-    for decode in ({"audio": spec}, {".wav": spec}):
-        config.write_text(
-            f"train: {{urls: {url}, sampling: sequential, decode: {decode}}}\n"
-            f"fields: {{audio: wav}}\nbatch_size: 1\nnum_workers: 0\n"
-            f"loader: {{cache_dir: {tmp_path}}}\n"
-        )
-        (batch,) = ShardDataModule.from_config(config).loader("train")
-        assert batch["audio"].tolist() == [[15, 18, 21]]
-
-
-def test_suffixes_may_name_decoders_of_the_package_and_the_data_set_takes_them(tmp_path, write_tar):
-    path = write_tar(tmp_path / "0.tar", [("0.wav", wav(5)), ("0.bin", b"\1\2")])
-    settings = {"fields": {"audio": "wav", "x": "bin"}, "cache_dir": str(tmp_path)}
-    decode = {"audio": decode_wav, ".bin": "uint8"}
-    sample = ShardDataset(str(path), decode=decode, **settings)[0]
-    assert (sample["audio"].tolist(), sample["x"].tolist()) == ([5, 6, 7], [1, 2])
-
-
 def spoilt(number):
     return b"none" if number == 6 else wav(number)
 
@@ -112,12 +90,6 @@ def test_what_it_raises_names_sample_member_and_decoder(load, reader):
     assert [batch["__weight__"].sum().item() for batch in loader] == [4, 3]
 
 
-@READERS
-def test_other_shapes_are_an_error_that_names_both_samples(load, reader):
-    with pytest.raises(SampleError, match=r"\(3,\) int16 in sample '4', but \(2,\) .*sample '6'"):
-        batches_of(load({".wav": decode_wav}, reader, lambda n: wav(n, 2 if n == 6 else 3)))
-
-
 @pytest.mark.parametrize("name", ["drawn", "lazily_drawn"])
 def test_what_one_draws_is_the_samples_own_wherever_it_is_decoded(load, name):
     decode = {".wav": f"user_decoders.{name}"}
@@ -133,24 +105,6 @@ def test_what_one_draws_is_the_samples_own_wherever_it_is_decoded(load, name):
         loader.close()
 
 
-def stacked(samples):
-    return {name: torch.tensor([sample[name] for sample in samples]) for name in ("audio", "left")}
-
-
-@pytest.mark.parametrize("optional", ["", "?"])
-@pytest.mark.parametrize(
-    "steps",
-    [{"collate_fn": stacked}, {"sample_transforms": [dict]}],
-    ids=["collate_fn", "sample_transforms"],
-)
-def test_it_draws_the_same_before_sample_transforms_and_a_collate_fn(load, steps, optional):
-    decode = {".wav": drawn}
-    expected = batches_of(load(decode))
-    steps = steps | {"fields": {"audio": f"wav{optional}", "left": f"left.wav{optional}"}}
-    for batch, wanted in zip(batches_of(load(decode, steps=steps)), expected, strict=True):
-        assert batch == {name: pytest.approx(values, 1e-6) for name, values in wanted.items()}
-
-
 def test_threads_want_one_that_says_that_it_draws_nothing(load):
     threads = {"pool": "threads", "num_workers": 1}
     with pytest.raises(ConfigError, match=r"the decoder of 'audio', .*`deterministic = True`"):
@@ -158,11 +112,6 @@ def test_threads_want_one_that_says_that_it_draws_nothing(load):
     loader = load({".wav": Scaled(1)}, **threads)
     assert [batch["audio"] for batch in batches_of(loader)] == EXPECTED
     loader.close()
-
-
-def test_one_that_cannot_be_sent_to_workers_is_named(load):
-    with pytest.raises(ConfigError, match=r"the decoder of 'audio' is .*lambda.*cannot be sent"):
-        next(iter(load({".wav": lambda _data: 0}, num_workers=1)))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +133,3 @@ def test_one_that_cannot_be_sent_to_workers_is_named(load):
 def test_decoders_that_cannot_be_are_refused(decode, message):
     with pytest.raises(ConfigError, match=message):
         make_fields({"audio": "wav"}, decode, frozenset())
-
-
-def test_an_import_path_that_leads_nowhere_is_an_error_of_the_configuration():
-    with pytest.raises(ConfigError, match=r"of 'audio' is 'user_decoders\.decode_wave'.*did you"):
-        SplitConfig("0.tar", decode={"audio": "user_decoders.decode_wave"})

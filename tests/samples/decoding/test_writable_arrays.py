@@ -34,13 +34,9 @@ def image(mode, side, file_format):
     return saved((picture if mode == "I;16" else picture.convert(mode)).save, file_format)
 
 
-IMAGES = {
-    f"{mode} {side} {file_format}": image(mode, side, file_format)
-    for mode in ("RGB", "L")
-    for side in (1, 2, 8)
-    for file_format in ("PNG", "JPEG")
-}
-DEEP = {f"I;16 {side} PNG": image("I;16", side, "PNG") for side in (1, 2, 8)}
+KINDS = [("RGB", 1, "PNG"), ("L", 1, "PNG"), ("RGB", 8, "JPEG"), ("L", 8, "JPEG")]
+IMAGES = {" ".join(map(str, kind)): image(*kind) for kind in KINDS}
+DEEP = {"I;16": image("I;16", 2, "PNG")}
 NPY = (ARRAY, np.asfortranarray(ARRAY), ARRAY[:0], np.array(1), np.array([1j]), ARRAY.astype(">f4"))
 
 MEMBERS = {

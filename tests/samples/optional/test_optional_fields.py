@@ -3,21 +3,17 @@
 import logging
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from webdataset.writer import TarWriter
 
 from lightning_shards import (
     DecodeResize,
-    ShardDataModule,
     ShardDataset,
     SplitConfig,
 )
 from lightning_shards.errors import ConfigError, MissingFieldError, ShardError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers import open_shards
-from lightning_shards.readers.batch_reader import BatchReader
 from tests.samples.optional.lacking_shards import FIELDS, LACKING, png, rows
 
 
@@ -33,13 +29,6 @@ def test_a_missing_member_is_none_and_its_column_a_list(make_module, reader):
         assert masks[number].equal(torch.full((1, 4, 4), 100 + number, dtype=torch.uint8))
 
 
-def test_a_column_without_a_missing_value_is_a_tensor(make_module, reader):
-    module = make_module(reader, batch_size=1)
-    for batch in module.loader("train"):
-        is_there = int(batch["__key__"][0]) not in LACKING
-        assert torch.is_tensor(batch["mask"]) == torch.is_tensor(batch["label"]) == is_there
-
-
 def test_a_default_takes_the_place(make_module, reader):
     mask = torch.full((1, 4, 4), 255, dtype=torch.uint8)
     module = make_module(reader, defaults={"label": -1, "text": "", "mask": mask})
@@ -52,24 +41,6 @@ def test_a_default_takes_the_place(make_module, reader):
     assert rows(module, "text")[0][4] == ""
     own = make_module(reader, defaults={"label": -1}, split={"defaults": {"label": -2}})
     assert rows(own, "label")[0][1] == -2
-
-
-def test_a_default_of_the_decoded_type_makes_all_batches_alike(make_module, reader, tmp_path):
-    with TarWriter(str(tmp_path / "valued.tar")) as writer:
-        for number in range(6):
-            value = {"value": np.full(2, 3.5, np.float32).tobytes()} if number > 2 else {}
-            writer.write({"__key__": f"{number:02d}", "cls": str(number)} | value)
-    module = make_module(
-        reader,
-        split={"urls": str(tmp_path / "valued.tar")},
-        fields={"label": "cls", "value": "value?"},
-        decode={"value": "float32"},
-        defaults={"value": np.array([1.5, 2.5], np.float32)},
-        batch_size=2,  # of samples without a value, with and without one, and with one
-    )
-    values = [batch["value"] for batch in module.loader("train")]
-    assert [value.dtype for value in values] == [torch.float32] * 3
-    assert torch.cat(values).tolist() == [[1.5, 2.5]] * 3 + [[3.5, 3.5]] * 3
 
 
 def add_number(label):
@@ -147,19 +118,6 @@ def test_a_damaged_member_is_not_taken_for_a_missing_one(make_module, urls, name
         list(make_module(name).loader("train"))
 
 
-def test_members_with_gaps_are_not_read_sample_by_sample(make_module, monkeypatch):
-    loader = make_module().loader("train")  # looks at a first sample
-    made = []
-    batch = BatchReader.batch
-
-    def counted(self, number):
-        made.append(batch(self, number))
-        return made[-1]
-
-    monkeypatch.setattr(BatchReader, "batch", counted)
-    assert len(list(loader)) == len(made) == 3
-
-
 # --- a field that all samples lack ----------------------------------------------------------------
 
 
@@ -177,20 +135,6 @@ def test_a_field_that_all_samples_lack_is_an_error_before_the_fit(
     ):
         module.source("train").first_sample(Place())
     assert "optional" not in caplog.text
-
-
-@pytest.mark.parametrize("name", ["stream", "indexed"])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_without_a_trainer_it_is_an_error_of_the_loader(make_module, urls, name, num_workers):
-    module = make_module(
-        name,
-        {"urls": urls[:1]},
-        fields={"image": "png", "seg": "seg.png?"},
-        decode={},
-        num_workers=num_workers,
-    )
-    with pytest.raises(MissingFieldError, match="optional field 'seg' is in no sample"):
-        module.loader("train")
 
 
 def test_a_stream_of_several_shards_warns(make_module, caplog):
@@ -230,8 +174,3 @@ def test_of_many_shards_a_few_tables_are_looked_at(make_module, monkeypatch, cap
 def test_what_cannot_be_meant_is_refused(make_module, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_module(**settings)
-
-
-def test_a_configuration_gives_them(urls):
-    settings = {"train": {"urls": urls}, "fields": {"label": "cls?"}, "defaults": {"label": -1}}
-    assert ShardDataModule.from_config(settings).defaults == {"label": -1}
