@@ -153,17 +153,19 @@ def loader_without_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     next(iter(module().loader("train")))
 
 
+NO_INT = (
+    "for other numbers set decode: {label: json}, for texts set decode: {label: text}; for names "
+    "of classes set decode: {label: class} and classes: {label: [...]}, or leave classes out where "
+    "a classes.json is beside the shards"
+)
+
 MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a label that is no number": (
         lambda: labels_of("1", "bag", "1", "1"),
         (
             "sample '1' of a.tar: member 'cls' (3 bytes) cannot be decoded as 'int' for field "
             "'label': "
-            "invalid literal for int() with base 10: b'bag'; for texts set decode: {label: text}; "
-            "for "
-            "names of classes set decode: {label: class} and classes: {label: [...]}, or leave "
-            "classes "
-            f"out where a classes.json is beside the shards{FEW}"
+            f"ValueError: invalid literal for int() with base 10: b'bag'; {NO_INT}{FEW}"
         ),
     ),
     "a lambda": (
@@ -398,8 +400,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         (
             "sample '0' of a.tar: member 'cls' (3 bytes) cannot be decoded as 'int' for field "
             "'label': "
-            "invalid literal for int() with base 10: b'0.5'; for such numbers set decode: "
-            f"{{label: json}}{FEW}"
+            f"ValueError: invalid literal for int() with base 10: b'0.5'; {NO_INT}{FEW}"
         ),
     ),
 }

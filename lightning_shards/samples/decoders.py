@@ -89,41 +89,17 @@ class Decoding(NamedTuple):
             return lambda data: as_tensor(DECODERS[decoder](data))
         return SCALAR_DECODERS.get(decoder) or DECODERS[decoder]
 
-    def problem(self, error: Exception) -> str:
-        """The text of an error that it raised, with its kind if the code is the user's.
-
-        An error without a text is told by its kind.
-        """
-        kind = type(error).__name__
-        if isinstance(self.decoder, OwnDecoder):
-            return f"{kind}: {error}"
-        return str(error) or kind
-
-    def remedy(self, field: str, data: bytes) -> str:
-        """The settings that would read a member which is no whole number, or general advice.
-
-        >>> Decoding("int").remedy("label", b"0.5")
-        'for such numbers set decode: {label: json}'
-        """
+    def remedy(self, field: str) -> str:
+        """The settings that read what is no whole number, or general advice."""
         if isinstance(self.decoder, OwnDecoder):
             return "repair the shard, or that function"
-        is_int = self == Decoding("int")
-        if is_int and _is_fraction(data):
-            return f"for such numbers set decode: {{{field}: json}}"
-        if is_int and any(map(str.isalpha, data.decode(errors="ignore").replace("_", "a"))):
-            return (
-                f"for texts set decode: {{{field}: text}}; for names of classes set decode: "
-                f"{{{field}: class}} and classes: {{{field}: [...]}}, or leave classes out where a "
-                "classes.json is beside the shards"
-            )
-        return "repair the shard, or name another decoder in `decode`"
-
-
-def _is_fraction(data: bytes) -> bool:
-    try:
-        return isinstance(json.loads(data), float)
-    except ValueError:  # a UnicodeDecodeError, too
-        return False
+        if self != Decoding("int"):
+            return "repair the shard, or name another decoder in `decode`"
+        return (
+            f"for other numbers set decode: {{{field}: json}}, for texts set decode: "
+            f"{{{field}: text}}; for names of classes set decode: {{{field}: class}} and classes: "
+            f"{{{field}: [...]}}, or leave classes out where a classes.json is beside the shards"
+        )
 
 
 def _decode_int(data: bytes) -> int:

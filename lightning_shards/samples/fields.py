@@ -30,14 +30,12 @@ from lightning_shards.samples.decoders import (
     Decoder,
     DecoderChoice,
     Decoding,
-    OwnDecoder,
     SuffixDecoders,
     decoding_of,
     ends_in,
     own_decoder,
     require_libraries,
 )
-from lightning_shards.samples.generators import takes_rng
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -213,8 +211,8 @@ class Field:
             leave_out_own_frames(error)
             raise SampleError(
                 f"{where}: {what} ({count_of(len(data), 'byte')}) cannot be decoded as "
-                f"{decoding.name!r} for field {self.name!r}: {decoding.problem(error)}; "
-                f"{decoding.remedy(self.name, data)}"
+                f"{decoding.name!r} for field {self.name!r}: {type(error).__name__}: {error}; "
+                f"{decoding.remedy(self.name)}"
             ) from error
 
 
@@ -337,11 +335,6 @@ def _given_decoders(
 def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
-    if "__key__" in fields:
-        raise ConfigError(
-            "fields names ['__key__'], which cannot be a field: batches have it of themselves; "
-            "leave it out"
-        )
     unknown = sorted(set(decoders) - fields.keys())
     if unknown:
         raise ConfigError(
@@ -362,12 +355,6 @@ def _raw_where_bytes_are_taken(
             raise ConfigError(
                 f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
                 f"would do so before it; leave {name!r} out of decode"
-            )
-        if _ALL_ENDING_IN in fields[name]:
-            raise ConfigError(
-                f"the transform of {name!r} decodes one member, and {fields[name]!r} gives a list "
-                f"of them; set decode: {{{name}: raw}} and let a transform take the list of bytes, "
-                "or leave the transform out"
             )
     return dict.fromkeys(decoding, RAW)
 
@@ -394,13 +381,6 @@ def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
-    for decoder in field.decoders:
-        if isinstance(decoder, OwnDecoder) and takes_rng(decoder.function):
-            raise ConfigError(
-                f"the decoder of {field.name!r}, {decoder.name}, has a parameter `rng`, and "
-                "decoders draw nothing; make it a transform of that field, with an attribute "
-                "`takes_bytes = True`"
-            )
     names = {decoder for decoder in field.decoders if isinstance(decoder, str)}
     unknown = names - DECODERS.keys() - {CLASS}
     if unknown:

@@ -34,7 +34,3 @@ def lazily_drawn(data):
     import torch
 
     return len(data) + float(torch.rand(()))
-
-
-def with_rng(data, rng):
-    return data

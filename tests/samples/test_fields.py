@@ -82,7 +82,7 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
     assert "as 'int' for field 'x'" in str(caught.value)
     assert "for texts set decode: {x: text}; for names of classes set" in str(caught.value)
     with pytest.raises(SampleError, match="repair the shard, or name another decoder in `decode`"):
-        decode("cls", b"\xff")
+        decode("txt", b"\xff")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
         ({}, {}, r"fields is empty; name at least one"),
         ({"x": "bin"}, {"x": "jxl"}, r"asks for decoder 'jxl'.*'gray'.*'rgb'.*'raw' and a trans"),
         ({"x": "bin"}, {"y": "raw"}, r"decode names \['y'\], and the fields are \['x'\]; name a"),
-        ({"__key__": "txt"}, {}, r"fields names \['__key__'\]"),
+        ({"__key__": "txt"}, {}, "let no field's name begin with '__'"),
         ({"__x": "txt"}, {}, r"no field's name begin with '__'|let no field's name begin"),
         ({"x": "png;.jpg?"}, {}, r"suffixes \['png', '\.jpg'\].*no dot before them"),
         ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from user_decoders import Scaled, decode_wav, drawn, with_rng
+from user_decoders import Scaled, decode_wav, drawn
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
@@ -120,10 +120,6 @@ def test_threads_want_one_that_says_that_it_draws_nothing(load):
         (
             {".wave": decode_wav},
             r"suffix '\.wave', in which none .* ends: \['wav'\]; correct it",
-        ),
-        (
-            {"audio": with_rng},
-            r"'audio', user_decoders\.with_rng, has a parameter `rng`.*takes_b",
         ),
         ({"audio": 3}, r"decoder of 'audio' must be .*a callable.*got 3"),
         ({"audio": "wave"}, "asks for decoder 'wave', which does not exist"),
