@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Final, cast
+from typing import Final
 
 from lightning_shards.errors import TransformError
 from lightning_shards.plan.epoch import WorkerEpoch
@@ -75,10 +75,8 @@ class WorkerBatches:
             for number, step in enumerate(steps):
                 loaded = epoch.batch(number, step)
                 if self.collation.collate_fn is not None:
-                    samples = cast("list[Sample]", loaded.batch)
-                    layouts = self.components.layouts(self.numbers_of(samples) or (0,))
                     with self.clock.on("collate"):  # told with the next batch
-                        loaded = self.collation.finished(loaded, layouts)
+                        loaded = self.collation.finished(loaded)
                 yield loaded
 
     def numbers_of(self, samples: Sequence[Sample]) -> list[int]:

@@ -357,7 +357,7 @@ class StreamSource:
                         names, layouts = together.collated(rows, numbers)
                         made = (rows, names, weights, self.batch_format, (), arena, layouts)
                         begun = self.collation.begun(*made, components=numbers)
-                    loaded = self.collation.finished(begun, layouts)
+                    loaded = self.collation.finished(begun)
             bad = tuple(bad for each in running for bad in each.ledger.take())
             yield loaded._replace(bad=bad, stages=clock.take())
 

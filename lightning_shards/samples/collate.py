@@ -515,12 +515,8 @@ class Collation:
             given.append(fields)
         return given
 
-    def finished(self, loaded: LoadedBatch, layouts: Layouts = MappingProxyType({})) -> LoadedBatch:
-        """The batch as the user gets it.
-
-        Args:
-            loaded: As `begun` gave it.
-            layouts: As `begun` was given them.
+    def finished(self, loaded: LoadedBatch) -> LoadedBatch:
+        """The batch as the user gets it, of what `begun` gave.
 
         Raises:
             TransformError: The `collate_fn` raised an error, which is the cause of this one.
@@ -533,7 +529,7 @@ class Collation:
         ids = ids_of(samples)
         weights = [sample["__weight__"] for sample in samples if "__weight__" in sample]
         components = [s["__component__"] for s in samples if "__component__" in s]
-        made = self._called(samples, keys, layouts)
+        made = self._called(samples, keys)
         if not isinstance(made, Mapping):
             return loaded._replace(batch=made)
         columns = cast("Mapping[Any, Any]", made)
@@ -542,11 +538,9 @@ class Collation:
         entries = _reserved_entries(keys, ids, weights, components, reserved)
         return loaded._replace(batch=_keys_first(columns, entries))
 
-    def _called(self, samples: list[Sample], keys: list[str], layouts: Layouts) -> Any:
+    def _called(self, samples: list[Sample], keys: list[str]) -> Any:
         function: Any = self.collate_fn
         try:
-            if getattr(function, "takes_layouts", False) is True:  # `PadCollate`
-                return function(samples, layouts)
             return function(samples)
         except ShardError:
             raise

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, SampleError, count_of
 from lightning_shards.samples.collate import (
     Column,
-    Layouts,
     Sample,
     column_of,
     require_unmasked,
@@ -65,7 +63,6 @@ class PadCollate:
     dim: int = 0
     takes_arrays: ClassVar[bool] = True
     deterministic: ClassVar[bool] = True
-    takes_layouts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work whatever the samples hold."""
@@ -82,15 +79,8 @@ class PadCollate:
                 f"{sorted(self.fields)}; give a number for each of them, or one for all"
             )
 
-    def __call__(
-        self, samples: list[Sample], layouts: Layouts = MappingProxyType({})
-    ) -> dict[str, Any]:
-        """The batch: lists first, then arrays or tensors.
-
-        Args:
-            samples: Of the batch.
-            layouts: How the pixels of crops lie in memory, by field.
-        """
+    def __call__(self, samples: list[Sample]) -> dict[str, Any]:
+        """The batch of these samples: lists first, then arrays or tensors."""
         self._require_fields(samples[0])
         columns: dict[str, Column] = {}
         for name in fields_of(samples[0]):
@@ -98,7 +88,7 @@ class PadCollate:
                 columns[name], lengths = self._padded(samples, name)
                 columns[f"{name}_length"] = lengths
             else:
-                columns[name] = column_of(samples, name, pixels=layouts.get(name))
+                columns[name] = column_of(samples, name)
         lists = {name: column for name, column in columns.items() if isinstance(column, list)}
         return lists | columns
 
