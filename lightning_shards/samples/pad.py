@@ -173,7 +173,7 @@ def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
 def _as_part(sample: Sample, name: str) -> Any:
     """A value as an array, or as a tensor if it is one or a list of them."""
     value: Any = sample[name]
-    is_list = isinstance(sample[name], list | tuple)
+    is_list = type(value) in (list, tuple)
     try:
         if is_list and value and is_tensor(value[0]):
             value = load_torch().stack(tuple(value))

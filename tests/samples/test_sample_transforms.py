@@ -1,6 +1,5 @@
 """Transforms of whole samples: what they get, what they may return, and where it goes."""
 
-import logging
 from time import perf_counter
 
 import numpy as np
@@ -11,7 +10,6 @@ from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError, TransformError
-from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
 
 COUNTS = [3, 5, 2]
@@ -251,12 +249,6 @@ def test_a_field_that_was_not_given_may_be_replaced(make_module, reader):
     assert batches(make_module(adds_untaken, reader=reader))[0]["label"].tolist() == [2] * 4
 
 
-def test_a_failure_names_sample_and_transform_and_is_the_cause(make_module, reader):
-    with pytest.raises(TransformError, match=r"\[0\], which is fail_on.*: no threes") as caught:
-        batches(make_module(fail_on_label_3, reader=reader, split={"remainder": "balanced"}))
-    assert isinstance(caught.value.__cause__, ValueError)
-
-
 def test_a_sample_that_it_fails_on_is_substituted(make_module, reader):
     split = {"on_bad_sample": "substitute", "max_bad": 1}
     made = batches(make_module(fail_on_label_3, crop_alike, reader=reader, split=split))
@@ -290,22 +282,6 @@ def test_the_fields_of_a_tuple_cannot_be_changed(make_module, reader):
 def test_a_transform_of_a_field_that_was_dropped_is_an_error(make_module, reader):
     with pytest.raises(SampleError, match=r"no field 'image' to transform: .* or a sample transf"):
         batches(make_module(rename, reader=reader, transforms={"image": torch.Tensor.float}))
-
-
-def test_a_generator_of_its_own_is_warned_about(make_module, reader, caplog):
-    rng = np.random.default_rng()
-
-    def noisy(sample):
-        return sample | {"label": float(rng.random())}
-
-    with caplog.at_level(logging.WARNING):
-        make_module(noisy, reader=reader).source("train").first_sample(Place())
-    assert "sample_transforms[0], which is noisy made two values of one sample" in caplog.text
-    source = make_module(draw_globally, reader=reader).source("train")
-    caplog.clear()
-    source.first_sample(Place())
-    next(source.batches(Place(), Cursor()))
-    assert not caplog.text
 
 
 class Timed:

@@ -67,17 +67,7 @@ def test_a_clip_is_drawn_from_the_whole_sound():
     assert numbers_of(decode(wav(), rng())) == numbers_of(decode(wav(), rng()))
 
 
-CODECS = {
-    "webm": "libopus",
-    "mkv": "flac",
-    "ogg": "libvorbis",
-    "opus": "libopus",
-    "mp3": "libmp3lame",
-    "adts": "aac",
-    "flac": "flac",
-    "mpegts": "aac",
-    "wav": "pcm_s16le",
-}
+CODECS = {"webm": "libopus", "opus": "libopus", "mkv": "flac", "mp3": "libmp3lame", "flac": "flac"}
 FORMATS = {"mkv": "matroska"}
 
 
@@ -104,23 +94,6 @@ def rising(seconds):
     time = np.arange(int(seconds * RATE)) / RATE
     numbers = np.sin(2 * np.pi * 400 * time) * time / seconds * 2**14
     return wav_of(numbers)
-
-
-@pytest.mark.parametrize("kind", ["webm", "mp3", "flac"])
-def test_a_clip_is_drawn_from_the_whole_sound_whatever_its_container(encode, kind):
-    data = encode(rising(10), kind, CODECS[kind])
-    decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
-    starts = [10 * float(decode(data, draws).abs().max()) * 2 - 0.5 for _ in range(60)]
-    assert min(starts) < 1.5
-    assert max(starts) > 7.5
-    assert np.mean(starts) == pytest.approx(4.75, abs=1.3)
-
-
-def test_a_sound_that_begins_late_in_its_file_is_drawn_to_its_end_and_no_further(encode):
-    data = encode(rising(5), "webm", "libopus", "-copyts", "-itsoffset", "5")
-    decode, draws = DecodeAudioClip(seconds=0.5, sample_rate=RATE), rng()
-    peaks = [float(decode(data, draws)[:, -RATE // 10 :].abs().max()) for _ in range(40)]
-    assert min(peaks) > 0.01  # no zeros behind its end
 
 
 @pytest.mark.parametrize("kind", ["webm", "flac"])
@@ -174,17 +147,6 @@ def test_a_clip_of_a_video_has_the_frames_that_were_asked_for(tmp_path, stride, 
     assert steps == pytest.approx([12 * stride] * 3, abs=3)
     if start is not None:
         assert brightness(clip)[0] == pytest.approx(12 * start, abs=3)
-
-
-@pytest.mark.parametrize("piped", [False, True])
-@pytest.mark.parametrize(("kind", "codec"), [("webm", "libvpx"), ("mkv", "libx264")])
-def test_all_frames_of_a_video_are_drawn_whatever_its_container(
-    tmp_path, encode, kind, codec, piped
-):
-    data = encode(video(tmp_path), kind, codec, piped=piped)
-    decode, draws = DecodeVideoClip(num_frames=17), rng()
-    first = {round(brightness(decode(data, draws))[0] / 12) for _ in range(40)}
-    assert first == {0, 1, 2, 3}
 
 
 def test_the_last_frame_stands_for_those_that_are_missing(tmp_path):

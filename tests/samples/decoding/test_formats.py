@@ -83,13 +83,6 @@ def test_arrays_of_any_byte_order_are_numbers_that_torch_has(order):
         assert decode_column(field_of("npy"), ListedBytes(column)).dtype == np.dtype("=i2")
 
 
-def test_numbers_of_packed_members_are_one_column():
-    members = ListedBytes([gzip.compress(b"%d" % number) for number in range(3)])
-    assert decode_column(field_of("cls.gz"), members).tolist() == [0, 1, 2]
-    members = ListedBytes([gzip.compress(bytes([number, 0])) for number in range(3)])
-    assert decode_column(field_of("bin.gz", "uint16"), members).tolist() == [[0], [1], [2]]
-
-
 def test_packed_bytes_stay_packed_where_they_are_wanted_raw_or_by_their_whole_suffix():
     data = gzip.compress(b"abc")
     assert decode("txt.gz", data, "raw") == data
