@@ -66,12 +66,7 @@ def numbers_or_list(
         )
     if others:
         return values
-    dtype = None
-    if not any(isinstance(value, np.complexfloating) for value in values):
-        if any(isinstance(value, float | np.floating) for value in values):
-            dtype = np.float64
-        elif any(type(value) is int for value in values):
-            dtype = np.int64  # by itself numpy would take uint64 for some
+    dtype = _number_type(values)
     try:
         column = np.array(values, dtype)
     except (TypeError, ValueError, OverflowError) as error:
@@ -88,6 +83,16 @@ def numbers_or_list(
             "transform that makes them int64"
         )
     return column
+
+
+def _number_type(values: list[Any]) -> Any:
+    """The type of the array of these numbers; None for the one that numpy finds for them."""
+    if any(isinstance(value, np.complexfloating) for value in values):
+        return None
+    if any(isinstance(value, float | np.floating) for value in values):
+        return np.float64
+    # by itself numpy would take uint64 for some
+    return np.int64 if any(type(value) is int for value in values) else None
 
 
 def require_unmasked(value: Any, field: str, sample: Mapping[str, Any]) -> None:

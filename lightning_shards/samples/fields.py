@@ -246,13 +246,7 @@ def make_fields(
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
     defaults = defaults or {}
-    optional = [name for name, text in fields.items() if _OPTIONAL in text]
-    for name in defaults:
-        if name not in optional:
-            raise ConfigError(
-                f"defaults names {name!r}, and the optional fields are {optional}; write "
-                f"{{{name}: '{fields.get(name, 'SUFFIX')}?'}} in fields, or leave its default out"
-            )
+    optional = _optional_among(fields, defaults)
     made = tuple(
         Field(
             name,
@@ -264,16 +258,32 @@ def make_fields(
         )
         for name, text in fields.items()
     )
-    suffixes = sorted({suffix for field in made for suffix in field.suffixes})
-    for end, _ in by_suffix:
+    _require_ends([end for end, _ in by_suffix], made)
+    for field in made:
+        _require_usable(field, allow_unsafe)
+    return made
+
+
+def _optional_among(fields: Mapping[str, str], defaults: Iterable[str]) -> list[str]:
+    """The names of the optional fields, to one of which each default belongs."""
+    optional = [name for name, text in fields.items() if _OPTIONAL in text]
+    for name in defaults:
+        if name not in optional:
+            raise ConfigError(
+                f"defaults names {name!r}, and the optional fields are {optional}; write "
+                f"{{{name}: '{fields.get(name, 'SUFFIX')}?'}} in fields, or leave its default out"
+            )
+    return optional
+
+
+def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
+    suffixes = sorted({suffix for field in fields for suffix in field.suffixes})
+    for end in ends:
         if not any(ends_in(suffix, end) for suffix in suffixes):
             raise ConfigError(
                 f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
                 f"{suffixes}; correct it, or leave it out"
             )
-    for field in made:
-        _require_usable(field, allow_unsafe)
-    return made
 
 
 def suffixes_of(text: str) -> tuple[str, ...]:
