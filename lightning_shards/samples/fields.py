@@ -245,8 +245,7 @@ def make_fields(
     decoders, by_suffix = _given_decoders(decode)
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
-    defaults = defaults or {}
-    optional = _optional_among(fields, defaults)
+    optional = _optional_among(fields, defaults or {})
     made = tuple(
         Field(
             name,
@@ -254,7 +253,7 @@ def make_fields(
             decoders.get(name),
             by_suffix=by_suffix,
             is_optional=name in optional,
-            default=defaults.get(name),
+            default=(defaults or {}).get(name),
         )
         for name, text in fields.items()
     )
