@@ -22,7 +22,6 @@ from lightning_shards.dataprep.survey import (
     ShardSurvey,
     Survey,
     describe_table,
-    find_odd_headers,
     reported_name,
     survey,
 )
@@ -238,12 +237,10 @@ def _look(url: str, *, options: IndexOptions, place: _Place) -> ShardSurvey:
     if is_local(url):
         tables = TableStore(options.cache, with_crc32=with_crc32, takes_split=True)
         table = tables.table_of(url)
-        seen = describe_table(url, table)
-        seen.md5 = file_md5(url) if with_crc32 else None
-        seen.findings += find_odd_headers(url, table)
     else:
         table = scan_remote(url, place.storages.of(url), options.cache, with_crc32=with_crc32)
-        seen = describe_table(url, table)
+    seen = describe_table(url, table)
+    seen.md5 = file_md5(url) if with_crc32 and is_local(url) else None
     for kind, name in _files_of(_name_of(url), options.formats).items():
         is_table = kind == "members"
         place.put(name, published(table) if is_table else dali_index(url, place.storages.of(url)))

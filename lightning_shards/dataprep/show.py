@@ -13,14 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.dataprep.survey import ShardSurvey, describe_table, find_odd_headers
+from lightning_shards.dataprep.survey import ShardSurvey, describe_table
 from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.images import decode_rgb, require_backend
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local
 
 _COLUMNS: Final = 8  # of the sheet, at most
 _PIXELS: Final = 160  # largest height and width of an image
@@ -44,12 +43,8 @@ class TabledShards:
         return TableStore(self.cache, storages=self.storages, takes_split=True).table_of(url)
 
     def look(self, url: str) -> ShardSurvey:
-        """The survey of a shard by its table; of a local one also by its odd headers."""
-        table = self.table_of(url)
-        seen = describe_table(url, table)
-        if is_local(url):
-            seen.findings += find_odd_headers(url, table)
-        return seen
+        """The survey of a shard by its table."""
+        return describe_table(url, self.table_of(url))
 
     def reader(self, url: str) -> ShardReader:
         """An open shard."""

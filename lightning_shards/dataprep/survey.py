@@ -1,8 +1,8 @@
 """The survey of a data set: numbers of shards and samples, fields and their sizes, and findings.
 
 Each shard is looked at by itself, in any number of processes, by its member table and the headers
-that are not in the table. `info`, `index` and `verify` differ in how they look at a shard; what a
-table shows (`describe_table`) and what all shards show together is the same.
+that are not in the table. `info`, `index` and `verify` differ in how they get the table; what it
+shows (`describe_table`) and what all shards show together is the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -167,7 +167,7 @@ def _seen(url: str, look: Callable[[str], ShardSurvey]) -> ShardSurvey:
 
 
 def describe_table(url: str, table: MemberTable) -> ShardSurvey:
-    """What the member table of a shard shows."""
+    """What the member table of a shard shows, and of a local one its odd headers."""
     name = reported_name(url)
     seen = ShardSurvey(name, table.num_samples, table.file_size)
     num_suffixes = len(table.suffixes)
@@ -180,6 +180,7 @@ def describe_table(url: str, table: MemberTable) -> ShardSurvey:
         message = f"{name} holds no sample"
         seen.findings.append(Finding("empty shard", message, name, is_failure=False))
     seen.findings += _find_repeats(table, name)
+    seen.findings += _find_odd_headers(url, table) if is_local(url) else []
     return seen
 
 
@@ -208,7 +209,7 @@ _ONE_EXTENDED: Final = 3 * BLOCK
 """An extended header, its body, and the header of the member, as webdataset writes each member."""
 
 
-def find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
+def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     """Findings about what is in a local tar and in no sample, and about its end.
 
     The headers are walked only where the table does not account for every block: where the gaps

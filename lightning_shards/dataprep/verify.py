@@ -30,7 +30,6 @@ from lightning_shards.dataprep.survey import (
     ShardSurvey,
     Survey,
     describe_table,
-    find_odd_headers,
     survey,
 )
 from lightning_shards.dataprep.tar_writer import Fields, check_sample, write_shard
@@ -105,7 +104,6 @@ def _check(
     known = known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
     seen = describe_table(path, table)
-    seen.findings += find_odd_headers(path, table)
     changed = [finding for old in known for finding in _find_changes(path, table, old)]
     seen.findings += dict.fromkeys(changed)  # two tables say the same as a rule
     seen.findings += _find_differences(seen, beside[path])
@@ -269,9 +267,9 @@ def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:
         return Repair(None, 0, lost, ("it is empty",))
     with open_tar(path) as data:
         runs, unread = _runs_of(data, path)
-        _find_unsound(runs)
-        for table in known:
-            _find_changed(data, runs, table)
+        times, checksums = Counter(run.key for run in runs), _checksums(known)
+        for run in runs:
+            run.fault = run.fault or _fault_of(run, times[run.key], data, checksums)
         whole = [run for run in runs if not run.fault]
         lost |= {run.key: run.fault for run in runs}
         lost = {key: why for key, why in lost.items() if why}
@@ -339,30 +337,32 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     return None
 
 
-def _find_unsound(runs: Sequence[_Run]) -> None:
-    """Note the fault of each run that would not read back as it is, or whose key repeats."""
-    times = Counter(run.key for run in runs)
-    for run in runs:
-        try:
-            check_sample(run.key, list(run.fields))
-        except SampleError as error:
-            run.fault = run.fault or str(error)
-        if times[run.key] > 1:
-            run.fault = run.fault or "its key is in several places"
+def _checksums(known: Sequence[MemberTable]) -> dict[tuple[int, int], int]:
+    """The crc32s of earlier indexes by offset and size of their members."""
+    found: dict[tuple[int, int], int] = {}
+    for table in known:
+        if table.crc32 is not None:
+            places = zip(table.offsets.tolist(), table.sizes.tolist(), strict=True)
+            found |= dict(zip(places, table.crc32.tolist(), strict=True))
+    return found
 
 
-def _find_changed(data: TarBytes, runs: Sequence[_Run], known: MemberTable) -> None:
-    """Note the fault of each run with a member whose bytes are not those that were indexed.
+def _fault_of(
+    run: _Run, times: int, data: TarBytes, checksums: Mapping[tuple[int, int], int]
+) -> str:
+    """Why a run would not read back as it is, or as it was indexed; empty if it would.
 
-    Members that the table has at another place are not compared: it may be of an older shard.
+    Members that no index has at this place are not compared: it may be of an older shard.
     """
-    numbers = {known.key(sample): sample for sample in range(known.num_samples)}
-    for run in (run for run in runs if run.key in numbers):
-        for suffix, member in run.fields.items():
-            offset, size, crc32 = known.find(numbers[run.key], suffix) or (0, 0, None)
-            is_indexed = (offset, size) == (member.offset, member.size) and crc32 is not None
-            if is_indexed and data.crc32(offset, size) != crc32:
-                run.fault = run.fault or f"member {suffix} is not what it was when indexed"
+    try:
+        check_sample(run.key, list(run.fields))
+    except SampleError as error:
+        return str(error)
+    for suffix, member in run.fields.items():
+        indexed = checksums.get((member.offset, member.size))
+        if indexed is not None and data.crc32(member.offset, member.size) != indexed:
+            return f"member {suffix} is not what it was when indexed"
+    return "its key is in several places" if times > 1 else ""
 
 
 def _read(data: TarBytes, runs: Sequence[_Run]) -> Iterator[tuple[str, Fields]]:

@@ -16,18 +16,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed"),
 ]
 
-PROJECT = '''
-"""A model that tries what a benchmark must survive, and a data module of another kind."""
-
+PROJECT = """
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback
 
 
 class Model(pl.LightningModule):
-    def __init__(self, learning_rate: float = 0.1) -> None:
-        super().__init__()
-        self.learning_rate = learning_rate
+    def configure_model(self):
         self.layer = torch.nn.Linear(1, 1)
 
     def training_step(self, batch):
@@ -40,19 +35,16 @@ class Model(pl.LightningModule):
         raise AssertionError("nobody asked for a validation")
 
     def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), self.learning_rate)
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
         return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "val_loss"}
 
 
-class WritesCallback(Callback):
+class WritesCallback(pl.Callback):
     def __init__(self) -> None:
         raise AssertionError("callbacks of the configuration are left out")
-
-
-class OtherData(pl.LightningDataModule):
-    """Not ours."""
-'''
+"""
+"""A model that tries what a benchmark must survive."""
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +82,8 @@ def folder(pack_into, tmp_path_factory):
         },
     }
     (folder / "config.yaml").write_text(json.dumps(config))
-    other = config | {"data": {"class_path": "bench_project.OtherData"}}
+    boring = "lightning.pytorch.demos.boring_classes.BoringDataModule"
+    other = config | {"data": {"class_path": boring}}
     (folder / "other.yaml").write_text(json.dumps(other))
     return folder
 
@@ -163,7 +156,7 @@ def test_a_mixture_is_measured_and_told_in_a_table(run, folder):
         (["config", "--data.train.urls=no-*.tar"], "no file matches no-*.tar"),
         (["config", "--seconds=0"], "--seconds must be at least 0.01, got 0"),
         (["config", "--num-workers", "-1"], "--num-workers must be at least 0"),
-        (["other"], "bench measures a ShardDataModule, not OtherData"),
+        (["other"], "bench measures a ShardDataModule, not BoringDataModule"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(run, arguments, said):

@@ -227,8 +227,3 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
 
 
 # --- the end
-
-
-def test_two_members_for_one_field_are_refused(tmp_path):
-    with pytest.raises(SampleError, match="two members for the field 'cls'"):
-        write_shard(tmp_path / "0.tar", [("0", [("cls", b"1"), ("cls", b"2")])])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.dataprep.index import dali_index
-from lightning_shards.dataprep.survey import find_odd_headers
+from lightning_shards.dataprep.survey import describe_table
 from lightning_shards.dataprep.verify import repair_shard
 from lightning_shards.errors import (
     DamagedShardError,
@@ -71,7 +71,7 @@ def read_on(path):
 
 
 def find_odd(path):
-    find_odd_headers(str(path), scan_members(path))
+    describe_table(str(path), scan_members(path))
 
 
 SCANS = {

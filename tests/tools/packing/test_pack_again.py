@@ -8,14 +8,6 @@ import pytest
 # --- running it again
 
 
-def test_a_finished_run_is_kept_whole(run, photos, tmp_path):
-    run(photos, "--max-samples", 9)
-    before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tar")}
-    report = run(photos, "--max-samples", 9)
-    assert report["data_sets"][""]["kept_shards"] == len(before) == 7
-    assert {path: path.stat().st_ino for path in before} == before
-
-
 def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path, contents):
     run(photos, "--max-samples", 9)
     before = contents(tmp_path / "out")

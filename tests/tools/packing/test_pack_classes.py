@@ -65,18 +65,6 @@ def numbers_of(samples):
     return {fields["txt"].decode(): int(fields["cls"]) for fields in samples.values()}
 
 
-def test_whole_numbers_are_numbered_by_their_values(run, tmp_path, samples_of):
-    path = tmp_path / "rows.csv"
-    path.write_text("id,label\n" + "".join(f"{label},{label}\n" for label in range(100)))
-    arguments = (path, "--key", "id", "--values", "label=txt", "--class-column", "label")
-    as_they_are = {str(label): label for label in range(100)}
-    assert numbers_of(samples_of(run(*arguments))) == as_they_are
-    assert classes_in(tmp_path / "out") == as_they_are
-    labelled(tmp_path / "in", *map(str, range(12)))
-    found = samples_of(run(tmp_path / "in", out="folders"))
-    assert numbers_of(found) == {str(label): label for label in range(12)}
-
-
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [

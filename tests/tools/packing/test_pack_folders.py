@@ -7,10 +7,6 @@ from urllib.parse import unquote
 import pytest
 from PIL import Image
 
-from lightning_shards.shards.index import load_index
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import expand_urls
-
 # --- folders
 
 
@@ -34,17 +30,6 @@ def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp
     assert report["data_sets"][""]["shards"] == 3
     assert report["data_sets"][""]["fields"] == {"cls": 61, "jpeg": 60, "json": 1, "png": 1}
     assert (report["read"], report["in_no_sample"], report["classes"]) == (61, 2, 3)
-
-
-def test_training_counts_the_shards_without_a_scan(run, photos, tmp_path):
-    report = run(photos, "--max-samples", 25)
-    index = load_index(
-        expand_urls(report["data_sets"][""]["urls"]),
-        cache=CacheFolder(tmp_path / "unused"),
-        show_progress=0,
-    )
-    assert index.counts.tolist() == [25, 25, 11]
-    assert not (tmp_path / "unused").exists()
 
 
 def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path, contents):
