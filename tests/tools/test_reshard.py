@@ -217,10 +217,6 @@ def test_what_cannot_work_is_one_line(refused, shards, functions, tmp_path, argu
     assert not list(tmp_path.glob("out/**/.*.part"))
 
 
-def test_remote_shards_are_refused(refused):
-    assert "https://host/0.tar" in refused("https://host/0.tar")
-
-
 @pytest.mark.parametrize(
     ("code", "problem"),
     [
