@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
-from tests.tools.conftest import contents, write_members, write_samples
+from tests.tools.conftest import contents, flip, members_of, write_members, write_samples
 
 COUNTS = [4, 0, 3]
 ALL = "wids,sizes"
@@ -179,3 +180,32 @@ def test_dots_in_keys_are_told_once(run, tmp_path):
     [found] = run(tmp_path / "a.tar")[1]["findings"]
     assert (found["rule"], found["count"]) == ("dotted key", 40)
     assert "names are split at the first dot" in found["message"]
+
+
+# --- other bytes than before
+
+
+def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path):
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums")
+    before = (folder / "wids.json").read_bytes()
+    flip(shard, members_of(shard)[1].offset_data)
+    os.utime(shard)  # it was written again
+    status, document = run(folder / "*.tar")
+    assert status == 1
+    assert "run `lightning-shards index --checksums` on it" in document["findings"][0]["message"]
+    assert (folder / "wids.json").read_bytes() == before
+    assert run(folder / "*.tar", "--checksums")[0] == 0
+    assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None
+
+
+def test_crc32s_alone_show_a_rotten_member(run, folder, tmp_path):
+    """There is no MD5 that would: only tables were made."""
+    shard = folder / "train-000000.tar"
+    run(folder / "*.tar", "--checksums", "--format", "sizes")
+    flip(shard, members_of(shard)[1].offset_data)
+    status, document = run(folder / "*.tar", "--format", "members")
+    said = document["findings"][0]["message"]
+    assert status == 1
+    assert "has other bytes than when it was indexed in 1 of 12 members" in said
+    assert not (folder / "train-000000.tar.members").exists()

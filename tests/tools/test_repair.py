@@ -11,6 +11,7 @@ from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.tools import index, verify
 from tests.tools.conftest import (
     contents,
+    flip,
     members_of,
     samples_of,
     write_members,
@@ -50,12 +51,6 @@ def repaired(run, tmp_path):
         return saved, repair
 
     return call
-
-
-def flip(path, byte):
-    data = bytearray(path.read_bytes())
-    data[byte] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_repair_leaves_the_original_and_is_sound(run, folder, shard, tmp_path):

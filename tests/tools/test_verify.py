@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 
 import pytest
@@ -11,7 +10,7 @@ from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, verify
-from tests.tools.conftest import members_of, samples_of, write_members, write_samples
+from tests.tools.conftest import flip, members_of, samples_of, write_members, write_samples
 
 NAMES = ["train-000000.tar", "train-000001.tar"]
 
@@ -48,15 +47,6 @@ def faults(document):
         for each in document["findings"]
         if each["is_failure"]
     ]
-
-
-def flip(path, byte):
-    """Change a byte, which neither size nor time tell, as on a disk that rots."""
-    status = path.stat()
-    data = bytearray(path.read_bytes())
-    data[byte] ^= 1
-    path.write_bytes(data)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def test_sound_shards_are_well(run, indexed):
