@@ -15,11 +15,12 @@ import pytest
 from PIL import Image
 
 
-def jpeg(number):
-    """A small image of its own for each number."""
-    noise = np.random.Generator(np.random.Philox(number)).integers(0, 255, (16, 16, 3), np.uint8)
+def jpeg(number, size=(16, 16), **options):
+    """An image of noise of its own for each number."""
+    draws = np.random.Generator(np.random.Philox(number))
+    noise = draws.integers(0, 255, (size[1], size[0], 3), np.uint8)
     out = io.BytesIO()
-    Image.fromarray(noise).save(out, "JPEG")
+    Image.fromarray(noise).save(out, "JPEG", **options)
     return out.getvalue()
 
 
@@ -126,6 +127,21 @@ def run_here(run_json, tmp_path):
     """What runs a tool with a cache of this test's own: `run_here(main)(argument, ...)`."""
     given = ["--cache-dir", tmp_path / "cache", "--processes", 1]
     return lambda main: lambda *arguments: run_json(main, [*arguments, *given])
+
+
+@pytest.fixture
+def write_by(capsys, tmp_path):
+    """Runs a tool that writes shards to a folder: gives its report."""
+
+    def run(tool, *arguments, out="out", processes=1):
+        common = ["--out", tmp_path / out, "--processes", processes, "--json"]
+        common += ["--cache-dir", tmp_path / "cache"]
+        tool.main([*map(str, arguments), *map(str, common)])
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return json.loads(captured.out)
+
+    return run
 
 
 @pytest.fixture

@@ -1,9 +1,6 @@
 """`reshard`: the same samples in other shards; what is changed is what was asked for."""
 
-import json
-import tarfile
-from collections import Counter
-from io import BytesIO
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ from webdataset.writer import ShardWriter
 
 from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.tools import reshard
+from tests.tools.conftest import write_members
 
 FUNCTIONS = """
 def is_even(sample):
@@ -66,15 +64,8 @@ def functions(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(tmp_path, capsys):
-    def call(*arguments, out="out", processes=1):
-        cache = ["--cache-dir", str(tmp_path / "cache"), "--processes", str(processes)]
-        reshard.main([*map(str, arguments), "--out", str(tmp_path / out), "--json", *cache])
-        captured = capsys.readouterr()
-        assert captured.err == ""
-        return json.loads(captured.out)
-
-    return call
+def run(write_by):
+    return partial(write_by, reshard)
 
 
 @pytest.fixture
@@ -95,14 +86,6 @@ def samples(paths):
 
 def tars(folder):
     return sorted(Path(folder).glob("*.tar"))
-
-
-def as_set(found):
-    return Counter((key, tuple(sorted(fields.items()))) for key, fields in found)
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."}
 
 
 @pytest.mark.parametrize(
@@ -153,18 +136,9 @@ def test_fields_that_were_written_are_told_by_split_and_in_a_run_that_goes_on(
 # --- what others write
 
 
-def write_tar(path, members):
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, BytesIO(data))
-    return path
-
-
 def test_members_that_are_apart_are_joined_and_others_counted(run, tmp_path):
     names = ["a.jpg", "README", "b.jpg", "__meta__/x.json", "a.cls", "b.cls", ".hidden"]
-    path = write_tar(tmp_path / "in.tar", [(name, name.encode()) for name in names])
+    path = write_members(tmp_path / "in.tar", [(name, name.encode()) for name in names])
     report = run(path)
     assert samples(tars(tmp_path / "out")) == [
         ("a", {"jpg": b"a.jpg", "cls": b"a.cls"}),
@@ -187,7 +161,7 @@ def test_a_tar_whose_last_samples_became_zeros_is_refused(run, refused, shards, 
 
 @pytest.mark.parametrize("name", ["/a.cls", "../a.cls", "a\x01.cls", "\udcff.cls"])
 def test_names_that_lead_elsewhere_are_refused(refused, tmp_path, name):
-    path = write_tar(tmp_path / "in.tar", [(name, b"")])
+    path = write_members(tmp_path / "in.tar", [(name, b"")])
     line = refused(path)
     assert "cannot be a key" in line
     assert not (tmp_path / "out").exists()

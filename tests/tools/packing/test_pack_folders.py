@@ -7,6 +7,8 @@ from urllib.parse import unquote
 import pytest
 from PIL import Image
 
+from tests.tools.conftest import jpeg
+
 # --- folders
 
 
@@ -76,7 +78,7 @@ ODD_TAGS = (  # a quarter's turn, and a fraction without a denominator, which Pi
 )
 
 
-def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, contents, jpeg):
+def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, contents):
     (tmp_path / "in").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import json
 import lzma
 import subprocess
 import tarfile
@@ -20,13 +19,11 @@ def tool(request):
 
 
 @pytest.fixture
-def write(tool, tmp_path, capsys):
+def write(tool, write_by):
     """Runs the tool; gives its report and the samples that it wrote."""
 
     def call(path):
-        common = ["--out", str(tmp_path / "out"), "--cache-dir", str(tmp_path / "cache")]
-        tool.main([str(path), *common, "--processes", "1", "--order", "source", "--json"])
-        report = json.loads(capsys.readouterr().out)
+        report = write_by(tool, path, "--order", "source")
         found = {}
         for sample in read_samples(report["data_sets"][""]["urls"]):
             del sample["__url__"]
