@@ -56,15 +56,12 @@ def _plan(options: Namespace) -> int:
     size_bytes = shard_bytes(index) or index.size_bytes
     document: dict[str, Any] = {
         "split": options.split,
-        "sampling": description.sampling,
-        "reader": description.reader,
         "shards": index.num_shards,
         "samples": epochs.samples,
         "held": index.samples,
         "kept": None if index.kept is None else index.kept.samples,
         "bytes": size_bytes,
         "cache_bytes": size_bytes,
-        "batch_size": plan.batch_size,
         "batch_sizes": sorted({*plan.sizes(0), *plan.sizes(plan.steps - 1)}),
         "world_size": plan.world_size,
         "steps": plan.steps,
