@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from webdataset.compat import WebDataset
 
-from lightning_shards import ShardDataModule, ShardDataset, SplitConfig
+from lightning_shards import ShardDataModule, SplitConfig
 from lightning_shards.config.loading import LoaderConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
@@ -72,12 +72,6 @@ def loader(data, split="val", *, urls=None, place=None, **settings):
     shards = None if "mix" in of_split else urls or data.urls
     module = ShardDataModule(**{split: SplitConfig(shards, **of_split)}, loader=cache, **settings)
     return module.loader(split, **(place or {}))
-
-
-def samples_of(data, **settings):
-    """The samples of our data set by number."""
-    cache = str(data.folder / "cache")
-    return ShardDataset(data.urls, cache_dir=cache, **{"fields": {"cls": "cls"}} | settings)
 
 
 def plain(value):

@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import parquet
 from same_tars import (
     BATCH,
@@ -15,7 +14,6 @@ from same_tars import (
     plain,
     rows_of,
     run,
-    samples_of,
     theirs,
     values,
     values_of,
@@ -46,11 +44,6 @@ def change_sample(sample):
     return sample | {"cls": sample["cls"] * 2}
 
 
-def double(samples):
-    for sample in samples:
-        yield sample | {"cls": sample["cls"] * 2}
-
-
 def is_even(sample):
     return int(sample["cls"]) % 2 == 0
 
@@ -61,13 +54,6 @@ def has_even_key(shard):
 
 def parse(data):
     return 10 * int(data)
-
-
-@row(".append")
-def _(data):
-    dataset = theirs(data).decode()
-    dataset.append(double)
-    return values_of(dataset), values(loader(data, reader="stream", stages=[double]))
 
 
 @row(".batched")
@@ -140,40 +126,6 @@ def _(data):
     settings = {"fields": {"image": "jpg;png", "label": "cls"}, "batch_format": "tuple"}
     ours = loader(data, "train", **settings)
     return [plain(batch) for batch in tuples], [plain(batch[:2]) for batch in ours]
-
-
-@row(".map_tuple")
-def _(data):
-    mapped = theirs(data).decode().to_tuple("__key__", "cls").map_tuple(str, add_hundred)
-    return [plain(pair) for pair in mapped], values(loader(data, transforms={"cls": add_hundred}))
-
-
-@row(".slice")
-def _(data):
-    sliced = theirs(data).decode().slice(2, 11, 3)
-    subset = torch.utils.data.Subset(samples_of(data), range(2, 11, 3))
-    return values_of(sliced), values_of(subset[number] for number in range(len(subset)))
-
-
-@row(".rename")
-def _(data):
-    renamed = theirs(data).decode().rename(label="cls")
-    ours = loader(data, fields={"label": "cls"})
-    return values_of(renamed, "label"), values(ours, "label")
-
-
-@row(".rsample")
-def _(data):
-    """Both draw: what is kept are some samples, in order, and with the values that they had."""
-    everything = values_of(theirs(data).decode())
-    drawn = values_of(theirs(data).decode().rsample(0.5))
-    kept, again = (
-        values(loader(data, keep={"hash_of": "key", "of": 2, "parts": [0]})) for _ in range(2)
-    )
-    assert 0 < len(kept) < NUM_SAMPLES
-    assert kept == again
-    assert [sample for sample in everything if sample in drawn] == drawn
-    return [sample for sample in everything if sample in kept], kept
 
 
 @row(".rename_keys")
