@@ -20,7 +20,7 @@ from lightning_shards.shards.index import (
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tables import TableStore, duration, index_command
+from lightning_shards.shards.tables import TableStore, absence, index_command
 from lightning_shards.shards.urls import is_local, redact, scheme_of
 
 _log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class ReaderChoice:
         url = remote[0]
         if index.counts is None:
             if self.reader == "indexed":
-                self._require_counts(index, tables.size_of(url))
+                self._require_counts(index)
             return index
         has_tables, remedy = self._has_table(url, tables), ""
         if has_tables:
@@ -125,8 +125,7 @@ class ReaderChoice:
             taken = "the stream reader, because there are no member tables beside"
             remedy = f"; {index_command(self.patterns)} makes them"
         else:
-            message = tables.absence(url, self.patterns, index.num_shards)
-            raise ConfigError(f"{self.split}: {message}")
+            raise ConfigError(f"{self.split}: {absence(url, self.patterns)}")
         _log.info(
             "%s: reader=%r takes %s %s%s", self.split, self.reader, taken, redact(url), remedy
         )
@@ -163,16 +162,13 @@ class ReaderChoice:
             )
         self._require_counts(index)
 
-    def _require_counts(self, index: ShardIndex, size_bytes: int | None = None) -> None:
-        """Refuse shards that no file counts; the first of them has this size."""
+    def _require_counts(self, index: ShardIndex) -> None:
+        """Refuse shards that no file counts."""
         if index.counts is None:
-            took = ""
-            if size_bytes is not None:
-                took = f", which takes {duration(size_bytes, index.num_shards)}"
             raise ConfigError(
                 f"reader='indexed' of {self.split!r} needs the number of samples of each shard, "
                 "and its remote shards have no counts; put a wids JSON or sizes.json beside them: "
-                f"{index_command(self.patterns)} makes it and their member tables{took}"
+                f"{index_command(self.patterns)} makes it and their member tables"
             )
 
 

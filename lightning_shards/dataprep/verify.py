@@ -40,11 +40,7 @@ from lightning_shards.shards.beside import SIZES, json_files, json_object, read_
 from lightning_shards.shards.files import make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.table_bytes import (
-    MAX_PUBLISHED_BYTES,
-    MAX_UNPACKED_BYTES,
-    published_url,
-)
+from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
 from lightning_shards.shards.tables import TableStore, opened_table
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
@@ -124,7 +120,7 @@ def known_tables(path: str, cache: CacheFolder) -> list[MemberTable]:
     beside = Path(published_url(path))
     if beside.exists():
         data = read_regular(beside, MAX_PUBLISHED_BYTES + 1)
-        tables.append(opened_table(path, data, MAX_UNPACKED_BYTES))
+        tables.append(opened_table(path, data))
     return tables
 
 

@@ -185,9 +185,7 @@ class OpenShards:
                 if self.joined is not None:
                     self.joined.require_same(shard, table)
                 storage = self.storages.of(url)
-                refresh = (
-                    partial(self._store.refresh, url, self.urls) if storage.is_remote else None
-                )
+                refresh = partial(self._store.refresh, self.urls) if storage.is_remote else None
                 return ShardReader(url, table, storage, on_change=refresh)
             except FileAccessError as error:
                 if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:

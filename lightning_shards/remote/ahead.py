@@ -133,7 +133,7 @@ class ShardTables:
             _, stats = storage.read_beside((), 0, urls)
             tables = self.each([numbers[url] for url in urls])
             for url, table, stat in zip(urls, tables, stats, strict=True):
-                refresh = partial(self._tables.refresh, url, self._index.urls)
+                refresh = partial(self._tables.refresh, self._index.urls)
                 ShardReader(url, table, storage, on_change=refresh).require_same(stat)
 
     def fetch_totals(self) -> FetchTotals:

@@ -21,10 +21,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.members import ARRAY_FIELDS, MemberTable
@@ -34,8 +33,7 @@ MAX_PUBLISHED_BYTES: Final = 1 << 30
 """Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
 
 MAX_UNPACKED_BYTES: Final = 2 << 30
-"""Bytes of an unpacked one at most, whatever size the server says its shard has; 10^7 members of
-small samples take about 700 MB."""
+"""Bytes of an unpacked one at most; 10^7 members of small samples take about 700 MB."""
 
 _MOST_UNWRITTEN: Final = 2**28  # bytes: a block of 256 shards with 14,000 samples each
 _MAGIC: Final = b"LSmember"
@@ -43,7 +41,6 @@ _VERSION: Final = 2
 _PREFIX: Final = struct.Struct("<8sIIQ")
 _CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
 _ALIGNMENT: Final = 8
-_LEAST_SHARD: Final = 1 << 20  # bytes that a table may have however small its shard is
 
 
 def published_url(url: str) -> str:
@@ -66,30 +63,23 @@ def published(table: MemberTable) -> bytes:
     return zlib.compress(packed(replace(table, mtime_ns=0)))
 
 
-def unpublished(data: bytes, shard_bytes: int) -> MemberTable:
-    """The table in the published form.
-
-    Args:
-        data: All bytes of the file.
-        shard_bytes: Size of the shard as its server says it. A table has at most as many bytes,
-            since it holds of each member less than the tar does, and never more than
-            `MAX_UNPACKED_BYTES`.
+def unpublished(data: bytes) -> MemberTable:
+    """The table in the published form, which is unpacked up to `MAX_UNPACKED_BYTES`.
 
     Raises:
         ValueError: The bytes are damaged, or are no member table.
-        RecursionError: Their JSON is hostile.
     """
     if len(data) > MAX_PUBLISHED_BYTES:
         raise UnusableTableError(f"it has more than {MAX_PUBLISHED_BYTES:,} bytes")
-    most = min(max(shard_bytes, _LEAST_SHARD), MAX_UNPACKED_BYTES)
     unzip = zlib.decompressobj()
     try:
-        plain = unzip.decompress(data, most)
+        plain = unzip.decompress(data, MAX_UNPACKED_BYTES)
     except zlib.error as error:
         raise UnusableTableError(f"it is not compressed as a table is: {error}") from error
     if not unzip.eof or unzip.unused_data:
         raise UnusableTableError(
-            f"it is cut short, or longer than a table of its shard can be ({most:,} bytes unpacked)"
+            "it is cut short, or longer than a table can be "
+            f"({MAX_UNPACKED_BYTES:,} bytes unpacked)"
         )
     return unpacked(plain)
 
@@ -136,11 +126,10 @@ def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
 
 
 def unpacked(data: mmap.mmap | bytes) -> MemberTable:
-    """The table in these bytes, after a check of their checksum and of all positions in them.
+    """The table in these bytes, whose checksum is compared.
 
     Raises:
         ValueError: They are damaged, or are no member table.
-        RecursionError: Their JSON is hostile.
     """
     if len(data) < _PREFIX.size:
         raise UnusableTableError("it is cut short")
@@ -149,66 +138,15 @@ def unpacked(data: mmap.mmap | bytes) -> MemberTable:
         raise UnusableTableError("it is of another version, or no member table")
     if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
         raise UnusableTableError("it is damaged: its checksum does not match")
-    if header_bytes % _ALIGNMENT:
-        raise UnusableTableError("its arrays are not aligned")  # numpy could not read its items
     position = _PREFIX.size + header_bytes
-    facts = _facts(json.loads(data[_PREFIX.size : position]))
-    columns = _columns(facts)
-    if position + sum(length * int(kind[2]) for _, kind, length in columns) != len(data):
-        raise UnusableTableError("its arrays do not fill it")
-    arrays: dict[str, NDArray[Any] | None] = {"crc32": None}
-    for name, kind, length in columns:
+    facts = json.loads(data[_PREFIX.size : position])
+    arrays: dict[str, Any] = {"crc32": None, "suffixes": tuple(facts["suffixes"])}
+    for name, kind, length in _columns(facts):
         values = np.frombuffer(data, kind, length, position)
         position += values.nbytes
         arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
-    names = {"suffixes": tuple(facts["suffixes"])}
-    values = {name: facts[name] for name in ("file_size", "mtime_ns", "split_sample")}
-    table = MemberTable(**cast("dict[str, Any]", arrays), **names, **values)
-    if not _is_sound(table):
-        raise UnusableTableError("it points to where nothing is")
-    return table
-
-
-def _facts(content: object) -> dict[str, Any]:
-    """The JSON of a sidecar, with values of the right types."""
-    facts = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
-    counts = [facts.get(name) for name in ("num_samples", "num_members", "key_bytes", "file_size")]
-    suffixes = facts.get("suffixes")
-    are_right = (
-        all(type(count) is int and 0 <= count < 1 << 62 for count in counts)
-        and type(facts.get("mtime_ns")) is int
-        and type(facts.get("has_crc32")) is bool
-        and _is_number_or_none(facts.get("split_sample"), below=facts["num_samples"])
-        and isinstance(suffixes, list)
-        and all(isinstance(suffix, str) for suffix in cast("list[object]", suffixes))
-    )
-    if not are_right or len(set(cast("list[str]", suffixes))) < len(cast("list[str]", suffixes)):
-        raise UnusableTableError("its JSON is not that of a member table")
-    return facts
-
-
-def _is_number_or_none(value: object, below: int) -> bool:
-    return value is None or (type(value) is int and 0 <= value < below)
-
-
-def _is_sound(table: MemberTable) -> bool:
-    """Whether every number in the table lies within the array or file that it points into."""
-    offsets, sizes, size = table.offsets, table.sizes, table.file_size
-    if ((offsets < 0) | (sizes < 0) | (offsets > size) | (sizes > size)).any():
-        return False
-    ends = offsets + sizes
-    return bool(
-        _cuts(table.sample_starts, len(offsets))
-        and _cuts(table.key_starts, len(table.keys))
-        and (offsets[1:] >= ends[:-1]).all()
-        and (ends <= size).all()
-        and (table.suffix_ids < len(table.suffixes)).all()
-    )
-
-
-def _cuts(starts: NDArray[np.int64], length: int) -> bool:
-    """Whether these positions cut a list of this length into consecutive pieces."""
-    return bool(starts[0] == 0 and starts[-1] == length and (starts[:-1] <= starts[1:]).all())
+    others = {name: facts[name] for name in ("file_size", "mtime_ns", "split_sample")}
+    return MemberTable(**arrays, **others)
 
 
 class UnwrittenTables:
@@ -216,7 +154,6 @@ class UnwrittenTables:
 
     def __init__(self, tables: Iterable[tuple[Path, MemberTable]] = ()) -> None:
         self._tables, self._lock = OrderedDict(tables), Lock()
-        self._bytes = sum(table.nbytes for table in self._tables.values())
 
     def get(self, sidecar: Path) -> MemberTable | None:
         """The table that belongs into this file; None if it is not kept."""
@@ -228,13 +165,11 @@ class UnwrittenTables:
     def put(self, sidecar: Path, table: MemberTable | None) -> bool:
         """Keep a table, or None, which is no longer kept; whether one alone is kept."""
         with self._lock:
-            old = self._tables.pop(sidecar, None)
-            self._bytes -= 0 if old is None else old.nbytes
+            self._tables.pop(sidecar, None)
             if table is not None:
                 self._tables[sidecar] = table
-                self._bytes += table.nbytes
-            while self._bytes > _MOST_UNWRITTEN and len(self._tables) > 1:
-                self._bytes -= self._tables.popitem(last=False)[1].nbytes
+                while sum(each.nbytes for each in self._tables.values()) > _MOST_UNWRITTEN:
+                    self._tables.popitem(last=False)
             return len(self._tables) == 1
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -29,7 +28,6 @@ from lightning_shards.errors import (
     FileAccessError,
     IndexMismatchError,
     ShardError,
-    count_of,
 )
 from lightning_shards.shards.members import MemberTable, scan_members, split_error
 from lightning_shards.shards.private_files import CacheFolder
@@ -169,20 +167,12 @@ class TableStore:
             return True
         return False
 
-    def absence(self, url: str, patterns: str, num_shards: int) -> str:
-        """What is said of remote shards without tables: the first, all, and their number."""
-        return absence(url, patterns, self.size_of(url), num_shards)
-
-    def size_of(self, url: str) -> int:
-        """Bytes of a shard, asked anew; errors as of `Storage.stat`."""
-        return self._stat(url).size
-
-    def refresh(self, replaced: str, urls: Sequence[str]) -> None:
-        """Let the next run read a remote data set of which this shard was replaced.
+    def refresh(self, urls: Sequence[str]) -> None:
+        """Let the next run read a remote data set of which a shard was replaced.
 
         The kept tables of all its shards are removed, because the others were replaced, too, as a
-        rule. A table without crc32s stays, unless it is the replaced one and was made anew: nothing
-        else shows that bytes are others. What goes wrong is not worth an error beside that at hand.
+        rule. One without crc32s stays: nothing else than its version shows that bytes are others.
+        What goes wrong is not worth an error beside that at hand.
         """
         with suppress(ShardError, OSError):
             for url in dict.fromkeys(urls):
@@ -190,11 +180,6 @@ class TableStore:
                 if table is not None and table.crc32 is not None:
                     self._cache.sidecar_of(url).unlink(missing_ok=True)
                     self._unwritten.put(self._cache.sidecar_of(url), None)
-            old = self.kept_table(replaced)
-            if old is not None:
-                (new,) = fetched_tables([replaced], self._storages.of(replaced))
-                if not old.has_same_members(new):
-                    self._keep(replaced, new)
 
     def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
         """Whether the table is of the shard as it is now, and no byte is to be read for it."""
@@ -279,18 +264,10 @@ def build_tables(
         return
     folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
-    begun = perf_counter()
     with progress_line("listed", len(missing), where, show=show_progress) as step:
         for path in missing:
             store.table_of(path)
             step()
-    _log.info(
-        "the members of %s in %s were listed in %.1f s; the lists are kept, and `reader: stream` "
-        "needs none",
-        count_of(len(missing), "shard"),
-        where or ".",
-        perf_counter() - begun,
-    )
 
 
 def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
@@ -301,23 +278,19 @@ def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
         f"fetch it again, or, if it was written anew, {touching}run `lightning-shards index "
         "--checksums` on it"
     )
-    if not old.has_same_members(replace(new, crc32=None)):
-        if is_unchanged:
-            raise DamagedShardError(
-                f"{redact(url)} has other members than when it was indexed, and the same size and "
-                f"time of change; {remedy}"
-            )
-        return
-    if old.crc32 is None or new.crc32 is None:
-        return
-    changed = np.flatnonzero(old.crc32 != new.crc32)
-    member = int(changed[0])
-    sample = int(np.searchsorted(old.sample_starts, member, side="right")) - 1
-    name = f"{old.key(sample)}.{old.suffixes[old.suffix_ids[member]]}"
-    raise DamagedShardError(
-        f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
-        f"{len(old.offsets):,} members, first in {name!r}, at byte {old.offsets[member]}; {remedy}"
-    )
+    if old.has_same_members(replace(new, crc32=None)):
+        assert old.crc32 is not None  # the tables differ
+        assert new.crc32 is not None
+        changed = np.flatnonzero(old.crc32 != new.crc32)
+        raise DamagedShardError(
+            f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
+            f"{len(old.offsets):,} members, first at byte {old.offsets[changed[0]]}; {remedy}"
+        )
+    if is_unchanged:
+        raise DamagedShardError(
+            f"{redact(url)} has other members than when it was indexed, and the same size and time "
+            f"of change; {remedy}"
+        )
 
 
 def write_table(
@@ -344,7 +317,7 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
             table = unpacked(mapped)
             release_pages(table)  # all was read once, of which little is used
             return table
-    except (OSError, ValueError, RecursionError) as error:  # hostile JSON gives the last two
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise FileAccessError(
                 f"the member table {path} cannot be opened: {error.strerror}; raise the limit of "
@@ -380,9 +353,6 @@ def _mapping_of(table: MemberTable) -> mmap.mmap | None:
 _COMMAND: Final = "`lightning-shards index --format wids,members`"
 """What makes published tables."""
 
-_RATE: Final = 100e6
-"""Bytes per second at which messages say how long making tables takes."""
-
 _NOT_UPLOADED: Final = ("http", "https", "hf")
 """Schemes whose stores take no files, as a rule."""
 
@@ -403,15 +373,15 @@ def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTabl
     return map(_published_table, urls, contents, stats)
 
 
-def opened_table(url: str, data: bytes, shard_bytes: int) -> MemberTable:
-    """The table that lies beside this shard; `shard_bytes` limits it as of `unpublished`.
+def opened_table(url: str, data: bytes) -> MemberTable:
+    """The table that lies beside this shard.
 
     Raises:
         FileAccessError: It cannot be used.
     """
     try:
-        return unpublished(data, shard_bytes)
-    except (ValueError, RecursionError) as error:
+        return unpublished(data)
+    except ValueError as error:
         raise FileAccessError(
             f"{redact(published_url(url))} cannot be used: {error}; make it again by {_COMMAND}"
         ) from error
@@ -437,33 +407,18 @@ def index_command(patterns: str) -> str:
     return f"`{command} --format wids,members --upload`"
 
 
-def absence(url: str, patterns: str, size_bytes: int, num_shards: int) -> str:
-    """The message for a remote shard without a table.
-
-    Args:
-        url: The shard.
-        patterns: The shards, as the user names them.
-        size_bytes: Its size.
-        num_shards: Shards that lack tables, about as large as this one.
-    """
+def absence(url: str, patterns: str) -> str:
+    """The message for a remote shard without a table; users name it and others by `patterns`."""
     return (
         f"the indexed reader needs the member table {redact(published_url(url))}, which is not "
-        f"there or may not be read; make it once by {index_command(patterns)}; this takes "
-        f"{duration(size_bytes, num_shards)}"
+        f"there or may not be read; make it once by {index_command(patterns)}"
     )
-
-
-def duration(size_bytes: int, num_shards: int) -> str:
-    """How long reading so many shards takes, if all are as large as the one of this size."""
-    minutes, seconds = divmod(max(1, round(num_shards * size_bytes / _RATE)), 60)
-    text = f"{minutes:,} min {seconds} s" if minutes else f"{seconds} s"
-    return f"about {text} at 100 MB/s for {count_of(num_shards, 'shard')}"
 
 
 def _published_table(url: str, data: bytes | None, stat: ShardStat) -> MemberTable:
     if data is None:
-        raise ConfigError(absence(url, url, stat.size, 1))
-    table = opened_table(url, data, stat.size)
+        raise ConfigError(absence(url, url))
+    table = opened_table(url, data)
     if table.file_size != stat.size:
         raise IndexMismatchError(
             f"{redact(url)} has {stat.size:,} bytes (version {stat.version:x}), and its member "

@@ -1,26 +1,20 @@
 """Files of member tables: their forms, where they lie, and who may write them."""
 
 import itertools
-import json
 import logging
 import os
 import re
-import struct
 import sys
-import time
 import tracemalloc
 import zlib
 from hashlib import sha256
 from pathlib import Path
-from zlib import crc32
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import table_bytes, tables
-from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
+from lightning_shards.shards.members import ARRAY_FIELDS, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import packed, published, unpublished
 from lightning_shards.shards.tables import TableStore
@@ -109,96 +103,6 @@ def test_a_damaged_sidecar_is_made_anew(sidecar, store, path, caplog, kept, forb
     assert store.table_of(path).num_samples == 3
 
 
-def _forge(sidecar, *, header=None, facts=None, values=()):
-    """Put other contents into a sidecar, under a right checksum.
-
-    `values` are (position in the arrays, bytes), `facts` go into the JSON, `header` replaces it.
-    """
-    data = sidecar.read_bytes()
-    (length,) = struct.unpack_from("<Q", data, 16)
-    arrays = bytearray(data[24 + length :])
-    for position, value in values:
-        arrays[position : position + len(value)] = value
-    if header is None:
-        header = json.dumps(json.loads(data[24 : 24 + length]) | (facts or {})).encode()
-    header += b" " * (-len(header) % 8)
-    checked = struct.pack("<Q", len(header)) + header + arrays
-    sidecar.write_bytes(struct.pack("<8sII", b"LSmember", 2, crc32(checked)) + checked)
-
-
-FORGED_JSON = {
-    "deep": b"[" * 100_000,
-    "not UTF-8": b"\xff",
-}
-FORGED_FACTS = {
-    "split sample beyond": {"split_sample": 10**6},
-    "negative": {"num_samples": -1},
-    "huge": {"num_members": 1 << 61},
-    "bool": {"key_bytes": True},
-    "text": {"file_size": "1"},
-    "other flag": {"has_crc32": False},
-    "suffix": {"suffixes": ["cls", 1]},
-    "one suffix twice": {"suffixes": ["cls", "cls"]},
-    "fewer samples": {"num_samples": 2},
-    "smaller shard": {"file_size": 4000},
-}
-# int64 columns of 3 samples and 4 members: key_starts 0, sample_starts 32, offsets 64, sizes 96
-FORGED_NUMBERS = {
-    "keys do not begin at 0": (0, 1),
-    "keys go back": (8, 100),
-    "samples go back": (40, -1),
-    "negative offset": (64, -512),
-    "offset past the end": (88, 1 << 62),
-    "offsets go back": (72, 0),
-    "size past the end": (120, 1 << 20),
-    "size that overflows": (120, (1 << 63) - 1),
-    "overlap": (96, 2000),
-}
-
-
-def _assert_refused(sidecar, caplog, **forgery):
-    _forge(sidecar)
-    assert open_table(sidecar) is not None
-    _forge(sidecar, **forgery)
-    start = time.process_time()
-    assert open_table(sidecar) is None
-    assert time.process_time() - start < 1
-    assert "is made again" in caplog.text
-
-
-@pytest.mark.parametrize("header", FORGED_JSON.values(), ids=FORGED_JSON)
-def test_a_sidecar_with_other_json_is_no_table(sidecar, caplog, header):
-    _assert_refused(sidecar, caplog, header=header)
-
-
-@pytest.mark.parametrize("facts", FORGED_FACTS.values(), ids=FORGED_FACTS)
-def test_a_sidecar_with_wrong_facts_is_no_table(sidecar, caplog, facts):
-    _assert_refused(sidecar, caplog, facts=facts)
-
-
-@pytest.mark.parametrize(("position", "value"), FORGED_NUMBERS.values(), ids=FORGED_NUMBERS)
-def test_a_sidecar_that_points_elsewhere_is_no_table(sidecar, caplog, position, value):
-    _assert_refused(sidecar, caplog, values=[(position, struct.pack("<q", value))])
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 163), st.binary(min_size=1, max_size=1)), max_size=3))
-def test_a_randomly_forged_sidecar_never_points_outside(tmp_path_factory, write_tar, values):
-    folder = tmp_path_factory.getbasetemp()
-    path = write_tar(folder / "forged.tar", ARCHIVE)
-    sidecar = folder / "forged.members"
-    write_table(sidecar, scan_members(path))
-    _forge(sidecar, values=values)
-    table = open_table(sidecar)
-    if table is None:
-        return
-    with ShardReader(path, table) as shard:
-        for sample in range(table.num_samples):
-            assert isinstance(table.key(sample), str)
-            for suffix in set(table.suffixes_of(sample)):
-                assert len(shard.read(sample, suffix)) == table.find(sample, suffix)[1]
-
-
 # --- the writers
 
 
@@ -209,12 +113,12 @@ def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_ha
     table = scan_members(path)
     most = len(packed(table))
     monkeypatch.setattr(table_bytes, "MAX_UNPACKED_BYTES", most)
-    assert unpublished(published(table), 1 << 60).has_same_members(table)
+    assert unpublished(published(table)).has_same_members(table)
     bomb = zlib.compress(packed(table) + bytes(100 << 20))
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=rf"longer than .*\({most:,} bytes unpacked"):
-            unpublished(bomb, 1 << 60)
+        with pytest.raises(ValueError, match=rf"longer than .* \({most:,} bytes unpacked"):
+            unpublished(bomb)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

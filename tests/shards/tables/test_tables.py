@@ -126,8 +126,7 @@ def test_a_user_without_a_home_is_asked_for_a_cache(path, monkeypatch):
 # --- many shards
 
 
-def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, capsys, caplog):
-    caplog.set_level("INFO")
+def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, capsys):
     urls = write_shards([3, 4, 5])
     scanned = []
 
@@ -144,11 +143,8 @@ def test_tables_are_built_once_for_each_shard(write_shards, store, monkeypatch, 
     *_, last = error.split("\r")
     assert last.startswith("listed shards in /")
     assert last.endswith("\n")
-    assert "the members of 2 shards in /" in caplog.messages[-1]
-    assert "`reader: stream` needs none" in caplog.messages[-1]
     build_tables(urls, store, show_progress=True)
     assert capsys.readouterr().err == ""
-    assert len(caplog.messages) == 2
 
 
 # --- checksums
@@ -172,7 +168,7 @@ def test_a_rotten_byte_with_a_new_time_is_an_error_until_it_is_indexed_anew(
     path, store, checked, cache
 ):
     _rot(path, checked + 9)
-    message = rf"in 1 of 4 members, first in '0\.jpg', at byte {checked}; fetch it again, or.*index"
+    message = rf"in 1 of 4 members, first at byte {checked}; fetch it again, or.*index"
     for _ in range(2):  # the checksums stay what they were
         with pytest.raises(DamagedShardError, match=message):
             store.table_of(path)

@@ -66,7 +66,7 @@ def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
     assert document["written"] == [f"{server.url}/data/{name}" for name in names]
     local = TableStore(CacheFolder(tmp_path / "local"), with_crc32=True)
     for path in sorted(folder.glob("*.tar")):
-        table = unpublished(server.objects[f"data/{path.name}.members"], path.stat().st_size)
+        table = unpublished(server.objects[f"data/{path.name}.members"])
         assert table.has_same_members(local.table_of(path))
         assert table.crc32 is not None
     settings = {"reader": "indexed", "sampling": "shuffled", "shuffle_run": 2}
@@ -126,13 +126,13 @@ def test_what_lacks_checksums_is_read_again_where_they_are_wanted(run, urls, ser
     options = [*TABLES, "--output", tmp_path / "out"]
     assert run(urls, *options, "--no-checksums")[0] == 0
     table = tmp_path / "out" / "train-000000.tar.members"
-    assert unpublished(table.read_bytes(), 1 << 20).crc32 is None
+    assert unpublished(table.read_bytes()).crc32 is None
     asked_for_bytes(server)
     assert run(urls, *options)[0] == 0
     assert len(of_shards(asked_for_bytes(server))) == 3
     assert run(urls, *options, "--no-checksums")[0] == 0  # what is known stays
     assert of_shards(asked_for_bytes(server)) == []
-    assert unpublished(table.read_bytes(), 1 << 20).crc32 is not None
+    assert unpublished(table.read_bytes()).crc32 is not None
 
 
 @pytest.mark.timeout(120)
