@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,6 @@ from lightning_shards.shards.urls import (
     split_url,
     url_beside,
     without_credentials,
-    without_user,
 )
 
 _log = logging.getLogger(__name__)
@@ -239,52 +238,22 @@ def load_index(
         IndexMismatchError: Sources of counts disagree, or a shard changed since it was indexed.
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
-    with nullcontext(storages) if storages else closing(Storages()) as reading:
-        return _counted(urls, cache, show_progress, wants_total, reading)
-
-
-def _counted(
-    urls: Sequence[str],
-    cache: CacheFolder,
-    show_progress: bool | None,
-    wants_total: bool,
-    storages: Storages,
-) -> ShardIndex:
-    """See `load_index`."""
     require_local_shards(urls)
     url_of = {split_url(url): url for url in urls}
-    if _names_are_shared(urls, url_of):
-        return ShardIndex(tuple(urls), None)
     known, sizes, unknown = dict[tuple[str, str], int](), list[int | None](), dict[str, list[str]]()
-    for folder, names in names_by_folder(url_of).items():
-        claims = believed_claims(folder, names, url_of, storages)
-        sizes += [claim.size_bytes for claim in claims.values()]
-        known |= {(folder, name): claim.samples for name, claim in claims.items()}
-        unknown[folder] = [name for name in names if name not in claims]
-    if any(names and not is_local(folder) for folder, names in unknown.items()):
-        return ShardIndex(
-            tuple(urls), None, folder_total(urls, unknown, storages) if wants_total else None
-        )
+    with nullcontext(storages) if storages else closing(Storages()) as reading:
+        for folder, names in names_by_folder(url_of).items():
+            claims = believed_claims(folder, names, url_of, reading)
+            sizes += [claim.size_bytes for claim in claims.values()]
+            known |= {(folder, name): claim.samples for name, claim in claims.items()}
+            unknown[folder] = [name for name in names if name not in claims]
+        if any(names and not is_local(folder) for folder, names in unknown.items()):
+            total = folder_total(urls, unknown, reading) if wants_total else None
+            return ShardIndex(tuple(urls), None, total)
     known |= scan_all(unknown, cache, show_progress)
     _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
     in_order = np.fromiter((known[split_url(url)] for url in urls), np.int64, count=len(urls))
     return ShardIndex(tuple(urls), in_order, size_bytes=_sum_if_known(sizes, len(urls)))
-
-
-def _names_are_shared(urls: Sequence[str], url_of: Mapping[tuple[str, str], str]) -> bool:
-    """Whether several remote shards have one folder and name, as `get?f=0.tar` and `get?f=1.tar`.
-
-    Files beside shards count them by name, so such shards have no counts.
-    """
-    queried = [url for url in urls if ("?" in url or "#" in url) and not is_local(url)]
-    if all(without_user(url) == without_user(url_of[split_url(url)]) for url in queried):
-        return False
-    _log.warning(
-        "the samples of %s are unknown: its URL and that of another shard differ in their query "
-        "alone, and files beside shards count them by name",
-        redact(queried[0]),
-    )
-    return True
 
 
 def _sum_if_known(sizes: Iterable[int | None], number: int) -> int | None:

@@ -14,8 +14,7 @@ key that begins with `#` or a backslash has a backslash before it. Empty lines a
 import hashlib
 import logging
 import os
-import time
-from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,7 +40,7 @@ from lightning_shards.shards.filters.predicates import (
     keys_of_table,
     mask_of,
 )
-from lightning_shards.shards.filters.settings import HashParts, SampleFilter, open_list, prefix_of
+from lightning_shards.shards.filters.settings import HashParts, SampleFilter, open_list
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, sidecar_name
@@ -59,7 +58,6 @@ _VERSION: Final = 4
 
 _ID_MARK: Final = b"#"
 _ESCAPED: Final = (b"\\#", b"\\\\")
-_HEAD_BYTES: Final = 64
 _DIGEST_BYTES: Final = 16
 _SHOWN: Final = 80
 """Letters of a key that a message shows."""
@@ -115,9 +113,7 @@ def _digest(chosen: SampleFilter) -> str:
 def _applied(
     index: ShardIndex, totals: NDArray[np.int64], chosen: SampleFilter, tables: TableStore
 ) -> NDArray[np.int64]:
-    start, tests, predicate = time.monotonic(), read_key_tests(chosen, index), chosen.predicate
-    shards, samples = count_of(index.num_shards, "shard"), count_of(int(totals.sum()), "sample")
-    _log.info("%s: the member tables of %s are read once", chosen.names, shards)
+    tests, predicate = read_key_tests(chosen, index), chosen.predicate
     folders = {redact(split_url(url)[0]) for url in index.urls}
     where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
 
@@ -133,13 +129,13 @@ def _applied(
     with progress_line("filtered", index.num_shards, where) as step:
         words = pack_masks(masks(step))
     tests.require_matches()
-    tests.warn_of_one_prefix(int(totals.sum()))
+    samples = count_of(int(totals.sum()), "sample")
     if not words[0, -1]:
+        shards = count_of(index.num_shards, "shard")
         raise ConfigError(
             f"{chosen.names} leaves none of {samples} of {shards}; correct it, or leave it out"
         )
-    what = "%s: %s of %s are left, found out in %.1f s"
-    _log.info(what, chosen.names, f"{words[0, -1]:,}", samples, time.monotonic() - start)
+    _log.info("%s: %s of %s are left", chosen.names, f"{words[0, -1]:,}", samples)
     return words
 
 
@@ -197,10 +193,7 @@ def read_key_list(path: str, shard_name: str = "") -> KeyList:
     """
     keys, numbers = dict[bytes, None](), defaultdict[str, list[int]](list)
     with os.fdopen(open_list(path), "rb") as file:
-        head = file.peek(_HEAD_BYTES)[:_HEAD_BYTES]
-        if head.startswith((BOM_UTF16_BE, BOM_UTF16_LE)) and b"\0" in head:  # as no key has
-            raise ConfigError(f"exclude: {path} is written in UTF-16; write it in UTF-8")
-        file.seek(len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0)
+        file.seek(len(BOM_UTF8) if file.peek().startswith(BOM_UTF8) else 0)
         for entry in filter(None, (line.rstrip(b"\r\n") for line in file)):
             if entry[:1] == _ID_MARK:
                 name, number = _parse_id(entry, path, shard_name)
@@ -231,7 +224,6 @@ class KeyTests:
         parts: Parts by hash, by `keep` and `exclude`.
         lists: Lists of what is left out.
         identity: Hash of what is asked, in whatever order lists have their keys.
-        prefixes: Prefixes of keys in the tables, if parts are made of them: until there are two.
         seen: The first key in the tables, for messages; empty if there is none.
     """
 
@@ -239,7 +231,6 @@ class KeyTests:
     parts: Mapping[str, HashParts] = field(compare=False)
     lists: Sequence[KeyList] = field(compare=False)
     identity: str
-    prefixes: set[bytes] = field(default_factory=set[bytes], compare=False)
     seen: list[bytes] = field(default_factory=list[bytes], compare=False)
 
     def kept_of_table(self, shard: int, table: MemberTable) -> NDArray[np.bool_]:
@@ -249,8 +240,6 @@ class KeyTests:
             keys = keys_of_table(table)
             mask = self._kept_keys(keys)
             self.seen.extend(() if self.seen else keys[:1])
-            if self._of_prefixes and len(self.prefixes) <= 1:
-                self.prefixes.update(map(prefix_of, keys))
         for listed in self.lists:
             mask[listed.numbers.get(self.names[shard], np.empty(0, np.int64))] = False
         return mask
@@ -292,22 +281,6 @@ class KeyTests:
                 "left out for them: the first of them is %s; keys have folders and no suffixes"
             )
             _log.warning(what, f"{missing:,}", f"{num_keys:,}", listed.path, unlike)
-
-    def warn_of_one_prefix(self, samples: int) -> None:
-        """Say so where parts are made of prefixes, and the samples of all tables have the same."""
-        if samples > 1 and len(self.prefixes) == 1:
-            what = (
-                "%s: hash_of 'prefix' takes all samples of this split or none, as all %s have the "
-                "prefix %r, which is what is before the first dot of a key; take hash_of 'key', or "
-                "give the folders in the shards other names"
-            )
-            prefix = os.fsdecode(next(iter(self.prefixes)))
-            _log.warning(what, " and ".join(self._of_prefixes), f"{samples:,}", prefix)
-
-    @property
-    def _of_prefixes(self) -> list[str]:
-        """The settings that make parts of prefixes."""
-        return [name for name, parts in self.parts.items() if parts.hash_of == "prefix"]
 
     def _kept_keys(self, keys: list[bytes]) -> NDArray[np.bool_]:
         mask = np.ones(len(keys), np.bool_)

@@ -28,7 +28,7 @@ MAX_PARTS: Final = 2**32
 """More parts would not be equally large by a hash of 64 bits."""
 
 
-def prefix_of(key: bytes) -> bytes:
+def _prefix_of(key: bytes) -> bytes:
     """The part of a key before its first dot, without a leading ``./``."""
     return key.removeprefix(b"./").partition(b".")[0]
 
@@ -50,7 +50,7 @@ class HashParts:
 
     def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
         """Whether each of these keys is in one of the parts."""
-        hashed = map(prefix_of, keys) if self.hash_of == "prefix" else keys
+        hashed = map(_prefix_of, keys) if self.hash_of == "prefix" else keys
         words = b"".join(hashlib.sha256(key).digest()[:8] for key in hashed)
         numbers = np.frombuffer(words, ">u8").astype(np.uint64) % np.uint64(self.of)
         return np.isin(numbers, np.array(self.parts, np.uint64))

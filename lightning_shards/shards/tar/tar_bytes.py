@@ -291,19 +291,10 @@ def stream_samples(stream: BinaryIO, url: str, skip: int = 0) -> Generator[dict[
 
 
 def _reading(tar: TarStream, url: str, data: dict[int, bytes]) -> Iterator[Member]:
-    """The members that are in samples, whose bytes are read when they come by.
-
-    Those of the last two samples are kept, as the one before is given when the next one begins.
-    """
-    key, begin = None, 0
+    """The members that are in samples, whose bytes are read when they come by."""
     for member in walk_members(tar, url):
-        name = split_name(member.name)
-        if name is None:
+        if split_name(member.name) is None:
             tar.pass_over(member.offset, member.size)
-            continue
-        if name[0] != key:
-            for offset in [offset for offset in data if offset < begin]:
-                del data[offset]
-            key, begin = name[0], member.offset
-        data[member.offset] = tar.data(member.offset, member.size)
-        yield member
+        else:
+            data[member.offset] = tar.data(member.offset, member.size)
+            yield member

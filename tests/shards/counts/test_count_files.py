@@ -219,16 +219,6 @@ class Beside:
         return [self._sizes if "sizes.json" in urls[0] else None], []
 
 
-def test_shards_that_differ_in_their_query_alone_are_counted_by_no_name(load, caplog):
-    load = partial(load, storages=Beside(b'{"get": 5}'))
-    urls = [f"https://h/get?f={number}.tar" for number in range(2)]
-    assert load(urls).counts is None
-    assert "https://h/get are unknown" in caplog.text
-    assert load([urls[0], urls[0]]).counts.tolist() == [5, 5]
-    same = [f"https://{user}@h/get?f=0.tar" for user in ("me:a", "me:b")]
-    assert load(same).counts.tolist() == [5, 5]
-
-
 def test_what_is_kept_of_a_shard_is_not_taken_for_one_of_another_query(tmp_path):
     cache = CacheFolder(tmp_path)
     first, second = (f"https://me:{user}@h/get?f={user}.tar" for user in "ab")

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.applying import read_key_list
 from lightning_shards.shards.filters.settings import parse_parts
-from tests.shards.filters.filtered_shards import applied, pack_texts
 
 
 @pytest.fixture
@@ -36,14 +35,6 @@ def test_a_mark_of_the_byte_order_is_no_part_of_the_first_line(read):
     assert has(read(b"\xef\xbb\xbfa\nb\n"), b"a", b"b", b"\xef\xbb\xbfa") == [True, True, False]
     assert read(b"\xef\xbb\xbf#s.tar:1\n").numbers["s.tar"].tolist() == [1]
     assert has(read(b"a\n\xef\xbb\xbfb\n"), b"\xef\xbb\xbfb") == [True]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-16-le"])
-def test_a_list_in_utf_16_is_refused(read, encoding):
-    """As PowerShell writes what a command prints."""
-    mark = "" if encoding == "utf-16" else "\ufeff"
-    with pytest.raises(ConfigError, match=r"list\.txt is written in UTF-16; write it in UTF-8"):
-        read(f"{mark}a\nb\n".encode(encoding))
 
 
 def test_a_line_with_a_mark_is_an_id(read):
@@ -139,44 +130,3 @@ def test_a_prefix_keeps_samples_together():
 def test_a_mapping_that_names_no_parts_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         parse_parts("keep", given)
-
-
-ALL_PARTS = {"hash_of": "prefix", "of": 2, "parts": [0, 1]}
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def told(caplog):
-    """What was said of prefixes."""
-    return lambda: [r.message for r in caplog.records if "'prefix'" in r.message]
-
-
-@pytest.mark.parametrize("name", ["keep", "exclude"])
-def test_one_prefix_of_all_samples_is_said_once(tmp_path, cache, told, name):
-    urls = pack_texts(tmp_path / "data", key="set.v1/{:04d}")
-    num_left = []
-    for part in (0, 1):
-        given = {"hash_of": "prefix", "of": 2, "parts": [part]}
-        try:
-            num_left.append(applied(urls, cache, **{name: given}).kept_samples)
-        except ConfigError:
-            num_left.append(0)
-    assert sorted(num_left) == [0, 30]
-    lines = told()
-    assert len(lines) == 2  # one of each filter
-    for line in lines:
-        assert f"{name}: hash_of 'prefix' takes all samples of this split or none" in line
-        assert "all 30 have the prefix 'set'" in line
-
-
-def test_one_prefix_matters_only_where_parts_of_several_samples_are_made_of_it(
-    tmp_path, cache, told
-):
-    urls = pack_texts(tmp_path / "data", key="set.v1/{:04d}")
-    applied(urls, cache, keep={"hash_of": "key", "of": 1, "parts": [0]})
-    applied(pack_texts(tmp_path / "one", [1], key="set.v1/{:04d}"), cache, keep=ALL_PARTS)
-    assert told() == []
