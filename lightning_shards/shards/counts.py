@@ -81,13 +81,12 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     """The counts that the files in a local folder give for these of its shards.
 
     Raises:
-        IndexMismatchError: Two files disagree, or a shard's size is not the one that was indexed.
+        IndexMismatchError: Two files disagree.
     """
     wanted, claims, root = frozenset(names), dict[str, CountClaim](), Path(folder)
     for path in json_files(root):
         content = read_json(path, containing=b"" if path.name == SIZES else MARKER)
         for name, claim in _claims_in(content, str(path), wanted):
-            _check_size(root / name, claim)
             _merge(claims, name, claim)
     info = _counts_of_info(read_json(root / _INFO))
     for name in sorted(wanted - claims.keys()):
@@ -115,16 +114,6 @@ def _claims_in(
             yield name, CountClaim(samples, source, size if is_number(size) else None)
         elif samples is not None:
             _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
-
-
-def _check_size(shard: Path, claim: CountClaim) -> None:
-    """Refuse a shard that was written again since it was indexed."""
-    size = shard.stat().st_size
-    if claim.size_bytes not in (None, size):
-        raise IndexMismatchError(
-            f"{shard} changed since it was indexed: it has {size} bytes, {claim.size_bytes} by "
-            f"{claim.source}; remake that index, or fetch the shard again"
-        )
 
 
 def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:

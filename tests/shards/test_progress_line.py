@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-from contextlib import suppress
 
-from lightning_shards.shards.progress_line import progress_bar, progress_line
+from lightning_shards.shards.progress_line import progress_line
 
 
 def test_a_line_counts_shards_and_stays(capsys):
@@ -15,24 +14,6 @@ def test_a_line_counts_shards_and_stays(capsys):
     assert shown.startswith("\rcounted shards in /data/{a}:   0%|")
     assert "100%|##########| 2/2" in shown
     assert shown.endswith("\n")
-
-
-def test_a_line_ends_by_an_error_too(capsys):
-    with suppress(OSError), progress_line("counted", 2, "", show=True) as step:
-        step()
-        raise OSError
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert last.startswith("counted shards in .:  50%|")
-    assert last.endswith("\n")
-
-
-def test_a_bar_counts_rows(capsys):
-    with progress_bar("join 'text'", 3_000_000, " rows", show=True) as step:
-        step(1_000_000)
-        step(2_000_000)
-    last = capsys.readouterr().err.split("\r")[-1]
-    assert last.startswith("join 'text': 100%")
-    assert " 3.00M/3.00M " in last
 
 
 def test_nothing_is_drawn_where_there_is_no_terminal(capsys):

@@ -7,7 +7,7 @@ and the join is made of the copy, which lies in the cache until then.
 Values are kept as bytes. A kind is the name of the decoder of `samples.decoders` that turns them
 into values again: texts and bytes stay what they are, single numbers become 8 bytes (a bool 1),
 lists of numbers their own bytes or a .npy file, and nested values JSON. The kind of .npy files has
-the dimensions and the type of the arrays after the name.
+the type of the arrays after the name.
 """
 
 import json
@@ -314,13 +314,9 @@ def _kind_of(kind: Arrow) -> str | None:
     types = load_arrow().types
     if types.is_dictionary(kind):
         return _kind_of(kind.value_type)
-    if isinstance(kind, load_arrow().FixedShapeTensorType):
-        is_in_order = kind.permutation in (None, list(range(len(kind.shape))))
-        dtype = _dtype(kind.value_type)
-        return f"npy {len(kind.shape)} {dtype}" if is_in_order and dtype else None
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if is_list and (dtype := _dtype(kind.value_type)):
-        return dtype if dtype in _RAW_LISTS else f"npy 1 {dtype}"
+        return dtype if dtype in _RAW_LISTS else f"npy {dtype}"
     tests = {
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
@@ -354,13 +350,9 @@ def _value_bytes(column: Arrow, kind: str) -> Arrow:
     if kind == "json" or kind in _SCALARS:
         rows = column.to_pylist()
     else:
-        shape: Sequence[int] = (-1,)
-        if isinstance(column.type, arrow.FixedShapeTensorType):
-            shape, column = column.type.shape, column.storage
         if column.flatten().null_count:
             raise ValueError("has lists in which numbers are null; fill these in")
-        lists = column.to_numpy(zero_copy_only=False)
-        rows = [None if row is None else row.reshape(shape) for row in lists]
+        rows = column.to_numpy(zero_copy_only=False)
     made = [None if row is None else _bytes_of_row(row, kind) for row in rows]
     return arrow.array(made, arrow.large_binary())
 

@@ -105,16 +105,6 @@ def test_samples_made_one_by_one_have_the_same_values(kind, make_module, pack_sh
     assert list(map(type, by_columns[kind])) == list(map(type, by_samples[kind]))
 
 
-def test_a_default_stands_among_tensors_of_a_fixed_shape(make_module, pack_shards, write_table):
-    values = np.arange(5 * 6, dtype=np.float16).reshape(5, 2, 3)
-    tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    join, urls = {"grid": write_table(KEYS[4:], {"grid": tensors})}, pack_shards(COUNTS)
-    (batch,) = batches(make_module, urls, join, defaults={"grid": np.ones((2, 3), np.float16)})
-    assert batch["grid"].dtype == torch.float16
-    assert batch["grid"][3].tolist() == [[1, 1, 1]] * 2
-    assert torch.equal(batch["grid"][4:], torch.from_numpy(values))
-
-
 def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
     path = write_tar(tmp_path / "0.tar", [(f"{n}.cls", b"1") for n in range(4)])
     texts = pa.array(["b", "a", "b", None]).dictionary_encode()

@@ -114,14 +114,6 @@ def test_two_files_that_disagree_are_an_error(write_shards, load, tmp_path):
     assert load(urls[:1]).samples == 3
 
 
-def test_a_shard_that_changed_since_it_was_indexed_is_an_error(write_shards, load, tmp_path):
-    urls = write_shards([3])
-    _write_wids(tmp_path / "wids.json", [("000.tar", 3, {"filesize": 20480})])
-    message = r"000.tar changed since it was indexed: it has 10240 bytes, 20480 by .*/wids.json"
-    with pytest.raises(IndexMismatchError, match=message):
-        load(urls)
-
-
 # --- remote shards
 
 
@@ -285,17 +277,6 @@ def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(s
 
 
 @pytest.mark.network
-def test_a_remote_total_is_not_asked_for_in_vain(serve, load, caplog):
-    caplog.set_level(logging.INFO)
-    host, asked = serve({"/d/sizes.json": b'{"0.tar": 3}', "/d/__len__": b"4", "/e/__len__": b"5"})
-    counted, other, pipe = f"http://{host}/d/0.tar", f"http://{host}/e/0.tar", "pipe:cat 0.tar"
-    for urls in ([counted], [counted, other], [other, pipe], [pipe]):
-        assert load(urls, wants_total=True).total is None
-    assert not [path for path in asked if path.endswith("__len__")]
-    assert not caplog.records
-
-
-@pytest.mark.network
 @pytest.mark.parametrize("content", [b"", b"0", b"12.5", b"login", b"9" * 15])
 def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, content):
     host, _ = serve({"/__len__": content})
@@ -336,14 +317,6 @@ def test_a_file_that_is_older_than_its_shard_is_passed_over(write_shards, load, 
     urls = write_shards([15])
     os.utime(write(tmp_path), (1, 1))
     assert load(urls).counts.tolist() == [15]
-
-
-def test_sizes_json_goes_before_what_other_tools_say(write_shards, load, tmp_path, forbid_scans):
-    urls = write_shards([3])
-    _json(tmp_path / "sizes.json", {"000.tar": 20})
-    _timm(tmp_path)
-    forbid_scans()
-    assert load(urls).samples == 20
 
 
 @pytest.mark.parametrize(

@@ -185,37 +185,6 @@ def prepare():
 """
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 
-STOPPED = """
-from lightning_shards.shards.joins import kept
-whole = kept._gathered
-def stop(*given):
-    found = whole(*given)
-    print("values are written", flush=True)
-    input()
-    return found
-kept._gathered = stop
-prepare()
-"""
-
-
-@pytest.mark.ddp
-def test_a_build_that_is_killed_leaves_nothing_wrong(make, tmp_path, table):
-    command = [sys.executable, "-c", PROGRAM + STOPPED]
-    command += [f"{tmp_path}/shards/*.tar", str(table), str(tmp_path / "cache")]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert process.stdout.readline() == "values are written\n"
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
-    assert not kept_files(tmp_path)
-    assert values(make()) == EXPECTED
-    left = sorted(path.suffix for path in (tmp_path / "cache" / "joins").iterdir())
-    assert left == [".arrow", ".lock", ".lock", ".table"]
-
-
 LIMITED = """
 import resource
 import pyarrow.compute, pyarrow.parquet
