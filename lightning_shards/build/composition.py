@@ -1,94 +1,15 @@
-"""What batches, epochs and a run hold of each component of a mixture, for the log and the tools."""
+"""What epochs and a run hold of each component of a mixture, for the log and the tools."""
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
 from math import lcm
-from typing import Any, Final, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Final
 
 from lightning_shards.errors import count_of
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.mixture_schedule import MAX_DEFAULT_ROUND
 from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.readers.source import SourceDescription
-from lightning_shards.shards.index import ShardIndex
 
 _MOST_COMPONENTS: Final = 16
-_SAMPLES_COUNTED: Final = 2**18
-"""Lines about 3 components take 30 ms of a core, lines about 100 take 100 ms."""
-
-
-class BatchCounts(NamedTuple):
-    """The least and the most samples of each component in the batches of some steps.
-
-    Attributes:
-        least: By component.
-        most: By component.
-        steps: How many steps were counted, from the first one of the epoch on.
-        is_complete: Whether the numbers hold for all steps that were asked for.
-    """
-
-    least: list[int]
-    most: list[int]
-    steps: int
-    is_complete: bool
-
-
-def count_batches(
-    slots: MixtureSlots, plan: EpochPlan, epoch: int, steps: int, *, by_rank: bool
-) -> BatchCounts:
-    """The least and the most samples of each component in a step, or in a rank's batch.
-
-    Where batches are of rounds that hold the weights exactly, the first and the last step tell of
-    all. Else batches are counted one by one, repeats included, and only the first ones of many.
-
-    Args:
-        slots: The mixture.
-        plan: A whole epoch of it.
-        epoch: The number of the epoch.
-        steps: How many steps from its first one on; no weights change before the last of them.
-        by_rank: Whether a batch is what one rank takes of a step.
-    """
-    counted = range(min(steps, max(1, _SAMPLES_COUNTED // plan.global_batch)))
-    if len(counted) == steps or not _is_exact(slots, plan, epoch, by_rank):
-        held = _held(slots, plan, epoch, counted, by_rank)
-        is_complete = len(counted) == steps
-    else:
-        ends = (range(1), range(steps - 1, steps))
-        held = np.hstack([_held(slots, plan, epoch, each, by_rank) for each in ends])
-        is_complete = True
-    return BatchCounts(
-        held.min(axis=1).tolist(), held.max(axis=1).tolist(), len(counted), is_complete
-    )
-
-
-def _is_exact(slots: MixtureSlots, plan: EpochPlan, epoch: int, by_rank: bool) -> bool:
-    """Whether all batches are whole rounds, and each round holds the weights exactly."""
-    sizes, schedule = plan.sizes(0), slots.schedule
-    if sizes != plan.sizes(plan.steps - 1) or plan.padded:
-        return False
-    cut = sizes if by_rank else (sum(sizes),)
-    is_whole = all(size % schedule.round_samples == 0 for size in cut)
-    total = sum(slots.weights_at(epoch * slots.epoch_samples))
-    return is_whole and schedule.round_units % total == 0
-
-
-def _held(
-    slots: MixtureSlots, plan: EpochPlan, epoch: int, steps: range, by_rank: bool
-) -> NDArray[np.int64]:
-    """Samples of each component in the batches of these steps, shape (components, batches)."""
-    # table: samples by step and rank. sizes: those of each batch, one after the other.
-    first, last = plan.sizes(0), plan.sizes(plan.steps - 1)
-    are_equal = first == last
-    table = np.array([first] * len(steps) if are_equal else [plan.sizes(step) for step in steps])
-    sizes = table.ravel() if by_rank else table.sum(axis=1)
-    components = slots.components(epoch, plan.span(steps[0])[0], plan.span(steps[-1])[1])
-    starts = np.cumsum(sizes) - sizes
-    numbers = range(len(slots.names))
-    held = [np.add.reduceat(components == each, starts, dtype=np.int64) for each in numbers]
-    return np.stack(held)
 
 
 def mixture_lines(
@@ -105,55 +26,29 @@ def mixture_lines(
     if description.mixture is None or description.index is None or not steps:
         return []
     slots, begin = description.mixture.slots, epoch * plan.samples
-    schedule, end = slots.schedule, begin + plan.samples
-    changes = [stage.first_round * schedule.round_samples for stage in schedule.stages]
-    change = next((sample for sample in changes if sample > begin), end)
-    alike = bisect_left(range(steps), change - begin, key=plan.trained)
-    counts = {"step": count_batches(slots, plan, epoch, alike, by_rank=False)}
-    if plan.world_size > 1:
-        counts["rank's batch"] = count_batches(slots, plan, epoch, alike, by_rank=True)
-    counted = [each.steps for each in counts.values() if not each.is_complete]
-    first = f"the first {count_of(min(counted), 'step')} of " if counted else ""
-    head = (
-        f"  {count_of(len(slots.names), 'component')} in rounds of "
-        f"{count_of(schedule.round_samples, 'sample')}; least and most in {first}epoch {epoch}"
-        f"{' until weights change' if change < end else ''}:"
-    )
-    lines = [head, *_lines_of_components(slots, epoch, description.index.components, counts)]
-    lines += _remarks(slots, plan, epoch, steps)
-    if change in changes:
-        when = f"epoch {change // plan.samples}, after {change:,} samples of the run"
-        lines.append(f"  weights change next in {when}")
-    return lines
-
-
-def _lines_of_components(
-    slots: MixtureSlots,
-    epoch: int,
-    components: Sequence[ShardIndex],
-    counts: Mapping[str, BatchCounts],
-) -> list[str]:
-    """What batches, an epoch and a filter hold of each; `counts` by the name of such a batch."""
-    lines: list[str] = []
-    begin, end = epoch * slots.epoch_samples, (epoch + 1) * slots.epoch_samples
-    weights, in_epoch = slots.weights_at(begin), _samples_between(slots, begin, end)
-    for number, part in enumerate(components[:_MOST_COMPONENTS]):
+    schedule, weights = slots.schedule, slots.weights_at(begin)
+    of_round = count_of(schedule.round_samples, "sample")
+    lines = [
+        f"  {count_of(len(slots.names), 'component')} in rounds of {of_round}, in epoch {epoch}:"
+    ]
+    held = _samples_between(slots, begin, begin + plan.samples)
+    for number, part in enumerate(description.index.components[:_MOST_COMPONENTS]):
+        samples, known = held[number], part.known_samples
         line = f"  {slots.names[number]}: weight {weights[number]:,} of {sum(weights):,}, "
-        for what, (least, most, _, is_complete) in counts.items():
-            if least[number] < most[number]:
-                line += f"{least[number]:,} to {most[number]:,} in a {what}, "
-            else:
-                line += f"{least[number]:,} in {'each' if is_complete else 'a'} {what}, "
-        samples, known = in_epoch[number], part.known_samples
         line += f"{count_of(samples, 'sample')} an epoch"
         if known:
             line += f" ({passes_text(samples, known)} pass{'' if samples == known else 'es'})"
         if part.kept is not None:
             line += f"; keep and exclude leave {part.kept.samples:,} of {part.samples:,}"
         lines.append(line)
-    if len(components) > _MOST_COMPONENTS:
-        more = count_of(len(components) - _MOST_COMPONENTS, "more component")
+    if len(slots.names) > _MOST_COMPONENTS:
+        more = count_of(len(slots.names) - _MOST_COMPONENTS, "more component")
         lines.append(f"  and {more}, which `lightning-shards plan` shows")
+    lines += _remarks(slots, plan, epoch, steps)
+    changes = [stage.first_round * schedule.round_samples for stage in schedule.stages]
+    if change := next((sample for sample in changes if sample > begin), None):
+        when = f"epoch {change // plan.samples}, after {change:,} samples of the run"
+        lines.append(f"  weights change next in {when}")
     return lines
 
 

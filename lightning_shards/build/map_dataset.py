@@ -8,51 +8,36 @@ import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from operator import index as as_index
-from typing import Any, Final
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lightning_shards.build.reader_choice import ReaderChoice
-from lightning_shards.config.fields import make_all_fields, with_kinds
-from lightning_shards.errors import (
-    MOST_SEED,
-    ConfigError,
-    plain_number,
-    require_fields,
-    require_list,
-    require_mapping,
-    urls_as_texts,
-)
-from lightning_shards.readers.joined import Joined
+from lightning_shards.build.sources import find_shards, make_source, transport_settings
+from lightning_shards.config.loading import LoaderConfig
+from lightning_shards.config.module import DataConfig
+from lightning_shards.config.splits import SplitConfig
+from lightning_shards.errors import MOST_SEED, plain_number, urls_as_texts
+from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import (
-    GivenClasses,
-    lack_classes,
-    with_found_classes,
-    with_given_classes,
-)
+from lightning_shards.samples.fields import GivenClasses
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.tensors import as_tensor
-from lightning_shards.samples.transforms import (
-    SampleTransform,
-    SampleTransforms,
-    Transform,
-)
-from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept import JoinedShards
-from lightning_shards.shards.joins.settings import join_settings
-from lightning_shards.shards.joins.tables import Join, find_join
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.urls import expand_urls, is_local
+from lightning_shards.samples.transforms import SampleTransform, SampleTransforms, Transform
 
-_MAPPINGS: Final = ("decode", "classes", "transforms", "defaults", "join", "storage_options")
-_LISTS: Final = ("sample_transforms", "allow_unsafe")
+_SHARED = (
+    "fields",
+    "decode",
+    "classes",
+    "transforms",
+    "sample_transforms",
+    "defaults",
+    "allow_unsafe",
+)
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
@@ -103,21 +88,19 @@ class ShardDataset(Dataset[dict[str, Any]]):
         cache_dir: str | None = None,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        _require_types(locals())
-        self._settings = TransportSettings(storage_options or {}, cache_dir=cache_dir)
-        self._urls, self._cache = urls_as_texts(urls), CacheFolder(cache_dir)
-        self._seed, self._epoch = plain_number("seed", seed, 0, MOST_SEED), 0
-        self._transforms = dict(transforms or {})
-        unsafe = frozenset(allow_unsafe or ())
-        self._join, self._decode = join_settings(join or {}), dict(decode or {})
-        made = make_all_fields(
-            fields, self._join, self._decode, unsafe, self._transforms, defaults or {}
+        given = locals()
+        shared = {name: given[name] for name in _SHARED}
+        in_order: dict[str, Any] = {"sampling": "sequential", "reader": "indexed", "join": join}
+        of_stores: dict[str, Any] = {"storage_options": storage_options or {}}
+        self._data = DataConfig(
+            SplitConfig(urls_as_texts(urls), **in_order),
+            batch_size=1,
+            num_workers=0,
+            seed=plain_number("seed", seed, 0, MOST_SEED),
+            loader=LoaderConfig(cache_dir=cache_dir, **of_stores),
+            **shared,
         )
-        self._given_fields = with_given_classes(made, classes or {})
-        self._sample_transforms = tuple(sample_transforms or ())
-        for name, transform in Recipe((), self._transforms, self._sample_transforms).callables():
-            if not callable(transform):
-                raise ConfigError(f"{name} must be callable, got {transform!r}")
+        self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that keys the transforms; workers that are running keep the old one.
@@ -141,7 +124,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         positions = [self._position(number) for number in numbers]
-        transforms = self._recipe.keyed(SampleSeeds(self._seed, self._epoch))
+        transforms = self._recipe.keyed(SampleSeeds(self._data.seed, self._epoch))
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
 
@@ -166,56 +149,30 @@ class ShardDataset(Dataset[dict[str, Any]]):
         }
 
     @cached_property
-    def _index(self) -> ShardIndex:
-        urls = expand_urls(self._urls)
-        self._storages = None if all(map(is_local, urls)) else remote_storages(self._settings)
-        choice = ReaderChoice("ShardDataset", "indexed", "sequential", has_stages=False)
-        wants_classes = lack_classes(self._given_fields)
-        index = choice.find(urls, self._cache, self._settings, wants_classes=wants_classes)
-        choice.of(index)
-        return index
+    def _source(self) -> IndexedSource:
+        source = make_source(self._data, "train", find_shards(self._data, "train"))
+        return cast("IndexedSource", source)
 
     @cached_property
     def _recipe(self) -> Recipe:
-        index = self._index
-        fields = with_found_classes(self._given_fields, index.urls, index.class_files)
-        fields = with_kinds(fields, self._joins, self._decode, self._transforms)
-        recipe = Recipe(fields, self._transforms, self._sample_transforms)
-        return recipe.with_arrays(plain=False)
-
-    @cached_property
-    def _joins(self) -> tuple[Join, ...]:
-        storages = remote_storages(self._settings)
-        return tuple(find_join(join, self._cache, storages) for join in self._join)
+        return self._source.recipes[0].with_arrays(plain=False)
 
     @cached_property
     def _stops(self) -> np.ndarray:
         """0, and the number after the last sample of each shard; int64, shape (num_shards + 1,)."""
-        assert self._index.counts is not None  # local shards have been counted
-        return np.concatenate(([0], np.cumsum(self._index.counts)))
+        counts = self._source.index.counts
+        assert counts is not None  # the indexed reader needs them
+        return np.concatenate(([0], np.cumsum(counts)))
 
     @cached_property
     def _shards(self) -> OpenShards:
-        joined = Joined((JoinedShards(self._joins, self._index),)) if self._joins else None
-        shards = OpenShards(self._index, self._cache, storages=self._storages, joined=joined)
+        index, joined = self._source.index, self._source.joined
+        is_local = self._source.storages is None
+        storages = None if is_local else remote_storages(transport_settings(self._data))
+        shards = OpenShards(index, self._source.cache, storages=storages, joined=joined)
         weakref.finalize(self, shards.__exit__)
         return shards
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the open shards, because another process opens its own."""
         return {name: value for name, value in self.__dict__.items() if name != "_shards"}
-
-
-def _require_types(given: Mapping[str, Any]) -> None:
-    """Refuse arguments of other types than those that they have; `given` has them by name.
-
-    Raises:
-        ConfigError: One is of another type.
-    """
-    require_fields(given["fields"])
-    for name in _MAPPINGS:
-        if given[name] is not None:
-            require_mapping(name, given[name])
-    for name in _LISTS:
-        if given[name] is not None and not isinstance(given[name], set | frozenset):
-            require_list(name, given[name])

@@ -1,7 +1,6 @@
 """The log says at the start of a fit what batches and epochs of a mixture hold."""
 
 import logging
-import re
 
 import numpy as np
 import pytest
@@ -45,31 +44,17 @@ def lines_of(make_module):
     return lines
 
 
-def held_in(lines):
-    """The least and the most of each component in a step, and in a rank's batch."""
-    numbers = r"([\d,]+)(?: to ([\d,]+))? in (?:a|each) "
-    return [
-        [
-            tuple(int((number or found[1]).replace(",", "")) for number in found.groups())
-            for found in re.finditer(numbers, line)
-        ]
-        for line in lines
-        if ": weight " in line
-    ]
-
-
-def test_batches_of_whole_rounds_hold_the_weights(lines_of):
+def test_the_weights_and_the_passes_of_an_epoch_are_told(lines_of):
     first, *others = lines_of(world_size=2)
     assert first == (
         "train: 32 samples from 8 shards, mixture by the indexed reader, 2 steps of 2 x 8 samples "
         "(0 dropped, 0 repeated)"
     )
-    step, batch, epoch = "in each step,", "in each rank's batch,", "samples an epoch"
     assert others == [
-        "  3 components in rounds of 8 samples; least and most in epoch 0:",
-        f"  web: weight 5 of 8, 10 {step} 5 {batch} 20 {epoch} (1.176 passes)",
-        f"  labels: weight 2 of 8, 4 {step} 2 {batch} 8 {epoch} (1.333 passes)",
-        f"  more: weight 1 of 8, 2 {step} 1 {batch} 4 {epoch} (0.5714 passes)",
+        "  3 components in rounds of 8 samples, in epoch 0:",
+        "  web: weight 5 of 8, 20 samples an epoch (1.176 passes)",
+        "  labels: weight 2 of 8, 8 samples an epoch (1.333 passes)",
+        "  more: weight 1 of 8, 4 samples an epoch (0.5714 passes)",
     ]
 
 
@@ -85,22 +70,6 @@ def test_shares_that_are_not_whole_in_a_round_are_told(lines_of):
     assert last.endswith("rounded up or down; they hold on the average")
 
 
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_batches_that_cut_rounds_tell_their_least_and_most(lines_of, make_module, reader):
-    split = {"reader": reader, "dataset_size": 96}
-    if reader == "stream":
-        split["sampling"] = "resampled"
-    lines = lines_of(split, world_size=2, batch_size=5)
-    slots = make_module(split).source("train").describe().mixture.slots
-    batches = slots.components(0, 0, 90).reshape(9, 2, 5)
-    counts = np.stack([(batches == number).sum(axis=2) for number in range(3)], axis=2)
-    wanted = [
-        [(held.min(), held.max()) for held in (of_rank.sum(axis=1), of_rank)]
-        for of_rank in (counts[:, :, number] for number in range(3))
-    ]
-    assert held_in(lines) == wanted
-
-
 def test_what_is_dropped_is_told_by_component_with_the_sizes_that_drop_nothing(lines_of):
     """Three steps of 9 leave 5 of 32 samples."""
     assert lines_of(batch_size=9)[-1] == (
@@ -113,14 +82,8 @@ def test_what_is_dropped_is_told_by_component_with_the_sizes_that_drop_nothing(l
 
 @pytest.mark.parametrize("limit", [2, 0.5])
 def test_a_limit_of_the_trainer_leaves_out_more(lines_of, make_module, limit):
-    """Two of four steps of 7 are served, and what they hold is counted alone."""
     lines = lines_of(batch_size=7, limit=limit)
     slots = make_module().source("train").order.slots
-    rows = [
-        np.bincount(slots.components(0, 7 * step, 7 * step + 7), minlength=3) for step in (0, 1)
-    ]
-    least, most = np.min(rows, axis=0), np.max(rows, axis=0)
-    assert held_in(lines) == [[pair] for pair in zip(least, most, strict=True)]
     web, labels, more = np.bincount(slots.components(0, 14, 32), minlength=3)
     assert lines[-1] == (
         f"  epoch 0 ends after 2 steps and drops 18 samples (web {web}, labels {labels}, more "
@@ -133,28 +96,15 @@ def test_an_epoch_has_the_weights_of_its_stage(lines_of):
     split = {"schedule": EVEN_FROM_2}
     now, then = lines_of(split, epoch=1), lines_of(split, epoch=2)
     assert now[-1] == "  weights change next in epoch 2, after 64 samples of the run"
-    assert [": weight 1 of 2, 4 in each step, 16 " in line for line in then[2:4]] == [True] * 2
-    assert "more: weight 0 of 2, 0 in each step, 0 samples" in then[4]
+    assert [": weight 1 of 2, 16 " in line for line in then[2:4]] == [True] * 2
+    assert "more: weight 0 of 2, 0 samples" in then[4]
     assert len(then) == 5
 
 
-def test_a_change_within_the_epoch_is_not_mixed_with_what_is_before_it(lines_of):
-    """Two steps of 5 web, 2 labels and 1 more, and two steps of 4 web and 4 labels."""
+def test_a_change_within_the_epoch_is_in_its_samples(lines_of):
     lines = lines_of({"schedule": [{"samples": 16, "weights": {"web": 1, "labels": 1}}]})
-    assert lines[1].endswith("; least and most in epoch 0 until weights change:")
-    assert lines[2].startswith("  web: weight 5 of 8, 5 in each step, 18 samples an epoch")
+    assert lines[2].startswith("  web: weight 5 of 8, 18 samples an epoch")
     assert lines[-1] == "  weights change next in epoch 0, after 16 samples of the run"
-
-
-def test_an_epoch_too_long_to_be_counted_says_what_was(lines_of):
-    first = lines_of({"dataset_size": 2**30}, batch_size=2**15 + 1)[1]
-    assert first.endswith("least and most in the first 7 steps of epoch 0:")
-    exact = lines_of({"dataset_size": 2**30}, batch_size=2**15)
-    assert exact[1].endswith("least and most in epoch 0:")
-    assert held_in(exact) == [[(20480, 20480)], [(8192, 8192)], [(4096, 4096)]]
-    exact_steps = lines_of({"dataset_size": 2**30}, world_size=2, batch_size=2**14 + 4)
-    assert exact_steps[1].endswith("least and most in the first 7 steps of epoch 0:")
-    assert "web: weight 5 of 8, 20,485 in each step, 10,24" in exact_steps[2]
 
 
 def test_many_components_are_not_all_told(tmp_path, monkeypatch):
@@ -167,7 +117,7 @@ def test_many_components_are_not_all_told(tmp_path, monkeypatch):
 
 def test_a_component_whose_samples_are_unknown_has_no_passes(lines_of, monkeypatch):
     monkeypatch.setattr(ShardIndex, "known_samples", None)
-    assert lines_of()[2] == "  web: weight 5 of 8, 5 in each step, 20 samples an epoch"
+    assert lines_of()[2] == "  web: weight 5 of 8, 20 samples an epoch"
 
 
 def test_passes_are_short(lines_of):
@@ -201,15 +151,15 @@ def test_a_resumed_fit_tells_the_weights_of_the_epoch_in_which_it_begins(
         with caplog.at_level(logging.INFO):
             trainer.fit(Small(), make_module({"schedule": EVEN_FROM_2}), **checkpoint)
         told = [line for each in caplog.messages for line in each.splitlines()]
-        words = ("least and most", "web:", "ends after")
+        words = ("in rounds of", "web:", "ends after")
         return trainer, [line for line in told if any(word in line for word in words)]
 
     trainer, told = fit(2)
-    assert told[0].endswith("least and most in epoch 0:")
+    assert told[0].endswith(", in epoch 0:")
     assert told[1].startswith("  web: weight 5 of 8,")
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     _, told = fit(3, limit=3, ckpt_path=tmp_path / "end.ckpt")
-    assert told[0].endswith("least and most in epoch 2:")
+    assert told[0].endswith(", in epoch 2:")
     assert told[1].startswith("  web: weight 1 of 2,")
     assert told[2].startswith("  epoch 2 ends after 3 steps and drops 8 samples (web 4, labels 4),")
 

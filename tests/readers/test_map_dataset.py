@@ -175,7 +175,7 @@ def test_making_one_touches_no_file(make_dataset):
         ({"fields": {}}, "fields is empty"),
         ({"fields": {"x": "pkl"}, "decode": None}, "allow_unsafe"),
         ({"decode": {"image": "webp"}}, "does not exist"),
-        ({"transforms": {"image": 3}}, "must be callable"),
+        ({"transforms": {"image": 3}}, "must be a callable"),
         ({"seed": -1}, "seed must be"),
         ({"seed": 2**64}, f"^seed must be at most {2**64 - 1}, got {2**64}$"),
         ({"seed": True}, "seed must be a whole number of at least 0, got True$"),

@@ -74,5 +74,7 @@ class WithoutLabels(ShardDataModule):
 def test_a_field_of_all_components_that_a_batch_lacks_is_told(make_trainer, tmp_path):
     data = module(tmp_path, NAMES, device_transforms={"label": negative})
     data.__class__ = WithoutLabels
-    with pytest.raises(ConfigError, match="device_transforms names 'label', and the batch has no"):
+    with pytest.raises(
+        ConfigError, match="device_transforms names 'label', and the batch, a dict, has no"
+    ):
         make_trainer(max_epochs=1).fit(Keeping(), data)
