@@ -35,39 +35,21 @@ def warn_of_other_numbers(
     Only splits whose batches have such numbers are compared, and of remote shards only those whose
     classes were looked up. `indexes` are those of this split and of others.
     """
-    own = list(found_classes(indexes[split].urls, indexes[split].class_files))
-    if not own or not _has_numbers(data, split):
-        return
     known: dict[str, tuple[int, str]] = {}
-    for other, index in indexes.items():
-        if other != split and _has_numbers(data, other):
-            for classes in found_classes(index.urls, index.class_files):
-                _first_renumbered(known, classes)
-    for classes in own:
-        name = _first_renumbered(known, classes)
-        if name is not None:
-            _log.warning(
-                "the class %r has the number %d by %s and %d by %s, so that labels of %s do not "
-                "mean the same everywhere; pack one of the two anew with --classes and the %s of "
-                "the other",
-                name,
-                *known[name],
-                classes.numbers[name],
-                classes.source,
-                split,
-                CLASSES,
-            )
-            return
-
-
-def _first_renumbered(known: dict[str, tuple[int, str]], classes: ClassNames) -> str | None:
-    """The first class whose number is another one than is known; new ones become known."""
-    renumbered = [
-        name
-        for name, number in classes.numbers.items()
-        if known.setdefault(name, (number, classes.source))[0] != number
-    ]
-    return renumbered[0] if renumbered else None
+    for name in [*(other for other in indexes if other != split), split]:
+        index = indexes[name]
+        found = list(found_classes(index.urls, index.class_files))
+        for classes in found if found and _has_numbers(data, name) else ():
+            for label, number in classes.numbers.items():
+                before, source = known.setdefault(label, (number, classes.source))
+                if before != number and name == split:
+                    _log.warning(
+                        "the class %r has the number %d by %s and %d by %s, so that labels of %s "
+                        "do not mean the same everywhere; pack one of the two anew with --classes "
+                        "and the %s of the other",
+                        *(label, before, source, number, classes.source, split, CLASSES),
+                    )
+                    return
 
 
 def _has_numbers(data: DataConfig, split: SplitName) -> bool:
