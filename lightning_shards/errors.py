@@ -257,25 +257,6 @@ def require_text(name: str, value: object) -> None:
         raise ConfigError(f"{name} must be a text, got {value!r}")
 
 
-def require_fields(fields: object) -> None:
-    """Check that the setting `fields` is a mapping from texts to texts.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    require_mapping("fields", fields, "{image: jpg;png}")
-    for name, suffixes in cast("Mapping[str, object]", fields).items():
-        require_text(f"fields[{name!r}]", suffixes)
-
-
-def require_mappings(settings: object, names: Sequence[str]) -> None:
-    """`require_mapping` for the attributes of these names that are not None."""
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None:
-            require_mapping(name, value)
-
-
 def path_as_text(value: Any) -> Any:
     """The text of a path, and any other value as it is."""
     return str(value) if isinstance(value, PurePath) else value

@@ -36,12 +36,6 @@ def test_weights_passes_and_temperature_say_how_often_components_come(tmp_path):
     assert weights_of(source) == {"web": 1, "labels": 1, "more": 1}
 
 
-def test_an_epoch_of_a_component_is_one_pass_of_it_in_whole_rounds(tmp_path):
-    for name, samples in {"web": 24, "labels": 24, "more": 56, "longest": 56}.items():
-        split = {"dataset_size": None, "epoch_of": name}
-        assert source_of(tmp_path, split).epochs.samples == samples
-
-
 def test_an_epoch_is_cut_to_whole_rounds_of_units(tmp_path):
     assert source_of(tmp_path, {"unit": 8, "dataset_size": 200}).order.samples == 192
 
@@ -148,11 +142,6 @@ def test_a_component_without_samples_is_refused_by_its_name(tmp_path, own, split
         module_of(tmp_path, mix, split).source("train")
 
 
-def test_a_global_batch_of_no_whole_rounds_is_no_error(tmp_path):
-    loader = source_of(tmp_path, batch_size=3)
-    assert loader.epochs.plan(1).steps == 10
-
-
 def iterated(samples):
     return samples
 
@@ -168,16 +157,6 @@ def test_one_reader_reads_all_components(tmp_path):
     message = "train.mix.web has sampling='shuffled', and a mixture that is streamed cannot serve"
     with pytest.raises(ConfigError, match=message):
         source_of(tmp_path, {"reader": "stream"})
-
-
-def test_the_summary_of_a_mix_names_its_components(tmp_path):
-    module = module_of(tmp_path, mix_of(tmp_path / "shards", NAMES))
-    assert "a mix of web, labels, more, batches of 8 samples per rank" in repr(module)
-    module.prepare_data()
-    assert "32 samples from 8 shards, mixture by the indexed reader, 4 steps of 1 x 8" in repr(
-        module
-    )
-    assert sum(map(sum, COUNTS.values())) == module.source("train").index.samples
 
 
 def resumed(tmp_path, state, split=None, components=None, **settings: Any):

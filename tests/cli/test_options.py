@@ -5,7 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import (
@@ -187,19 +187,6 @@ def test_callbacks_of_the_callers_own_defaults_stay(make_cli):
     assert kinds(cli).count(Own) == kinds(cli).count(SetEpoch) == 1
 
 
-@pytest.mark.parametrize("own", [EarlyStopping("loss"), [ExactResume()]])
-def test_defaults_of_the_caller_are_listed_once_and_stay_as_they_are(own, make_cli):
-    defaults = {"callbacks": own}
-    before = repr(defaults)
-    cli = make_cli(settings={"trainer_defaults": defaults})
-    first = [each for each in cli.trainer.callbacks if isinstance(each, SetEpoch)]
-    cli.trainer = cli.instantiate_trainer(max_epochs=5)
-    assert not any(each in first for each in cli.trainer.callbacks)
-    for kind in {*OURS, *map(type, own if isinstance(own, list) else [own])}:
-        assert kinds(cli).count(kind) == 1
-    assert repr(defaults) == before
-
-
 def test_a_callback_of_ours_that_the_parser_brings_is_not_added_again(make_cli):
     class WithResume(ShardCLI):
         def add_arguments_to_parser(self, parser):
@@ -235,13 +222,6 @@ def test_help_of_a_split_shows_a_sentence_under_each_field(make_cli, capsys):
     assert "Shards: paths or URLs with braces, local wildcards" in text
     for name in SplitConfig.__dataclass_fields__:
         assert f"--data.train.{name} " in text
-
-
-def test_help_shows_a_sentence_under_each_setting_of_the_module_and_the_loader(make_cli, capsys):
-    text = " ".join(printed(capsys, lambda: make_cli("--help")).split())
-    assert "Samples per rank and step" in text
-    assert "Batches that each worker keeps ready" in text
-    assert "Names of features that can run code and are allowed" in text
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,8 @@ import re
 from typing import Any
 
 import pytest
-import yaml
 
-from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
+from lightning_shards import ShardCLI, SplitConfig
 
 WEB = SplitConfig("w.tar", batch_size=4)
 HAND = SplitConfig("h.tar")
@@ -80,25 +79,6 @@ def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
     }
 
 
-def test_sets_of_a_subclass_are_changed_too(make_cli):
-    settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
-    given = {"train": "a.tar", "fields": {"label": "cls"}, "val_sets": {"web": "b.tar"}}
-    data = {"class_path": "lightning_shards.ShardDataModule", "init_args": given}
-    cli = make_cli("--data.init_args.val_sets.web=c.tar", settings=settings, data=data)
-    assert sets_of(cli) == {"val/web": SplitConfig("c.tar")}
-
-
-def test_what_is_printed_reads_back_as_the_same_sets(make_cli, sets, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        make_cli("--data.val_sets.web.batch_size=8", "--print_config", data=sets())
-    printed = yaml.safe_load(capsys.readouterr().out)
-    found = sets_of(make_cli(**printed))
-    assert list(found.items()) == [
-        ("val/web", SplitConfig("w.tar", batch_size=8)),
-        ("val/by-hand", HAND),
-    ]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -122,24 +102,6 @@ def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(options, message,
     told = refused(*options, data=sets())
     assert re.match(message, told), told
     assert "\n" not in told
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"web": "w", "b": {"urls": "a", "batchsize": 3}},
-            r"data\.val_sets: .*Option 'batchsize' is not accepted.*; did you mean 'batch_size'\?",
-        ),
-        ({"web": "w", "b": {"urls": ""}}, r"data\.val_sets\.b: urls is empty; give a path"),
-        ({"w b": "a"}, "data: val_sets has a set named 'w b'"),
-        ({"web": None}, r"data\.val_sets: .*Given value: \{'web': None\}"),
-        (["a.tar"], r"data\.val_sets: .*Given value: \['a\.tar'\]"),
-    ],
-)
-def test_wrong_sets_of_a_file_end_in_one_line_with_their_key(given, message, refused, sets):
-    told = refused(data=sets(given))
-    assert re.match(message, told), told
 
 
 @pytest.mark.parametrize(

@@ -259,12 +259,6 @@ def test_an_interpolation_to_another_type_is_refused_by_a_structured_split():
         ShardDataModule.from_config(OmegaConf.merge(experiment, changes))
 
 
-def test_an_empty_section_of_a_file_has_its_defaults(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("train: a.tar\nfields: {label: cls}\nloader:\n")
-    assert ShardDataModule.from_config(path).loader_config == LoaderConfig()
-
-
 @pytest.mark.parametrize(("value", "kind"), [(3, "int"), (True, "bool"), ([], "list"), (0, "int")])
 def test_a_section_of_other_values_is_refused(value, kind):
     message = rf"^data.loader: it must be a mapping of settings, got a {kind}$"

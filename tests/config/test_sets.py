@@ -50,11 +50,6 @@ def test_a_structured_configuration_may_hold_sets():
     assert module.splits["val/web"] == SplitConfig("w.tar", batch_size=4)
 
 
-def test_no_sets_are_as_if_there_were_none():
-    module = ShardDataModule(**FIELDS, val="a.tar", val_sets={}, test_sets=None)
-    assert [name for name, split in module.splits.items() if split] == ["val"]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -117,12 +112,6 @@ def test_sets_that_cannot_be_are_refused_with_the_remedy(settings, message):
 def test_an_error_of_a_configuration_names_the_key_of_the_set(sets, message):
     with pytest.raises(ConfigError, match=message):
         ShardDataModule.from_config({**FIELDS, "val_sets": sets})
-
-
-def test_a_configuration_is_left_as_it_was():
-    config = {**FIELDS, "val_sets": {"web": {"urls": "a.tar"}, "hand": "b.tar"}}
-    ShardDataModule.from_config(config)
-    assert config["val_sets"] == {"web": {"urls": "a.tar"}, "hand": "b.tar"}
 
 
 def test_keys_that_are_merged_into_others_are_not_there_twice(tmp_path):

@@ -6,7 +6,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.tuner import Tuner
 
 from lightning_shards import ExactResume
@@ -153,36 +152,6 @@ def test_seed_everything_changes_no_sample_and_the_loader_draws_from_no_global_g
     pl.seed_everything(1, workers=True, verbose=False)
     recorder.Recorder()  # its layer is drawn
     assert float(torch.rand(1)) == after[0]
-
-
-class Collector(BasePredictionWriter):
-    """Writes predictions under the ids of their samples."""
-
-    def __init__(self) -> None:
-        super().__init__("batch_and_epoch")
-        self.by_id: dict[tuple[int, int], int] = {}
-        self.at_end: list[Any] = []
-
-    def write_on_batch_end(
-        self, trainer, pl_module, prediction, batch_indices, batch, batch_idx, dataloader_idx
-    ) -> None:
-        rows = zip(batch["__id__"].tolist(), batch["__weight__"], prediction["label"], strict=True)
-        self.by_id |= {(shard, sample): label for (shard, sample), weight, label in rows if weight}
-
-    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices) -> None:
-        self.at_end = predictions
-
-
-def test_a_prediction_writer_finds_the_ids_in_its_batches_and_there_is_no_warning(
-    recorder, make_trainer, folder
-):
-    collector = Collector()
-    predictions = make_trainer(collector).predict(
-        recorder.Recorder(), recorder.make_data(folder, "indexed")
-    )
-    assert [collector.by_id[place] for place in sorted(collector.by_id)] == list(range(VAL_SAMPLES))
-    assert predictions == collector.at_end
-    assert [label for batch in predictions for label in batch["label"]] == list(range(VAL_SAMPLES))
 
 
 @each_reader
