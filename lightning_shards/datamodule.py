@@ -37,7 +37,6 @@ from lightning_shards.config.splits import (
     as_settings,
     errors_of,
     kind_of,
-    missing_split,
     set_of,
 )
 from lightning_shards.errors import (
@@ -83,117 +82,6 @@ _ATTRIBUTES = {"classes": "_classes", "batch_size": "_batch_size", "loader": "lo
 """Settings that are attributes under other names."""
 
 
-class ModuleSettings(pl.LightningDataModule):
-    """The base of `ShardDataModule`: what that was given, as attributes that may be changed.
-
-    Args:
-        data: The settings, checked.
-    """
-
-    fields: dict[str, str]
-    transforms: dict[str, Any]
-    device_transforms: dict[str, Any]
-    collate_fn: Any
-    num_workers: int
-    loader_config: LoaderConfig
-    allow_unsafe: list[str] | None
-
-    def __init__(self, data: DataConfig) -> None:
-        super().__init__()
-        self.splits = data.splits
-        for name in _NOT_OF_SPLITS:
-            setattr(self, _ATTRIBUTES.get(name, name), getattr(data, name))
-
-    @cached_property  # which a subclass may set
-    def class_names(self) -> list[str]:
-        """The names of the classes in the order of their numbers, known before `setup`.
-
-        They are those in `classes`, or in the ``classes.json`` beside the shards of `train`, or of
-        the first split. Unknown ones, or different ones of two fields, are a ConfigError.
-        """
-        return names_of_classes(self._data_config())
-
-    @cached_property
-    def num_classes(self) -> int:
-        """How many classes there are, as for ``link_arguments``; errors as of `class_names`."""
-        return len(self.class_names)
-
-    @property
-    def batch_size(self) -> int:
-        """Samples per rank and step; change it on all ranks, before the next call for a loader."""
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, batch_size: int) -> None:
-        require_at_least("batch_size", batch_size, 1)
-        read = splits_of(self.splits, STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][:1])
-        given = [(name, config.batch_size) for name in read if (config := self.splits[name])]
-        if given and all(size for _, size in given):  # Tuner.scale_batch_size tries
-            name, size = given[0]
-            raise ConfigError(
-                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
-                f"own, {size}; leave that out of its SplitConfig"
-            )
-        self._batch_size = batch_size
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
-        assert self.trainer is not None  # only a trainer calls hooks
-        if self.device_transforms and self.trainer.state.stage is not None:  # else an export
-            read = splits_of(self.splits, [split_read_by(self.trainer)])
-            batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
-        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
-
-    def _transformed(self, batch: Any, split: SplitName | None) -> Any:
-        """A batch of a split on the device, after `device_transforms`."""
-        config = self.splits.get(split) if split is not None else None
-        fields = config.batch_fields(self.fields) if config else list(self.fields)
-        fields += config.batch_joins if config else ()
-        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
-        for name, transform in self.device_transforms.items():
-            if isinstance(batch, dict) and name in batch:
-                batch[name] = transform(batch[name])
-            elif name in fields and isinstance(batch, list | tuple) and not is_collated:
-                number = fields.index(name)
-                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
-            elif name in fields:
-                kind = type(cast("object", batch)).__name__
-                raise ConfigError(
-                    f"device_transforms names {name!r}, and the batch, a {kind}, has no such "
-                    "entry: collate_fn, a sample transform or a hook made it so; let these keep "
-                    "the entry in a dict, or leave it out of device_transforms"
-                )
-        return cast("Any", batch)
-
-    def _config(self, split: SplitName) -> SplitConfig:
-        """The settings of a split, with the defaults filled in."""
-        return self._data_config().split(self._named(split))
-
-    def _named(self, split: object) -> SplitName:
-        """The name of a split, which is a text: what a user gives may not be.
-
-        Raises:
-            ConfigError: It is none.
-        """
-        if not isinstance(split, str):
-            raise ConfigError(missing_split(split, self.splits))
-        return split
-
-    def _digests_of_lists(self, split: SplitName) -> list[str]:
-        """Of the lists that the filters of a split name, as they are now."""
-        config = self._config(split)
-        parts = config.component_splits().values() or [config]
-        filters = [sample_filter(part.keep, part.exclude) for part in parts]
-        with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
-            return [each.digest_of_lists() for each in filters if each is not None]
-        return []
-
-    def _data_config(self) -> DataConfig:
-        """The settings of this module as they are now: any of them may have been changed."""
-        given = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in _NOT_OF_SPLITS}
-        return DataConfig(**as_settings(self.splits), **given)
-
-
 def settings_differ(before: object, now: object) -> bool:
     """Whether settings are no longer the same, or cannot be compared.
 
@@ -213,7 +101,7 @@ _ANSWERED = (
 
 
 @with_torch_words
-class ShardDataModule(ModuleSettings):
+class ShardDataModule(pl.LightningDataModule):
     """Loads WebDataset tar shards for all ranks in lockstep.
 
     A split is a SplitConfig, a dict of its settings, or only its shards: a pattern or a list.
@@ -261,6 +149,14 @@ class ShardDataModule(ModuleSettings):
             shell command), ``pickle``, ``pth``, ``ray`` (a cluster without a token).
     """
 
+    fields: dict[str, str]
+    transforms: dict[str, Any]
+    device_transforms: dict[str, Any]
+    collate_fn: Any
+    num_workers: int
+    loader_config: LoaderConfig
+    allow_unsafe: list[str] | None
+
     def __init__(
         self,
         train: SplitConfig | str | list[str] | None = None,
@@ -287,9 +183,12 @@ class ShardDataModule(ModuleSettings):
         loader: LoaderConfig = LoaderConfig(),  # noqa: B008 frozen, and jsonargparse reads it
         allow_unsafe: list[str] | None = None,
     ) -> None:
-        given = locals().items()
-        data = DataConfig(**{name: value for name, value in given if name in _SETTINGS})
-        super().__init__(data)
+        given = locals()
+        super().__init__()
+        data = DataConfig(**{name: given[name] for name in _SETTINGS})
+        self.splits = data.splits
+        for name in _NOT_OF_SPLITS:
+            setattr(self, _ATTRIBUTES.get(name, name), getattr(data, name))
         self._loaders: dict[SplitName, ShardLoader] = {}
         self._settings: dict[SplitName, tuple[object, ...]] = {}
         self._indexes: dict[SplitName, ShardIndex] = {}
@@ -315,6 +214,84 @@ class ShardDataModule(ModuleSettings):
             FileNotFoundError: There is no such file.
         """
         return module_from_config(cls, config)
+
+    @cached_property  # which a subclass may set
+    def class_names(self) -> list[str]:
+        """The names of the classes in the order of their numbers, known before `setup`.
+
+        They are those in `classes`, or in the ``classes.json`` beside the shards of `train`, or of
+        the first split. Unknown ones, or different ones of two fields, are a ConfigError.
+        """
+        return names_of_classes(self._data_config())
+
+    @cached_property
+    def num_classes(self) -> int:
+        """How many classes there are, as for ``link_arguments``; errors as of `class_names`."""
+        return len(self.class_names)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples per rank and step; change it on all ranks, before the next call for a loader."""
+        return self._batch_size
+
+    @batch_size.setter
+    def batch_size(self, batch_size: int) -> None:
+        require_at_least("batch_size", batch_size, 1)
+        read = splits_of(self.splits, STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][:1])
+        given = [(name, config.batch_size) for name in read if (config := self.splits[name])]
+        if given and all(size for _, size in given):  # Tuner.scale_batch_size tries
+            name, size = given[0]
+            raise ConfigError(
+                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
+                f"own, {size}; leave that out of its SplitConfig"
+            )
+        self._batch_size = batch_size
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
+        assert self.trainer is not None  # only a trainer calls hooks
+        if self.device_transforms and self.trainer.state.stage is not None:  # else an export
+            read = splits_of(self.splits, [split_read_by(self.trainer)])
+            batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
+        return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
+
+    def _transformed(self, batch: Any, split: SplitName | None) -> Any:
+        """A batch of a split on the device, after `device_transforms`."""
+        config = self.splits.get(split) if split is not None else None
+        fields = config.batch_names(self.fields) if config else list(self.fields)
+        is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
+        for name, transform in self.device_transforms.items():
+            if isinstance(batch, dict) and name in batch:
+                batch[name] = transform(batch[name])
+            elif name in fields and isinstance(batch, list | tuple) and not is_collated:
+                number = fields.index(name)
+                batch = (*batch[:number], transform(batch[number]), *batch[number + 1 :])
+            elif name in fields:
+                kind = type(cast("object", batch)).__name__
+                raise ConfigError(
+                    f"device_transforms names {name!r}, and the batch, a {kind}, has no such "
+                    "entry: collate_fn, a sample transform or a hook made it so; let these keep "
+                    "the entry in a dict, or leave it out of device_transforms"
+                )
+        return cast("Any", batch)
+
+    def _config(self, split: SplitName) -> SplitConfig:
+        """The settings of a split, with the defaults filled in."""
+        return self._data_config().split(split)
+
+    def _digests_of_lists(self, split: SplitName) -> list[str]:
+        """Of the lists that the filters of a split name, as they are now."""
+        config = self._config(split)
+        parts = config.component_splits().values() or [config]
+        filters = [sample_filter(part.keep, part.exclude) for part in parts]
+        with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
+            return [each.digest_of_lists() for each in filters if each is not None]
+        return []
+
+    def _data_config(self) -> DataConfig:
+        """The settings of this module as they are now: any of them may have been changed."""
+        given = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in _NOT_OF_SPLITS}
+        return DataConfig(**as_settings(self.splits), **given)
 
     def __repr__(self) -> str:
         """The splits and what is known of them; nothing is counted or opened for it."""
@@ -423,8 +400,7 @@ class ShardDataModule(ModuleSettings):
             ShardError: The batch cannot be made.
         """
         config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
-        names = [*config.batch_fields(self.fields), *config.batch_joins]
-        fields = names if config.collate_fn is None else ()
+        fields = config.batch_names(self.fields) if config.collate_fn is None else ()
         return peek_at(split, self.source(split), fields, timeout_s)
 
     def source(self, split: SplitName, index: ShardIndex | None = None, ranks: int = 1) -> Source:
@@ -433,7 +409,7 @@ class ShardDataModule(ModuleSettings):
         Raises:
             ShardError: The split is not configured, or its settings do not go with its shards.
         """
-        shards = self._index(self._named(split)) if index is None else index
+        shards = self._index(split) if index is None else index
         there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (ranks, 1)
         return make_source(self._data_config(), split, shards, *there)
 

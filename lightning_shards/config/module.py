@@ -138,14 +138,6 @@ class DataConfig(Settings):
             batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
 
-    def fields_of(self, split: SplitName) -> tuple[Field, ...]:
-        """The fields of a split, as far as they are known without its shards.
-
-        Raises:
-            ConfigError: These fields cannot be taken from any shard.
-        """
-        return self.fields_from(self.split(split))
-
     def fields_from(self, config: SplitConfig) -> tuple[Field, ...]:
         """The fields of a split or of a component with these settings, which are complete.
 
@@ -206,7 +198,7 @@ class DataConfig(Settings):
         """Refuse fields that cannot be taken from any shard, and a mix that is not trained on."""
         config = self.split(split)
         if config.mix is None:
-            self.fields_of(split)
+            self.fields_from(config)
             return
         if split != "train":
             raise ConfigError(

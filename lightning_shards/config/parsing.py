@@ -337,18 +337,9 @@ def load_callables(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: load_callable(f"{name} {key!r}", value) for key, value in values.items()}
 
 
-def load_callable_list(name: str, values: object) -> list[Callable[..., Any]]:
-    """`load_callable` for each value of the list that errors call `name`.
-
-    Raises:
-        ConfigError: One cannot be loaded, or they are in no list.
-    """
-    if not isinstance(values, list | tuple):
-        raise ConfigError(
-            f"{name} must be a list of callables, or of what names them, got {values!r}"
-        )
-    listed = cast("Iterable[object]", values)
-    return [load_callable(f"{name}[{number}]", value) for number, value in enumerate(listed)]
+def load_callable_list(name: str, values: Iterable[object]) -> list[Callable[..., Any]]:
+    """`load_callable` for each value of the list that errors call `name`."""
+    return [load_callable(f"{name}[{number}]", value) for number, value in enumerate(values)]
 
 
 def require_no_single_keys(name: str, value: object, example: str) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.config.mixtures import (
@@ -253,37 +252,30 @@ class SplitConfig(ShardSettings):
 
         What a component leaves out is what this split has.
         """
-        alone: dict[str, Any] = {
-            **dict.fromkeys(("mix", "round", "epoch_of", "temperature", "dataset_size")),
-            "unit": 1,
-            "schedule": [],
-        }
+        of_mix = ("mix", "round", "epoch_of", "temperature", "dataset_size")
+        alone: dict[str, Any] = dict.fromkeys(of_mix) | {"unit": 1, "schedule": []}
         mixed: dict[str, SplitConfig] = {}
         for name, component in (self.mix or {}).items():
             joined = component.joined(self.join)
             with errors_of_component(name):
                 made = replace(self, **alone, **component.overrides(), join=joined or None)
             is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
-            merge = partial(component.merged, is_whole=is_whole)
             merged = {
-                setting: merge(setting, getattr(self, setting) or {}, joined) for setting in MERGED
+                each: component.merged(each, getattr(self, each) or {}, joined, is_whole=is_whole)
+                for each in MERGED
             }
             mixed[name] = replace(made, **merged)
         return mixed
 
-    def batch_fields(self, of_module: Mapping[str, str]) -> list[str]:
-        """The fields that each of its batches has; of a mix those that all components have.
+    def batch_names(self, fields: Mapping[str, str]) -> list[str]:
+        """The fields and joins that each of its batches has; of a mix those of all components.
 
         Args:
-            of_module: The fields of splits and components that say nothing of them.
+            fields: Those of the module, for splits and components that say nothing of them.
         """
-        own = self.fields or of_module
-        return _in_all([part.fields or own for part in (self.mix or {}).values()] or [own])
-
-    @property
-    def batch_joins(self) -> list[str]:
-        """The joined fields that each of its batches has; of a mix those of all components."""
-        return _in_all(self._joins)
+        own = self.fields or fields
+        parts = [part.fields or own for part in (self.mix or {}).values()] or [own]
+        return [*_in_all(parts), *_in_all(self._joins)]
 
 
 def made_split(name: str, split: object) -> SplitConfig | None:
