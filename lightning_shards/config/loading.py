@@ -7,8 +7,11 @@ from typing import Any, Literal, cast
 from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.settings import put, require_kinds
 from lightning_shards.errors import ConfigError, path_as_text, require_mapping
-from lightning_shards.remote.backend import require_store_options
-from lightning_shards.shards.scheme_table import RANGED_SCHEMES, is_further
+from lightning_shards.shards.scheme_table import (
+    RANGED_SCHEMES,
+    is_further,
+    require_store_options,
+)
 
 
 @dataclass(frozen=True)

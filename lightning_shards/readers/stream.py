@@ -56,7 +56,6 @@ from lightning_shards.samples.fields import require_found
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
-from lightning_shards.shards.hosts import require_hosts
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 
@@ -212,7 +211,6 @@ class StreamSource:
         Raises:
             ShardError: They do not, or samples of several components do not fit into one batch.
         """
-        require_hosts(self.index.urls)
         require_found(
             [
                 lacking_members(each.shards, each.pipeline.recipe.fields, self.storages)

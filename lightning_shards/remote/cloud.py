@@ -12,22 +12,21 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from threading import Lock
 from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
     FailureKind,
     RangeAnswer,
+    RangeClient,
     RequestFailure,
-    Store,
     TransportSettings,
-    is_exact,
-    require_store_options,
     version_of,
 )
+from lightning_shards.shards.scheme_table import require_store_options
 
 _NAMES: Final[Mapping[str, str]] = {
     "anonymous": "skip_signature",
@@ -40,16 +39,9 @@ _NAMES: Final[Mapping[str, str]] = {
 _STORES: Final[Mapping[str, str]] = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
 """Their classes in obstore.store, which is imported with the first request."""
 
-_ENDPOINTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-"""Variables that obstore reads."""
-
 _FAILURES: Final[Mapping[str, tuple[str, FailureKind]]] = {
     "FileNotFoundError": ("the server answers 404 Not Found", "absent"),
-    "PreconditionError": ("the server answers 412 Precondition Failed", "changed"),
+    "PreconditionError": ("it is another version: the server answers 412", "changed"),
     "UnauthenticatedError": ("the server answers 401 Unauthorized", "denied"),
     "PermissionDeniedError": ("the server answers 403 Forbidden", "denied"),
     "GenericError": ("the server refuses, or the connection broke or could not be made", "again"),
@@ -59,11 +51,14 @@ _FAILURES: Final[Mapping[str, tuple[str, FailureKind]]] = {
 _METADATA: Final = ("//169.254.169.254", "//metadata.google.internal", "/latest/api", "/latest/m")
 """Services that are asked for credentials where nothing else says who the user is."""
 
-_USED_BY: Final[list[int]] = []
-"""The process that used obstore first: its threads are not there in one that is forked of it."""
+
+@cache
+def _first_process() -> int:
+    """The process that used obstore first: one that is forked of it lacks its threads."""
+    return os.getpid()
 
 
-class CloudStore(Store):
+class CloudClient(RangeClient):
     """Reads one scheme's buckets.
 
     Args:
@@ -84,20 +79,22 @@ class CloudStore(Store):
                 f"{scheme}:// shards need obstore, which is not installed; run pip install "
                 "'lightning-shards[remote]'"
             )
+        endpoint = self._options.get("endpoint", "https://")
+        if not endpoint.startswith(("http://", "https://")):
+            raise ConfigError(  # obstore would panic
+                f"the endpoint of {scheme} must be a whole URL, got {endpoint!r}; write "
+                "https://HOST or http://HOST:PORT in storage_options"
+            )
         self._scheme, self._policy = scheme, settings.policy
         self._has_answered = False
         self._stores: dict[str, Any] = {}  # by bucket
-        self._lock = Lock()
 
     @contextmanager
     def get(
-        self, url: str, begin: int, end: int, version: str | None
+        self, url: str, begin: int, end: int, etag: str | None
     ) -> Generator[RangeAnswer, None, None]:
         """Ask for a range; where that fails, a HEAD says whether it begins behind the end."""
-        options: dict[str, Any] = {"range": (begin, end)}
-        if is_exact(version):
-            options["if_match"] = version
-
+        options: dict[str, Any] = {"range": (begin, end)} | ({"if_match": etag} if etag else {})
         failure = None
         try:
             result = self._called(url, lambda store, key: store.get(key, options=options))
@@ -105,12 +102,11 @@ class CloudStore(Store):
             failure = error
         else:
             chunks = self._chunks(iter(result.stream(min_chunk_size=1)))  # each as it arrives
-            first, stop = result.range
-            yield _answer(result.meta, first, stop, chunks)
+            yield _answer(result.meta, result.range[0], result.range[1], chunks)
             return
         if failure.kind == "again":
             meta = self._called(url, lambda store, key: store.head(key))
-            if meta["size"] <= begin and version in (None, meta["e_tag"]):
+            if meta["size"] <= begin and etag in (None, meta["e_tag"]):
                 yield _answer(meta, begin, begin, ())
                 return
         raise failure
@@ -121,10 +117,13 @@ class CloudStore(Store):
 
     def refresh(self, url: str) -> None:
         """Forget all stores, and with them the credentials that they have found."""
-        with self._lock:
-            self._stores.clear()
+        self._stores = {}
 
-    def _split(self, url: str) -> tuple[str, str]:
+    def _chunks(self, stream: Iterator[Any]) -> Iterator[memoryview]:
+        while (chunk := self._tried(lambda: next(stream, None))) is not None:
+            yield memoryview(chunk)
+
+    def _called(self, url: str, act: Callable[[Any, str], Any]) -> Any:
         bucket, _, key = url.partition("://")[2].partition("/")
         if not bucket or "@" in bucket or not {"", ".", ".."}.isdisjoint(key.split("/")):
             raise RequestFailure(  # obstore reads some of such keys as other ones
@@ -133,21 +132,13 @@ class CloudStore(Store):
                 f"write {self._scheme}://BUCKET/KEY, without keys or passwords, and no part of "
                 "the name that is empty, . or ..",
             )
-        return bucket, key
-
-    def _chunks(self, stream: Iterator[Any]) -> Iterator[memoryview]:
-        while (chunk := self._tried(lambda: next(stream, None))) is not None:
-            yield memoryview(chunk)
-
-    def _called(self, url: str, act: Callable[[Any, str], Any]) -> Any:
-        bucket, key = self._split(url)
         return self._tried(lambda: act(self._store(bucket), key))
 
     def _tried(self, act: Callable[[], Any]) -> Any:
         """What obstore gives; its errors hold URLs and what stores say, so they go no further."""
         try:
             given = act()
-        except (ConfigError, RequestFailure):
+        except ConfigError:
             raise
         except BaseException as error:
             name = type(error).__name__
@@ -162,11 +153,14 @@ class CloudStore(Store):
         raise RequestFailure(what, kind)
 
     def _store(self, bucket: str) -> Any:
-        _require_own_process(self._scheme)
-        with self._lock:
-            if bucket not in self._stores:
-                self._stores[bucket] = self._make(bucket)
-            return self._stores[bucket]
+        if _first_process() != os.getpid():  # it would wait for ever
+            raise ConfigError(
+                f"{self._scheme}:// was used in process {_first_process()} before this one, "
+                f"{os.getpid()}, was forked of it, and its client does not survive a fork; take "
+                "multiprocessing_context='forkserver' or 'spawn'"
+            )
+        stores = self._stores
+        return stores.get(bucket) or stores.setdefault(bucket, self._make(bucket))
 
     def _make(self, bucket: str) -> Any:
         os.environ.setdefault("TOKIO_WORKER_THREADS", "2")  # read at the first request
@@ -174,23 +168,15 @@ class CloudStore(Store):
 
         policy = self._policy
         settings = {_NAMES.get(name, name): value for name, value in self._options.items()}
-        profile = settings.pop("profile", None)
-        if profile is not None:
-            settings["credential_provider"] = _profile(profile)
+        if "profile" in settings:
+            settings["credential_provider"] = _profile(settings.pop("profile"))
         if self._scheme == "gs" and "endpoint" in settings:
             settings["base_url"] = settings.pop("endpoint")
-        urls = [self._options.get("endpoint"), *map(os.environ.get, _ENDPOINTS[self._scheme])]
-        urls = [str(url).lower() for url in urls if url]
-        if not all(url.startswith(("http://", "https://")) for url in urls):
-            raise ConfigError(  # obstore would panic
-                f"the endpoint of {self._scheme} must be a whole URL; write https://HOST or "
-                f"http://HOST:PORT in storage_options or {_ENDPOINTS[self._scheme][0]}"
-            )
         settings["client_options"] = {
             "connect_timeout": timedelta(seconds=policy.connect_s),
             "read_timeout": timedelta(seconds=policy.stall_s),
-            "timeout": timedelta(seconds=policy.request_s),
-            "allow_http": any(url.startswith("http:") for url in urls),
+            "timeout": timedelta(seconds=policy.total_s - policy.stall_s),
+            "allow_http": True,  # as the endpoint says, which may be in a variable
         }
         settings["retry_config"] = {  # of what passes soon; the tries of the transport take longer
             "max_retries": 2,
@@ -201,21 +187,8 @@ class CloudStore(Store):
 
 def _answer(meta: Any, begin: int, stop: int, chunks: Iterable[memoryview]) -> RangeAnswer:
     changed = meta["last_modified"]  # the beginning of 1970 where a store says none
-    told = changed.isoformat() if changed.timestamp() else None
-    version = version_of(meta["e_tag"], told, meta["size"])
+    version = version_of(meta["e_tag"], changed.timestamp() and changed.isoformat())
     return RangeAnswer(begin, stop, meta["size"], version, chunks)
-
-
-def _require_own_process(scheme: str) -> None:
-    """Refuse to use obstore after a fork: its threads are gone, and it would wait for ever."""
-    if not _USED_BY:
-        _USED_BY.append(os.getpid())
-    if _USED_BY[0] != os.getpid():
-        raise ConfigError(
-            f"{scheme}:// was used in process {_USED_BY[0]} before this one, {os.getpid()}, was "
-            "forked of it, and its client does not survive a fork; take "
-            "multiprocessing_context='forkserver' or 'spawn'"
-        )
 
 
 def _profile(profile: str) -> Any:

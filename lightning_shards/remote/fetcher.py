@@ -25,7 +25,7 @@ from lightning_shards.remote.byte_ranges import joined, parts_of
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.pieces import OpenPiece, Piece
 from lightning_shards.remote.request_threads import RequestThreads
-from lightning_shards.remote.transport import Body, Transport, version_of_stamp
+from lightning_shards.remote.transport import Body, RemoteTransport, version_of_stamp
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.urls import redact
 from lightning_shards.system.process import Fetching, raise_if_cancelled, share_of_files, take_from
@@ -70,7 +70,7 @@ class _Segment(NamedTuple):
     into: memoryview
     piece: Piece | None = None
 
-    def fill(self, offset: int, data: bytearray) -> None:
+    def fill(self, offset: int, data: bytes) -> None:
         """Take what it wants from the bytes at this offset of the object."""
         begin, end = max(self.begin, offset), min(self.end, offset + len(data))
         if begin < end:
@@ -101,7 +101,7 @@ class Fetcher:
     """Reads remote objects, by way of the cache if there is one; any thread may call any method.
 
     Args:
-        transport: What fetches; it knows versions by their stamps.
+        transport: What fetches.
         threads: Make the requests; one of them is never used for pieces.
         cache: Where pieces are kept.
         wait_s: Seconds for which a batch waits for pieces that are on their way.
@@ -113,7 +113,7 @@ class Fetcher:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RemoteTransport,
         threads: RequestThreads,
         cache: PieceCache | None = None,
         *,
@@ -162,7 +162,7 @@ class Fetcher:
             where the object ends, and -1 where it is not what its stat says.
 
         Raises:
-            ShardError: As of `Transport.read`, but for another version.
+            ShardError: As of `RemoteTransport.read`, but for another version.
             FileAccessError: The cache folder is another user's, or others may write to it.
         """
         missing, sizes, began = self._unread(self._wanted(reads)), {}, perf_counter()
@@ -222,7 +222,7 @@ class Fetcher:
             self._changed.notify_all()
         self._begin()
 
-    def _data_of(self, piece: Piece) -> bytearray:
+    def _data_of(self, piece: Piece) -> bytes:
         return self._transport.read(piece.url, piece.begin, piece.end, piece.version).data
 
     def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:

@@ -8,17 +8,18 @@ time, and its pauses are drawn from the generator of `random`, which belongs to 
 import logging
 import os
 import re
+import socket
 import ssl
+import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from hashlib import sha256
-from itertools import chain
 from os import fdopen
 from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, unquote, urljoin
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import urllib3
 from urllib3 import exceptions
@@ -29,24 +30,18 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
     UNKNOWN_SIZE,
     RangeAnswer,
+    RangeClient,
     RequestFailure,
-    Store,
     TransportSettings,
     failure_of_status,
-    is_exact,
-    require_store_options,
     version_of,
 )
-from lightning_shards.shards.hosts import proxy_of
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import commit_of, is_commit, pin_commit
+from lightning_shards.shards.scheme_table import PINNED, SCHEMES, require_store_options
 from lightning_shards.shards.urls import split_user
 
 LARGEST_WHOLE: Final = 64 << 20
 """Bytes of an object of which a server that knows no ranges sends more than its beginning."""
-
-LARGEST_IN_PARTS: Final = 4 << 20
-"""Bytes of an object that is sent in parts, without its length, up to which its size is found."""
 
 MAX_REDIRECTS: Final = 5
 
@@ -56,7 +51,6 @@ _ONE_REQUEST: Final = urllib3.Retry(
 _CHUNK: Final = 1 << 18
 _OK, _PARTIAL, _BEYOND = 200, 206, 416
 _CONTENT_RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
-_PAGE = re.compile(rb"\s*<(!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _REFUSED: Final = 400
 
 _REASONS: Final[Mapping[type[Exception], str]] = {
@@ -68,6 +62,7 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
     exceptions.NewConnectionError: "no connection can be made",
     exceptions.ConnectTimeoutError: "no connection can be made",
 }
+_BROKE: Final = "the connection broke"
 
 for _name in ("connection", "connectionpool", "poolmanager", "util.retry"):
     # what urllib3 logs of less than an error may hold the queries of signed URLs
@@ -81,29 +76,64 @@ class HttpTarget(NamedTuple):
     credentials: Mapping[str, str]
 
 
-class HttpClient:
-    """Connections to any number of hosts.
+class HttpClient(RangeClient):
+    """Reads what a URL stands for at a server; it keeps connections to any number of hosts.
 
     Args:
-        scheme: Of the store.
-        settings: Its options may have `ca`, a file of certificates, as REQUESTS_CA_BUNDLE has it.
+        scheme: Of the URLs.
+        settings: Its options may have `ca`, a file of certificates, as REQUESTS_CA_BUNDLE has it,
+            and `endpoint`, of a hub or an AIStore.
 
-    Attributes:
-        options: Of the store.
+    Raises:
+        ConfigError: An option cannot work.
     """
 
     def __init__(self, scheme: str, settings: TransportSettings) -> None:
-        self.options = dict(settings.options.get(scheme, {}))
-        require_store_options(scheme, self.options)
-        policy = settings.policy
+        options = dict(settings.options.get(scheme, {}))
+        require_store_options(scheme, options)
+        policy, client = settings.policy, SCHEMES[scheme].client
         self._settings: dict[str, Any] = {
             "maxsize": settings.connections,
             "num_pools": 64,
             "retries": _ONE_REQUEST,
             "timeout": urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s),
-            "ca_certs": self.options.get("ca") or os.environ.get("REQUESTS_CA_BUNDLE"),
+            "ca_certs": options.get("ca") or os.environ.get("REQUESTS_CA_BUNDLE"),
         }
         self._managers: dict[str, urllib3.PoolManager] = {}  # by scheme and host
+        self._gateway = _gateway(options) if client == "ais" else ""
+        self._hub = HubLocations(options, settings.cache_dir) if client == "hub" else None
+        self._has_answered = False
+
+    @contextmanager
+    def get(
+        self, url: str, begin: int, end: int, etag: str | None
+    ) -> Generator[RangeAnswer, None, None]:
+        """Ask for a range; a refusal of its beginning is answered by the whole object's size."""
+        target, headers = self._target_of(url), {"Range": f"bytes={begin}-{end - 1}"}
+        if etag:
+            headers["If-Match"] = etag
+        response = self.request("GET", target, headers)
+        if response.status == _BEYOND:  # which says neither version nor, often, size
+            response.drain_conn()
+            response = self.request("GET", target)
+        try:
+            yield self._answer(response, begin)
+        finally:
+            response.close()  # one that was read to its end has given its connection back before
+
+    def put(self, url: str, data: bytes) -> None:
+        """Write by PUT, which few servers allow."""
+        if self._hub is not None:
+            raise ConfigError("the hub is written by commits, not by file; upload with its tools")
+        response = self.request("PUT", self._target_of(url), body=data)
+        if response.status not in range(200, 300):
+            raise refusal(response)
+        response.drain_conn()
+
+    def refresh(self, url: str) -> None:
+        """Ask a hub again where the object is."""
+        if self._hub is not None:
+            self._hub.forget(url)
 
     def request(
         self,
@@ -130,15 +160,25 @@ class HttpClient:
                 decode_content=False,
             )
         except (HTTPError, OSError, ValueError) as error:
-            failure = _failure_of(error)
+            failure = _failure_of(error, is_known=self._has_answered)
         raise failure
+
+    def _target_of(self, url: str) -> HttpTarget:
+        """Where the object is; the query of a signed URL is kept."""
+        if self._hub is not None:
+            return self._hub.target_of(url, self.request)
+        if self._gateway:  # it redirects to the machine that holds the object
+            bucket, _, name = url.partition("://")[2].partition("/")
+            url = f"{self._gateway}/v1/objects/{quote(bucket)}/{quote(name)}?provider=ais"
+        plain, user = split_user(url)
+        return HttpTarget(plain, {"Authorization": _basic(user)} if user else {})
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         """The connections to a host, and to those that it redirects to, by its proxy."""
         host = "/".join(url.split("/", 3)[:3])
         manager = self._managers.get(host)
         if manager is None:
-            plain, user = split_user(proxy_of(url))
+            plain, user = split_user(_proxy_of(url))
             headers = {"Proxy-Authorization": _basic(user)} if user else None
             manager = (
                 urllib3.ProxyManager(plain, proxy_headers=headers, **self._settings)
@@ -148,61 +188,11 @@ class HttpClient:
             manager = self._managers.setdefault(host, manager)  # that of the first thread
         return manager
 
-
-class HttpStore(Store):
-    """Reads what a URL stands for at a server.
-
-    Args:
-        client: Makes the requests.
-        target_of: Where the object of a URL is.
-        hub: What has found that, if it is a hub.
-    """
-
-    def __init__(
-        self,
-        client: HttpClient,
-        target_of: Callable[[str], HttpTarget],
-        hub: "HubLocations | None" = None,
-    ) -> None:
-        self._client, self._target_of, self._hub = client, target_of, hub
-        self._has_answered = False
-
-    @contextmanager
-    def get(
-        self, url: str, begin: int, end: int, version: str | None
-    ) -> Generator[RangeAnswer, None, None]:
-        """Ask for a range; a refusal of its beginning is answered by the whole object's size."""
-        target, headers = self._target_of(url), {"Range": f"bytes={begin}-{end - 1}"}
-        if version is not None and is_exact(version):
-            headers["If-Match"] = version
-        response = self._client.request("GET", target, headers)
-        if response.status == _BEYOND:  # which says neither version nor, often, size
-            response.drain_conn()
-            response = self._client.request("GET", target)
-        try:
-            yield self._answer(response, begin, is_known=version is not None)
-        finally:
-            response.close()  # one that was read to its end has given its connection back before
-
-    def put(self, url: str, data: bytes) -> None:
-        """Write by PUT, which few servers allow."""
-        if self._hub is not None:
-            raise ConfigError("the hub is written by commits, not by file; upload with its tools")
-        response = self._client.request("PUT", self._target_of(url), body=data)
-        if response.status not in range(200, 300):
-            raise refusal(response)
-        response.drain_conn()
-
-    def refresh(self, url: str) -> None:
-        """Ask a hub again where the object is."""
-        if self._hub is not None:
-            self._hub.forget(url)
-
-    def _answer(self, response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
+    def _answer(self, response: BaseHTTPResponse, begin: int) -> RangeAnswer:
         if response.status == _PARTIAL:
             answer = _answer_of_range(response)
         elif response.status == _OK:
-            answer = _answer_of_whole(response, begin, is_known=is_known or self._has_answered)
+            answer = _answer_of_whole(response, begin, is_known=self._has_answered)
         else:
             raise refusal(response)
         self._has_answered = True
@@ -216,26 +206,23 @@ def _answer_of_range(response: BaseHTTPResponse) -> RangeAnswer:
     first, last, size = map(int, match.groups())
     if not first <= last < size or response.length_remaining not in (None, last + 1 - first):
         raise RequestFailure("the server answers with an impossible range")
-    return RangeAnswer(first, last + 1, size, _version(response, size), _chunks(response))
+    return RangeAnswer(first, last + 1, size, _version(response), _chunks(response))
 
 
 def _answer_of_whole(response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
     """The whole object, of a server that knows no ranges, unless it is a page for people.
 
-    Such a page may come from a server in trouble where the object is known.
+    Such a page may come from a server in trouble where it has answered before.
     """
-    headers, size, chunks = response.headers, response.length_remaining, _chunks(response)
-    first = next(chunks, b"")
-    if headers.get("Content-Type", "").lower().startswith("text/html") or _PAGE.match(first):
+    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
         raise RequestFailure(
             "the server answers with a page for people and not with a shard",
             "again" if is_known else "final",
             "check the URL, and whether the server wants a login",
         )
-    if size is None and response.chunked:  # only its end says that it is whole
-        while len(first) < LARGEST_IN_PARTS and (chunk := next(chunks, b"")):
-            first += chunk
-        size = len(first) if len(first) < LARGEST_IN_PARTS else UNKNOWN_SIZE
+    size = response.length_remaining
+    if size is None and response.chunked and not begin:  # its end says that it is whole
+        size = UNKNOWN_SIZE
     if size is None or (begin > 0 and size > max(begin, LARGEST_WHOLE)):
         raise RequestFailure(
             "the server answers with all of an object that is large or of unknown length, and not "
@@ -243,15 +230,15 @@ def _answer_of_whole(response: BaseHTTPResponse, begin: int, *, is_known: bool) 
             "final",
             "use a server that knows ranges, or copy the shards here",
         )
-    body = chain((first,), chunks)
-    return RangeAnswer(0, size, size, _version(response, size), body, has_ranges=False)
+    version, chunks = _version(response), _chunks(response)
+    return RangeAnswer(0, size, size, version, chunks, has_ranges=False)
 
 
-def _version(response: BaseHTTPResponse, size: int) -> str:
+def _version(response: BaseHTTPResponse) -> str:
     headers = response.headers
     # The checksum of an AIStore is no version: it is of the range where its bucket is set so
-    number = headers.get("Ais-Version")
-    return version_of(headers.get("ETag") or number, headers.get("Last-Modified"), size)
+    etag = headers.get("ETag") or headers.get("Ais-Version")
+    return version_of(etag, headers.get("Last-Modified"))
 
 
 def refusal(response: BaseHTTPResponse) -> RequestFailure:
@@ -274,12 +261,12 @@ def _chunks(response: BaseHTTPResponse) -> Iterator[bytes]:
         while chunk := response.read1(_CHUNK, decode_content=False):
             yield chunk
     except (HTTPError, OSError, ValueError) as error:
-        failure = _failure_of(error if isinstance(error, HTTPError) else OSError())
+        failure = _failure_of(error if isinstance(error, HTTPError) else OSError(), is_known=True)
     if failure is not None:
         raise failure
 
 
-def _failure_of(error: Exception) -> RequestFailure:
+def _failure_of(error: Exception, *, is_known: bool) -> RequestFailure:
     """Why there is no response, in words of ours: those of urllib3 hold the URL."""
     cause = error.reason if isinstance(error, exceptions.MaxRetryError) else error
     tls = cause.args[0] if isinstance(cause, exceptions.SSLError) else None
@@ -290,13 +277,23 @@ def _failure_of(error: Exception) -> RequestFailure:
             "check the host and the port, and the certificates of this machine (SSL_CERT_FILE, "
             "REQUESTS_CA_BUNDLE, or ca in storage_options)",
         )
-    reasons = (reason for kind, reason in _REASONS.items() if isinstance(cause, kind))
-    is_final = isinstance(cause, (ValueError, exceptions.ResponseError))
-    return RequestFailure(
-        next(reasons, "the connection broke"),
-        "final" if is_final else "again",
-        "check the URL, and the proxy in http_proxy and no_proxy" if is_final else "",
-    )
+    lookup = cause.__cause__ if isinstance(cause, exceptions.NameResolutionError) else None
+    if isinstance(lookup, socket.gaierror) and lookup.errno == socket.EAI_NONAME and not is_known:
+        return RequestFailure("its host has no address", "absent", "check the URL and the network")
+    what = next((what for kind, what in _REASONS.items() if isinstance(cause, kind)), _BROKE)
+    if isinstance(cause, (ValueError, exceptions.ResponseError)):
+        remedy = "check the URL, and the proxy in http_proxy and no_proxy"
+        return RequestFailure(what, "final", remedy)
+    return RequestFailure(what)
+
+
+def _proxy_of(url: str) -> str:
+    """The proxy that requests for this URL go through, with its user; the empty text if none."""
+    proxies, parts = urllib.request.getproxies(), urlsplit(url)
+    proxy = proxies.get(parts.scheme) or proxies.get("all", "")
+    if not proxy or urllib.request.proxy_bypass(parts.netloc):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _basic(user: str) -> str:
@@ -304,38 +301,19 @@ def _basic(user: str) -> str:
     return f"Basic {b64encode(unquote(user).encode()).decode()}"
 
 
-def web_target(url: str) -> HttpTarget:
-    """An http(s) URL; the query of a signed one is kept."""
-    plain, user = split_user(url)
-    return HttpTarget(plain, {"Authorization": _basic(user)} if user else {})
-
-
-def make_ais_store(client: HttpClient) -> HttpStore:
-    """The store of an AIStore, whose gateway redirects to the machine that holds an object.
-
-    Args:
-        client: Its option `endpoint`, or AIS_ENDPOINT, is the URL of a gateway.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    gateway = str(client.options.get("endpoint") or os.environ.get("AIS_ENDPOINT", "")).rstrip("/")
+def _gateway(options: Mapping[str, str]) -> str:
+    """The URL of the gateway of an AIStore."""
+    gateway = (options.get("endpoint") or os.environ.get("AIS_ENDPOINT", "")).rstrip("/")
     if not gateway.startswith(("http://", "https://")):
         raise ConfigError(
             "ais:// shards need the URL of a gateway: set AIS_ENDPOINT, or storage_options to "
             "{'ais': {'endpoint': 'http://host:51080'}}"
         )
-
-    def target_of(url: str) -> HttpTarget:
-        bucket, _, name = url.partition("://")[2].partition("/")
-        return web_target(f"{gateway}/v1/objects/{quote(bucket)}/{quote(name)}?provider=ais")
-
-    return HttpStore(client, target_of)
+    return gateway
 
 
-_HUB: Final = "https://huggingface.co"
 _HUB_PATH = re.compile(
-    r"hf://(?P<kind>datasets/|spaces/)?(?P<repo>(?!datasets/|spaces/)[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)"
+    r"hf://(?P<repo>(datasets/|spaces/)?(?!datasets/|spaces/)[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<path>.+)"
 )
 
 
@@ -347,14 +325,13 @@ class HubLocations:
     answer of the hub pins a revision to its commit, see `scheme_table`.
 
     Args:
-        client: Its options are `endpoint`, of a mirror, and `anonymous`, to send no token.
+        options: `endpoint`, of a mirror, and `anonymous`, to send no token.
         cache_dir: In which folder locations are kept.
     """
 
-    def __init__(self, client: HttpClient, cache_dir: str | None) -> None:
-        self._client = client
-        self._endpoint = str(client.options.get("endpoint", _HUB)).rstrip("/")
-        self._is_anonymous = bool(client.options.get("anonymous", False))
+    def __init__(self, options: Mapping[str, Any], cache_dir: str | None) -> None:
+        self._is_anonymous = bool(options.get("anonymous"))
+        self._endpoint = str(options.get("endpoint", "https://huggingface.co")).rstrip("/")
         self._cache = CacheFolder(cache_dir)
         self._known: dict[str, str] = {}
         self._asking: dict[str, Lock] = {}
@@ -365,7 +342,7 @@ class HubLocations:
         with suppress(OSError):
             self._file(url).unlink()
 
-    def target_of(self, url: str) -> HttpTarget:
+    def target_of(self, url: str, request: Callable[..., BaseHTTPResponse]) -> HttpTarget:
         """The location that this process, or another one of this machine, has found.
 
         Raises:
@@ -374,54 +351,45 @@ class HubLocations:
         with self._asking.setdefault(url, Lock()):  # the threads of this process ask the hub once
             location = self._known.get(url) or self._read(url)
             if not location:
-                location = self._asked(url)
+                location = self._asked(url, request)
                 with suppress(OSError):  # others ask for themselves
                     self._cache.write(self._file(url), location.encode())
             self._known[url] = location
         return self._target(location)
 
-    def _asked(self, url: str) -> str:
-        """What the hub answers for the commit that a revision is pinned to."""
-        location, commit = self._head(self._resolved(url))
-        pinned = pin_commit(self._endpoint, self._revision(url), commit) if commit else ""
-        if pinned != commit:  # of two threads that asked, one was told another commit
-            raise RequestFailure("the branch has moved")
-        return location
-
-    def _head(self, url: str) -> tuple[str, str]:
-        """Where the hub redirects to, its own redirects apart, and the commit that it names."""
-        commit = ""
+    def _asked(self, url: str, request: Callable[..., BaseHTTPResponse]) -> str:
+        """Where the hub redirects to, its own redirects apart; it pins the commit that it names."""
+        pin, resolved = self._resolved(url)
         for _ in range(MAX_REDIRECTS):
-            response = self._client.request("HEAD", self._target(url), follows=False)
+            response = request("HEAD", self._target(resolved), follows=False)
             if response.status >= _REFUSED:
                 raise refusal(response)
             response.drain_conn()
-            said = response.headers.get("X-Repo-Commit")
-            commit = said if is_commit(said) else commit
-            following = urljoin(url, response.get_redirect_location() or url)
-            if following == url or not self._is_hub(following):
-                return following, commit
-            url = following
+            commit = response.headers.get("X-Repo-Commit", "")
+            if commit and PINNED.setdefault(pin, commit) != commit:
+                raise RequestFailure("the branch has moved")  # and another thread was told before
+            following = urljoin(resolved, response.get_redirect_location() or resolved)
+            if following == resolved or not following.startswith(f"{self._endpoint}/"):
+                return following
+            resolved = following
         raise RequestFailure(f"the hub redirects more than {MAX_REDIRECTS} times", "final")
 
     def _target(self, location: str) -> HttpTarget:
-        token = "" if self._is_anonymous or not self._is_hub(location) else hub_token()
+        """The location, with the token of the user if it is the hub itself."""
+        is_hub = location.startswith(f"{self._endpoint}/")
+        token = hub_token() if is_hub and not self._is_anonymous else ""
         return HttpTarget(location, {"Authorization": f"Bearer {token}"} if token else {})
 
-    def _is_hub(self, location: str) -> bool:
-        return location.startswith(f"{self._endpoint}/")
-
-    def _resolved(self, url: str) -> str:
-        match = _matched(url)
-        revision = commit_of(self._endpoint, self._revision(url))
-        revision = quote(revision or unquote(match["revision"] or "main"), safe="")
-        repo = f"{match['kind'] or ''}{quote(match['repo'])}"
-        return f"{self._endpoint}/{repo}/resolve/{revision}/{quote(match['path'])}"
-
-    def _revision(self, url: str) -> str:
-        """The repository and revision that a URL names, which are pinned together."""
-        match = _matched(url)
-        return f"{match['kind']}{match['repo']}@{match['revision']}"
+    def _resolved(self, url: str) -> tuple[str, str]:
+        """Repository and revision, which are pinned together, and the URL of the object there."""
+        match = _HUB_PATH.fullmatch(url)
+        if match is None:
+            remedy = "write hf://datasets/OWNER/NAME@REVISION/PATH"
+            raise RequestFailure("the URL cannot be read", "final", remedy)
+        repo, revision = f"{self._endpoint}/{quote(match['repo'])}", match["revision"] or "main"
+        pin = f"{repo}@{revision}"
+        revision = quote(PINNED.get(pin) or unquote(revision), safe="")
+        return pin, f"{repo}/resolve/{revision}/{quote(match['path'])}"
 
     def _read(self, url: str) -> str:
         file = self._cache.open(self._file(url))
@@ -431,30 +399,19 @@ class HubLocations:
             return opened.read().decode()
 
     def _file(self, url: str) -> Path:
-        commit = commit_of(self._endpoint, self._revision(url))
-        name = sha256(f"{self._endpoint} {url} {commit}".encode()).hexdigest()
-        return self._cache.root / "locations" / name
-
-
-def _matched(url: str) -> re.Match[str]:
-    match = _HUB_PATH.fullmatch(url)
-    if match is None:
-        remedy = "write hf://datasets/OWNER/NAME@REVISION/PATH"
-        raise RequestFailure("the URL cannot be read", "final", remedy)
-    return match
+        _, resolved = self._resolved(url)
+        return self._cache.root / "locations" / sha256(resolved.encode()).hexdigest()
 
 
 def hub_token() -> str:
-    """The first token that there is, looked for again each time; the empty text if there is none.
+    """The token of the user, looked for again each time; the empty text if there is none.
 
     Users renew theirs during a run.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    if token := os.environ.get("HF_TOKEN", "").strip():
+        return token
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     file = os.environ.get("HF_TOKEN_PATH") or f"{home}/token"
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-        if token := os.environ.get(name, "").strip():
-            return token
     with suppress(OSError, RuntimeError, UnicodeDecodeError):  # there is none that can be read
         return Path(file).expanduser().read_text().strip()
     return ""

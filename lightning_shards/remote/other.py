@@ -14,12 +14,12 @@ import fsspec
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
     RangeAnswer,
+    RangeClient,
     RequestFailure,
-    Store,
     TransportSettings,
-    require_store_options,
     version_of,
 )
+from lightning_shards.shards.scheme_table import require_store_options
 
 _ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
@@ -27,7 +27,7 @@ _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify",
 _T = TypeVar("_T")
 
 
-class OtherStore(Store):
+class OtherClient(RangeClient):
     """Reads by file systems of fsspec: each thread has its own, until a call on it fails.
 
     fsspec would keep a file system for ever, also with a connection that broke.
@@ -49,18 +49,15 @@ class OtherStore(Store):
 
     @contextmanager
     def get(
-        self, url: str, begin: int, end: int, version: str | None
+        self, url: str, begin: int, end: int, etag: str | None
     ) -> Generator[RangeAnswer, None, None]:
-        """Read a range, and ask afterwards what the object is: it may be replaced meanwhile."""
+        """Ask what the object is, and read a range: one that is replaced later is another one."""
 
         def read(files: Any, path: str) -> RangeAnswer:
-            before = None if version is not None else _described(files, path)
-            stop = min(end, before[1]) if before else end
+            version, size = _described(files, path)
+            stop = max(begin, min(end, size))
             data: bytes = files.cat_file(path, begin, stop) if stop > begin else b""
-            found = _described(files, path)
-            if before not in (None, found):
-                raise RequestFailure("it changed while it was read")
-            return RangeAnswer(begin, begin + len(data), found[1], found[0], (data,))
+            return RangeAnswer(begin, stop, size, version, (data,))
 
         yield self._called(url, read)
 
@@ -97,9 +94,7 @@ class OtherStore(Store):
         """The file system of this thread for a URL, and the path in it."""
         kind: Any = cast("Any", fsspec).get_filesystem_class(self._scheme)
         said: Mapping[str, Any] = kind._get_kwargs_from_urls(url)  # noqa: SLF001 fsspec documents it
-        said = {
-            name: unquote(text) if isinstance(text, str) else text for name, text in said.items()
-        }
+        said = {name: unquote(it) if isinstance(it, str) else it for name, it in said.items()}
         said.pop("url_fragment", None)  # it is in the path as well
         path: str = kind._strip_protocol(url)  # noqa: SLF001 the name that fsspec documents
         opened = vars(self._of_thread)
@@ -115,5 +110,4 @@ def _described(files: Any, path: str) -> tuple[str, int]:
     facts = cast("dict[str, Any]", files.info(path))
     etag = next((str(facts[name]) for name in _ETAGS if facts.get(name)), None)
     changed = next((facts[name] for name in _TIMES if facts.get(name)), None)
-    size = int(facts.get("size") or 0)
-    return version_of(etag, changed, size), size
+    return version_of(etag, changed), int(facts.get("size") or 0)

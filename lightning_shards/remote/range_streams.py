@@ -15,9 +15,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.remote.request_threads import RequestThreads
-from lightning_shards.remote.transport import Body, Transport
+from lightning_shards.remote.transport import Body, RemoteTransport
 from lightning_shards.system.process import Fetching, result_of
 
 _BUFFER: Final = 1 << 18
@@ -30,7 +31,7 @@ _FIRST_BYTES: Final = 1 << 18
 
 _RANGE_BYTES: Final = MOST_IN_ONE_REQUEST
 
-_Line = tuple[Transport, RequestThreads]
+_Line = tuple[RemoteTransport, RequestThreads]
 """The connections and the threads of one stream."""
 
 _Begun = deque[Future[Any]]
@@ -52,7 +53,7 @@ class RangeStreams:
         waited_s: Seconds for which they waited.
     """
 
-    def __init__(self, transport: Transport, connections: int) -> None:
+    def __init__(self, transport: RemoteTransport, connections: int) -> None:
         self.read_bytes, self.waited_s = 0, 0.0
         self._transport, self._ranges = transport, max(1, min(_RANGES, connections))
         self._all: list[_Line] = []
@@ -62,7 +63,7 @@ class RangeStreams:
         """The object as a file that is read forward; closing it early ends its requests.
 
         Raises:
-            ShardError: As of `Transport.read`; reading raises the same.
+            ShardError: As of `RemoteTransport.read`; reading raises the same.
         """
         chunks = self._chunks(url)
         return io.BufferedReader(_ForwardFile(next(chunks), chunks), _BUFFER)
@@ -72,7 +73,7 @@ class RangeStreams:
         for line in tuple(self._all):
             _close(line)
 
-    def _chunks(self, url: str) -> Generator[bytes | bytearray]:
+    def _chunks(self, url: str) -> Generator[Chunk]:
         """The bytes of an object, one range after the other."""
         try:
             line = self._free.pop()
@@ -93,9 +94,7 @@ class RangeStreams:
                 _close(line)
             self._free.append(line)
 
-    def _of_ranges(
-        self, url: str, first: Body, line: _Line, begun: _Begun
-    ) -> Generator[bytes | bytearray]:
+    def _of_ranges(self, url: str, first: Body, line: _Line, begun: _Begun) -> Generator[Chunk]:
         transport, threads = line
         chunk, at, size = first.data, len(first.data), _FIRST_BYTES
         while True:
@@ -109,9 +108,7 @@ class RangeStreams:
                 return
             chunk = self._result(begun).data
 
-    def _whole(
-        self, url: str, first: Body, line: _Line, begun: _Begun
-    ) -> Generator[bytes | bytearray]:
+    def _whole(self, url: str, first: Body, line: _Line, begun: _Begun) -> Generator[Chunk]:
         """By one request; what waits for its bytes is a thread, which can be left."""
         chunks = line[0].read_forward(url, first)
         try:
@@ -145,7 +142,7 @@ def _close(line: _Line) -> None:
 class _ForwardFile(io.RawIOBase):
     """Chunks of bytes as a raw file; closing it closes what gives them."""
 
-    def __init__(self, beginning: bytes | bytearray, chunks: Generator[bytes | bytearray]) -> None:
+    def __init__(self, beginning: Chunk, chunks: Generator[Chunk]) -> None:
         super().__init__()
         self._data, self._chunks = memoryview(beginning), chunks
 

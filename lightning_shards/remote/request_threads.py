@@ -42,10 +42,7 @@ class RequestThreads:
         Where not one thread can be started, the future has a StorageError.
         """
         # `setdefault` needs no lock, which a fork could inherit held
-        threads = self._started.setdefault(os.getpid(), _Threads(self.limit))
-        future: Future[_T] = Future()
-        threads.put(future, call)
-        return future
+        return self._started.setdefault(os.getpid(), _Threads(self.limit)).begin(call)
 
     def close(self) -> None:
         """End the threads of this process, each after the call that it is in.
@@ -63,60 +60,48 @@ class _Threads:
     """The threads of one process."""
 
     def __init__(self, limit: int) -> None:
-        self._limit, self._number, self._unfinished = limit, 0, 0
-        self._is_closed = False
+        self._limit, self._number, self._is_closed = limit, 0, False
         self._lock = RLock()  # it may be closed by a finalizer while it is held
+        self._unfinished: set[Future[Any]] = set()
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._under_way: set[Future[Any]] = set()
 
-    def put(self, future: Future[Any], call: Callable[[], Any]) -> None:
+    def begin(self, call: Callable[[], _T]) -> "Future[_T]":
+        future: Future[_T] = Future()
         with self._lock:
-            if self._is_closed:
-                future.set_exception(StorageError(_CLOSED))
-                return
-            if self._number < min(self._unfinished + 1, self._limit):
-                self._start_one()
-            if not self._number:
-                future.set_exception(StorageError(_NO_THREAD))
-                return
-            self._unfinished += 1
-            self._calls.put((future, call))
-
-    def _start_one(self) -> None:
-        """Start a thread; others do its work where this user may have no more of them."""
-        with suppress(RuntimeError):
-            Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
-            self._number += 1
+            if self._number < min(len(self._unfinished) + 1, self._limit):
+                with suppress(RuntimeError):  # others do its work where there may be no more
+                    Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+                    self._number += 1
+            if self._is_closed or not self._number:
+                future.set_exception(StorageError(_CLOSED if self._is_closed else _NO_THREAD))
+                return future
+            self._unfinished.add(future)
+        self._calls.put((future, call))
+        return future
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
+            for future in tuple(self._unfinished):
+                with suppress(InvalidStateError):  # it has ended meanwhile, or was cancelled
+                    future.set_exception(StorageError(_CLOSED))
             for _ in range(self._number):
                 self._calls.put(None)
-            under_way = tuple(self._under_way)
-        for future in under_way:
-            _settle(future, _refuse)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
             future, call = item
-            if future.set_running_or_notify_cancel():  # a cancelled one can have no error
-                with self._lock:
-                    self._under_way.add(future)
-                    is_closed = self._is_closed
-                _settle(future, _refuse if is_closed else call)
             with self._lock:
-                self._under_way.discard(future)
-                self._unfinished -= 1
+                is_wanted = not self._is_closed and future.set_running_or_notify_cancel()
+            if is_wanted:
+                _settle(future, call)
+            with self._lock:
+                self._unfinished.discard(future)
             del future, call, item  # their bytes may be many, and the next call may be far
 
 
-def _refuse() -> None:
-    raise StorageError(_CLOSED)
-
-
 def _settle(future: Future[Any], call: Callable[[], Any]) -> None:
-    """Give a future what a call gives, unless it was settled meanwhile, where all was closed."""
+    """Give a future what a call gives, unless all was closed meanwhile."""
     with suppress(InvalidStateError):
         try:
             result = call()

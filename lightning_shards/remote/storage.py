@@ -1,6 +1,5 @@
 """The storage of remote shards: ranges of objects, many at once, each of one version."""
 
-import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -19,16 +18,14 @@ from lightning_shards.remote.range_streams import RangeStreams
 from lightning_shards.remote.request_threads import RequestThreads
 from lightning_shards.remote.transport import (
     RemoteTransport,
-    StampedTransport,
-    Transport,
     TransportSettings,
     version_of_stamp,
 )
 from lightning_shards.shards.beside import read_beside
 from lightning_shards.shards.scheme_table import (
     ANY_FURTHER,
+    PINNED,
     RANGED_SCHEMES,
-    pinned_commits,
     take_over_commits,
 )
 from lightning_shards.shards.storage.protocol import (
@@ -68,13 +65,13 @@ class RemoteStorage(Storage):
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RemoteTransport,
         connections: int = 64,
         cache: PieceCache | None = None,
         indexes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._indexes = indexes
-        self._transport = StampedTransport(transport, version_number)
+        self._transport = transport
         self._versions: dict[str, str] = {}
         self._threads = RequestThreads(connections + (cache is not None))
         self._streams = RangeStreams(transport, connections)
@@ -109,7 +106,7 @@ class RemoteStorage(Storage):
         if stat is None:
             self._versions[url] = body.version
         self._read_bytes += len(body.data)
-        return bytes(body.data)
+        return body.data
 
     def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Fetch these pieces to the cache, in this order, and nothing that was named before.
@@ -179,7 +176,7 @@ class RemoteStorage(Storage):
         if folder in self._indexes:
             return read_beside(Path(self._indexes[folder], unescaped(name, url)), max_bytes)
         try:
-            return bytes(self._transport.read(url, 0, max_bytes).data)
+            return self._transport.read(url, 0, max_bytes).data
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
 
@@ -191,11 +188,6 @@ class RemoteStorage(Storage):
         finally:
             for future in begun:
                 future.cancel()
-
-
-def version_number(version: str) -> int:
-    """A hash of an object's version that fits where a file has its time of change: 63 bits."""
-    return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +215,7 @@ class MakeRemoteStorage:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the commits of the hub that are pinned now, too."""
-        return _unpickled, (self.settings, self.cache, pinned_commits())
+        return _unpickled, (self.settings, self.cache, dict(PINNED))
 
 
 def _unpickled(

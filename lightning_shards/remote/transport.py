@@ -1,44 +1,46 @@
 """What can be fetched from afar: ranges of bytes of remote objects, whatever store holds them.
 
-A transport is below the seam `Storage`: it knows neither shards nor samples. One object serves all
-threads of a process; it opens connections at the first use in each process, and a pickled one is
-its settings alone.
+A transport knows neither shards nor samples. One object serves all threads of a process. It opens
+connections at the first use in each process, and a pickled one is its settings alone.
 
-A `StampedTransport` reads objects whose version is known by their stamp alone, as member tables
-have it: the size of a shard and a number made from its version. So the pieces of an object have
-their names before anything was asked of its store.
+What clients and their libraries do not do is done here: an answer is held against the version and
+the range that were asked for, a range goes on behind the last byte that came, and all requests for
+it have one limit of time.
 """
 
 import os
-from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
-from functools import lru_cache
-from threading import BoundedSemaphore, Event, Lock
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from threading import Event, get_ident
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardError,
+    ShardNotFoundError,
+    StorageError,
+)
 from lightning_shards.remote.backend import (
     UNKNOWN_SIZE,
     Chunk,
     RangeAnswer,
+    RangeClient,
     RequestFailure,
     RetryPolicy,
-    Store,
     TransportSettings,
-    error_of,
-    is_exact,
 )
-from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES
 from lightning_shards.shards.urls import redact, scheme_of
 
 _PROGRESS: Final = 1 << 20
-"""Bytes by which a request that broke off has shown that the server works."""
-
-_SHOWN: Final = 80  # characters of a version
+"""Bytes by which a request has shown that the server works."""
 
 
 class TransportCounts(NamedTuple):
@@ -56,117 +58,30 @@ class TransportCounts(NamedTuple):
     bytes: int
 
 
-class RequestCounter:
-    """Counts what one process asks for, in any of its threads.
-
-    Attributes:
-        counts: What it has asked for so far.
-    """
-
-    def __init__(self) -> None:
-        self.counts = TransportCounts(0, 0, 0)
-        self._lock = Lock()
-
-    def add(self, *, requests: int = 0, repeated: int = 0, size: int = 0) -> None:
-        """Add to the counts."""
-        added = (requests, repeated, size)
-        with self._lock:
-            self.counts = TransportCounts(*map(int.__add__, self.counts, added))
-
-
-class Body(NamedTuple):
+@dataclass(frozen=True)
+class Body:
     """A range of an object.
 
     Attributes:
-        data: Its bytes, which belong to the caller; fewer than asked for if the object ends before.
-        version: By what an unchanged object is recognised: its ETag as the store writes it, else
-            its time of change and its size.
+        chunks: Its bytes as they came; fewer than asked for if the object ends before.
+        version: By what an unchanged object is recognised, see `version_of_stamp`.
         size: Bytes of the whole object.
         has_ranges: Whether the store sent this range alone. One that knows no ranges sends the
             whole object each time, which is better read by `read_forward`.
     """
 
-    data: bytearray
+    chunks: list[Chunk]
     version: str
     size: int
     has_ranges: bool = True
 
-
-class Transport(Protocol):
-    """Reads and writes remote objects; any thread may call any method at any time."""
-
-    @abstractmethod
-    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
-        """One range of bytes, fetched by as many requests as its retries need.
-
-        Args:
-            url: The object, with whatever credentials and query belong to its URL.
-            begin: Offset of the first byte, at least 0; it may be at the object's end or beyond.
-            end: Offset behind the last byte, at least `begin`. An empty range gives no bytes, but
-                version and size.
-            version: What the object must be, from an earlier body; None: any one version.
-
-        Returns:
-            Bytes of one version of the object, with that version and the object's size.
-
-        Raises:
-            ShardNotFoundError: There is no such object or bucket.
-            FileAccessError: The store refuses to give it to this user.
-            IndexMismatchError: The object is another version, or was replaced while it was read.
-            StorageError: The bytes could not be had, after all retries.
-            ConfigError: The URL's scheme or the settings cannot work, a package is missing, or the
-                process was forked from one that used this store.
-        """
-        ...
-
-    def read_forward(self, url: str, first: Body) -> Generator[bytes]:
-        """All bytes of an object in order, by one request that is read as fast as they are taken.
-
-        It is for stores that know no ranges. After a break the object is sent again, and what was
-        taken before is passed over. The request is one of those under way until the caller closes
-        the generator.
-
-        Args:
-            url: The object.
-            first: Its beginning, as `read` has given it: the version and the size that it must
-                have.
-
-        Raises:
-            ShardError: As of `read`.
-        """
-        yield bytes(self.read(url, 0, first.size, first.version).data)
-
-    @abstractmethod
-    def write(self, url: str, data: bytes) -> None:
-        """Put a whole object, in place of one of that name; meant for indexes, which are small.
-
-        Args:
-            url: The object.
-            data: All of its bytes, sent in one request.
-
-        Raises:
-            FileAccessError: The store does not let this user write.
-            StorageError: It could not be written, after all retries.
-            ConfigError: As of `read`, and for `hf://`, which is written by commits.
-        """
-        ...
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of all connections of this process.
-
-        Reads under way in other threads end with a StorageError, at the end of their read timeout
-        at the latest. A later call opens connections again.
-        """
-        ...
-
-    @property
-    def counts(self) -> "TransportCounts":
-        """What this process has asked for, by this one and all its copies; zeros if not counted."""
-        return TransportCounts(0, 0, 0)
+    @cached_property
+    def data(self) -> bytes:
+        """Its bytes in one piece."""
+        return b"".join(self.chunks)
 
 
-class RemoteTransport(Transport):
+class RemoteTransport:
     """Requests to the store of each scheme, retried and held against the object's version.
 
     Args:
@@ -183,10 +98,12 @@ class RemoteTransport(Transport):
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._settings = settings or TransportSettings()
-        self._now = now
-        self._sleep = sleep
-        self._counters: dict[int, RequestCounter] = {}  # by process, as what follows
-        self._opened: dict[int, _Opened] = {}
+        self._now, self._sleep = now, sleep
+        self._closed = Event()
+        self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
+        self._etags: dict[tuple[str, str], str] = {}  # by URL and version
+        # By process and thread, each of which changes its own: a lock could be inherited held
+        self._counted: dict[tuple[int, int], TransportCounts] = {}
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
@@ -195,7 +112,7 @@ class RemoteTransport(Transport):
     def __copy__(self) -> "RemoteTransport":
         """Another one of the same settings, with connections of its own and the same counts."""
         made = RemoteTransport(self._settings, now=self._now, sleep=self._sleep)
-        made._counters = self._counters
+        made._counted, made._etags = self._counted, self._etags
         return made
 
     def __repr__(self) -> str:
@@ -205,165 +122,201 @@ class RemoteTransport(Transport):
     @property
     def counts(self) -> TransportCounts:
         """What this process has asked for, by this transport and all its copies."""
-        return self._counter().counts
+        pid = os.getpid()
+        counted = [each for (process, _), each in tuple(self._counted.items()) if process == pid]
+        return TransportCounts(*map(sum, zip((0, 0, 0), *counted, strict=True)))
 
     def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
-        """One range of bytes, fetched by as many requests as its retries need."""
+        """One range of bytes, fetched by as many requests as its retries need.
+
+        Args:
+            url: The object, with whatever credentials and query belong to its URL.
+            begin: Offset of the first byte, at least 0; it may be at the object's end or beyond.
+            end: Offset behind the last byte, at least `begin`. An empty range gives no bytes, but
+                version and size.
+            version: What the object must be, as a body or `version_of_stamp` has it; None: any.
+
+        Returns:
+            Bytes of one version of the object, with that version and the object's size.
+
+        Raises:
+            ShardNotFoundError: There is no such object or bucket.
+            FileAccessError: The store refuses to give it to this user.
+            IndexMismatchError: The object is another version, or was replaced while it was read.
+            StorageError: The bytes could not be had, after all retries.
+            ConfigError: The URL's scheme or the settings cannot work, a package is missing, or the
+                process was forked from one that used this store.
+        """
         if not 0 <= begin <= end:
             raise ValueError(f"bytes {begin} to {end} are no range")
         reading = _Reading(url, begin, max(end, begin + 1), version)
-        data, at = bytearray(), 0
-        view = memoryview(data)
-        for chunk in self._arriving(reading):
-            if not data:
-                data = bytearray(reading.stop - begin)
-                view = memoryview(data)  # slices of it take bytes without another copy
-            view[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        data = data if end > begin else bytearray()
-        return Body(data, reading.version or "", reading.size, reading.has_ranges)
+        chunks = list(self._arriving(reading))
+        chunks = chunks if end > begin else []
+        return Body(chunks, reading.version or "", reading.size, reading.has_ranges)
 
-    def read_forward(self, url: str, first: Body) -> Generator[bytes]:
-        """All bytes of an object in order, by one request that is read as they are taken."""
-        reading = _Reading(url, 0, first.size, first.version, first.size)
-        reading.has_ranges = False
-        for chunk in self._arriving(reading):
-            yield bytes(chunk)
+    def read_forward(self, url: str, first: Body) -> Generator[Chunk]:
+        """All bytes of an object in order, by one request that is read as fast as they are taken.
+
+        It is for stores that know no ranges. After a break the object is sent again, and what was
+        taken before is passed over. The request is under way until the caller closes the generator.
+
+        Args:
+            url: The object.
+            first: Its beginning, as `read` has given it.
+
+        Raises:
+            ShardError: As of `read`.
+        """
+        yield from self._arriving(_Reading(url, 0, first.size, first.version, has_ranges=False))
 
     def write(self, url: str, data: bytes) -> None:
-        """Put a whole object, in place of one of that name."""
-        for _ in self._arriving(_Writing(url, data)):
-            pass
+        """Put a whole object, in place of one of that name; meant for indexes, which are small.
+
+        Raises:
+            FileAccessError: The store does not let this user write.
+            StorageError: It could not be written, after all retries.
+            ConfigError: As of `read`, and for `hf://`, which is written by commits.
+        """
+        client, tries = self._client(url), self._tries()
+        while True:
+            self._count(1, int(tries.failed > 0), 0)
+            try:
+                client.put(url, data)
+            except RequestFailure as error:
+                failure = error
+            else:
+                return
+            tries.wait_after(failure, f"{redact(url)} cannot be written", client, url)
 
     def close(self) -> None:
-        """Let go of all connections of this process."""
-        opened = self._opened.pop(os.getpid(), None)
-        if opened is not None:
-            opened.closed.set()
+        """Let go of all connections of this process.
 
-    def _arriving(self, wanted: "_Reading | _Writing") -> Generator[Chunk]:
-        """What arrives while a store is asked until all that is wanted is done.
+        Reads under way in other threads end with a StorageError, at the end of their read timeout
+        at the latest. A later call opens connections again.
+        """
+        self._closed.set()
+        self._closed, self._clients = Event(), {}
+
+    def _arriving(self, reading: "_Reading") -> Generator[Chunk]:
+        """What arrives while a store is asked until the whole range has come.
 
         Raises:
             ShardError: The last failure.
         """
-        opened, scheme = self._of_this_process(), scheme_of(wanted.url)
-        store, policy = opened.store(scheme, self._settings), self._settings.policy
-        tries = _Tries(policy, self._now)
-        while not wanted.is_whole:
-            failure, gained, came = None, 0, wanted.came
-            with opened.places:
-                latest = self._now() + policy.request_s
-                try:
-                    opened.require_open()
-                    self._counter().add(requests=1, repeated=int(tries.failed > 0))
-                    for chunk in wanted.once(store):
-                        gained += len(chunk)
-                        yield chunk
-                        opened.require_open()
-                        if self._now() > latest and wanted.has_ranges and not wanted.is_whole:
-                            failure = RequestFailure("it comes too slowly")
-                            break
-                except RequestFailure as error:
-                    failure = error
-                finally:
-                    self._counter().add(size=wanted.came - came)
-            if failure is None:
-                continue
-            pause_s = tries.pause_s(failure, gained)
-            if pause_s is None:  # outside of `except`, so that nothing is its context
-                tried = f"try {tries.failed} of {policy.tries}"
-                raise error_of(failure, scheme, wanted.failed(), tried)
-            (self._sleep or opened.closed.wait)(pause_s)
-            if failure.kind == "denied":
-                store.refresh(wanted.url)
+        url = reading.url
+        client, tries = self._client(url), self._tries()
+        while not reading.is_whole:
+            failure, came = None, reading.came
+            repeated = int(tries.failed > 0)
+            etag = self._etags.get((url, reading.version or ""))
+            try:
+                tries.arrived(0, is_paced=False)
+                for chunk in reading.once(client, etag):
+                    yield chunk
+                    if not reading.is_whole:
+                        tries.arrived(len(chunk), is_paced=not reading.has_ranges)
+            except RequestFailure as error:
+                failure = error
+            finally:
+                self._count(1, repeated, reading.came - came)
+            if reading.etag:
+                self._etags[url, reading.version or ""] = reading.etag
+            if failure is not None:  # outside of `except`, so that nothing is its context
+                tries.wait_after(failure, reading.failed(), client, url)
 
-    def _counter(self) -> RequestCounter:
-        pid = os.getpid()
-        return self._counters.get(pid) or self._counters.setdefault(pid, RequestCounter())
+    def _client(self, url: str) -> RangeClient:
+        """What asks for it in this process; `setdefault` keeps that of the first thread."""
+        key = os.getpid(), scheme_of(url)
+        return self._clients.get(key) or self._clients.setdefault(
+            key, make_client(key[1], self._settings)
+        )
 
-    def _of_this_process(self) -> "_Opened":
-        """What this process opened; `setdefault` needs no lock, which a fork could inherit held."""
-        pid = os.getpid()
-        opened = self._opened.get(pid)
-        return opened or self._opened.setdefault(pid, _Opened(self._settings.connections))
+    def _tries(self) -> "_Tries":
+        return _Tries(self._settings.policy, self._now, self._sleep, self._closed)
 
-
-class _Opened:
-    """What one process has opened.
-
-    Attributes:
-        places: One for each request that may be under way.
-        closed: Whether it was closed since.
-    """
-
-    def __init__(self, connections: int) -> None:
-        self.places, self.closed = BoundedSemaphore(max(1, connections)), Event()
-        self._lock = Lock()
-        self._stores: dict[str, Store] = {}
-
-    def store(self, scheme: str, settings: TransportSettings) -> Store:
-        with self._lock:
-            if scheme not in self._stores:
-                self._stores[scheme] = make_store(scheme, settings)
-            return self._stores[scheme]
-
-    def require_open(self) -> None:
-        if self.closed.is_set():
-            raise RequestFailure("the connections were closed", "final")
+    def _count(self, *added: int) -> None:
+        key = os.getpid(), get_ident()
+        before = self._counted.get(key, (0, 0, 0))
+        self._counted[key] = TransportCounts(*map(int.__add__, before, added))
 
 
 class _Tries:
-    """The tries of one range, counted, within the limits of a policy."""
+    """The tries of one range, counted, with one limit of time that each mebibyte extends.
 
-    def __init__(self, policy: RetryPolicy, now: Callable[[], float]) -> None:
+    Attributes:
+        failed: How many have failed.
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        now: Callable[[], float],
+        sleep: Callable[[float], object] | None,
+        closed: Event,
+    ) -> None:
         self.failed = 0
-        self._policy, self._now, self._began = policy, now, now()
-        self._was_denied = False
+        self._policy, self._now, self._sleep, self._closed = policy, now, sleep, closed
+        self._was_denied, self._arrived = False, 0
+        self._latest = now() + policy.total_s - policy.stall_s
 
-    def pause_s(self, failure: RequestFailure, gained: int) -> float | None:
-        """Seconds until the next try; None if there is none.
+    def arrived(self, size: int, *, is_paced: bool) -> None:
+        """Note that so many bytes have arrived; the time of a paced reading is that of its reader.
 
-        Args:
-            failure: Why the last one failed.
-            gained: Bytes that it brought.
+        Raises:
+            RequestFailure: They come too slowly, or all was closed.
+        """
+        self._arrived += size
+        if self._arrived >= _PROGRESS or is_paced:
+            self._arrived = 0
+            self._latest = self._now() + self._policy.total_s - self._policy.stall_s
+        if self._closed.is_set():
+            raise RequestFailure("the connections were closed", "final")
+        if size and self._now() > self._latest:
+            raise RequestFailure("it comes too slowly")
+
+    def wait_after(self, failure: RequestFailure, what: str, client: RangeClient, url: str) -> None:
+        """Wait until the next try.
+
+        Raises:
+            ShardError: There is none, as trying again would not help or took too long.
         """
         policy, drawn = self._policy, np.random.default_rng().uniform(1.0, 1.5)
         pause_s = min(policy.first_pause_s * 2**self.failed, policy.longest_pause_s) * drawn
         pause_s = max(pause_s, min(failure.retry_after_s, policy.longest_retry_after_s))
         self.failed += 1
-        if gained >= _PROGRESS:
-            self._began = self._now()
         can_help = failure.kind == "again" or (failure.kind == "denied" and not self._was_denied)
-        self._was_denied |= failure.kind == "denied"
-        latest = self._began + policy.total_s - policy.stall_s
-        is_in_time = self.failed < policy.tries and self._now() + pause_s <= latest
-        return pause_s if can_help and is_in_time else None
+        is_in_time = self.failed < policy.tries and self._now() + pause_s <= self._latest
+        if not can_help or not is_in_time:
+            raise error_of(failure, url, what, f"try {self.failed} of {policy.tries}")
+        (self._sleep or self._closed.wait)(pause_s)
+        if failure.kind == "denied":
+            self._was_denied = True
+            client.refresh(url)
 
 
 class _Reading:
     """A range that is being read: its bytes in order, each given once, all of one version.
-
-    After a break it goes on behind the last byte that was given. Where no ETag proves that the rest
-    would belong to it, what was given comes again and must have the same checksum.
 
     Args:
         url: The object.
         begin: Offset of the first byte.
         end: Offset behind the last one, beyond `begin`; the object may end before.
         version: What the object must be; None: what the first answer says.
-        size: Its bytes; -1 if they are not known.
+        has_ranges: Whether the last answer was a range, and not the whole object.
 
     Attributes:
         given: Bytes that were given so far.
         came: Bytes that came for it, also those that were passed over.
-        has_ranges: Whether the last answer was a range, and not the whole object.
+        size: Bytes of the object; -1 before the first answer.
+        etag: The ETag of the object, if it proves that all bytes are the same.
     """
 
-    def __init__(self, url: str, begin: int, end: int, version: str | None, size: int = -1) -> None:
-        self.url, self.begin, self.end, self.version, self.size = url, begin, end, version, size
-        self.given, self.came, self.has_ranges = 0, 0, True
-        self._checksum = 0
+    def __init__(
+        self, url: str, begin: int, end: int, version: str | None, *, has_ranges: bool = True
+    ) -> None:
+        self.url, self.begin, self.end, self.version = url, begin, end, version
+        self.given, self.came, self.size, self.etag = 0, 0, -1, ""
+        self.has_ranges = has_ranges
 
     @property
     def stop(self) -> int:
@@ -380,63 +333,40 @@ class _Reading:
         at = self.begin + self.given
         return f"{redact(self.url)} cannot be read" + (f" from byte {at:,} on" if at else "")
 
-    def once(self, store: Store) -> Iterator[Chunk]:
-        """What one request brings of it.
-
-        Where the store refuses another version, it is asked once more what it has.
+    def once(self, client: RangeClient, etag: str | None) -> Iterator[Chunk]:
+        """What one request brings of it; it begins behind the last byte, where there are ranges.
 
         Raises:
             RequestFailure: The answer is no such range, or it broke off.
         """
-        try:
-            yield from self._asked(store, self.version)
-        except RequestFailure as failure:
-            if failure.kind != "changed":
-                raise
-        else:
-            return
-        yield from self._asked(store, None)
-
-    def _asked(self, store: Store, condition: str | None) -> Iterator[Chunk]:
-        begin = self.begin + self.given * (is_exact(self.version) and self.has_ranges)
-        with store.get(self.url, begin, self.end, condition) as answer:
-            self._accept(answer, begin)
-            first, stop = self.begin + self.given, min(answer.stop, self.stop)
-            at, checksum = answer.begin, 0
+        first = self.begin + self.given
+        asked = first if self.has_ranges else self.begin
+        with client.get(self.url, asked, self.end, etag) as answer:
+            self._accept(answer, asked)
+            at, stop = answer.begin, min(answer.stop, self.stop)
             for chunk in answer.chunks if first < stop else ():
                 self.came += len(chunk)
                 new = chunk[max(0, first - at) : max(0, stop - at)]
-                if not is_exact(self.version):
-                    checksum = self._followed(
-                        chunk[max(0, self.begin - at) : max(0, first - at)], checksum, new
-                    )
                 at += len(chunk)
                 self.given += len(new)
                 if new:  # to readers, no bytes are the end
                     yield new
                 if at >= stop:
-                    break
-            if at < stop < UNKNOWN_SIZE:
-                raise RequestFailure(f"the answer ends {stop - at:,} bytes too early")
-            if stop >= UNKNOWN_SIZE:
+                    return
+            if self.size == UNKNOWN_SIZE:
                 self.size = at
-
-    def _followed(self, known: Chunk, checksum: int, new: Chunk) -> int:
-        """The checksum of what came again, and of the new bytes behind it."""
-        checksum = crc32(known, checksum)
-        if not new:
-            return checksum
-        if checksum != self._checksum:
-            raise self._other("one with another beginning")
-        self._checksum = crc32(new, checksum)
-        return self._checksum
+            elif at < stop:
+                raise RequestFailure(f"the answer ends {stop - at:,} bytes too early")
 
     def _accept(self, answer: RangeAnswer, begin: int) -> None:
         """Take version and size from the answer, and refuse one of another object or range."""
-        if self.size not in (-1, answer.size):
-            raise self._other(f"{answer.version}, {answer.size} bytes")
-        if self.version not in (None, answer.version):
-            raise self._other(answer.version)
+        version = version_of_stamp((answer.size, version_number(answer.version)))
+        if self.version not in (None, version):
+            raise RequestFailure(
+                "it is another version: size and number of version were expected to be "
+                f"{self.version}, and are {version}",
+                "changed",
+            )
         stop = max(begin, min(self.end, answer.size))
         is_range = begin < answer.stop <= stop or begin == answer.stop == stop
         if answer.has_ranges and (answer.begin != begin or not is_range):
@@ -444,39 +374,43 @@ class _Reading:
                 f"the server answers with bytes {answer.begin:,} to {answer.stop:,} of "
                 f"{answer.size:,} instead of {begin:,} to {stop:,}"
             )
-        self.version, self.size, self.has_ranges = answer.version, answer.size, answer.has_ranges
-
-    def _other(self, found: str) -> RequestFailure:
-        expected, there = (ascii(text[:_SHOWN])[1:-1] for text in (self.version or "", found))
-        return RequestFailure(
-            f"it is another version: {expected} was expected, {there} is there", "changed"
-        )
+        self.version, self.size, self.has_ranges = version, answer.size, answer.has_ranges
+        if answer.version.startswith('"'):  # a weak one starts with W/
+            self.etag = answer.version
 
 
-class _Writing:
-    """An object that is being written."""
-
-    def __init__(self, url: str, data: bytes) -> None:
-        self.url, self.data, self.came = url, data, 0
-        self.is_whole = self.has_ranges = False
-
-    def failed(self) -> str:
-        """What could not be done, for messages."""
-        return f"{redact(self.url)} cannot be written"
-
-    def once(self, store: Store) -> Iterable[Chunk]:
-        """Nothing comes; errors as of `Store.put`."""
-        store.put(self.url, self.data)
-        self.is_whole = True
-        return ()
-
-
-def make_store(scheme: str, settings: TransportSettings) -> Store:
-    """The store of a scheme; its packages are imported here, with its first URL.
+def error_of(failure: RequestFailure, url: str, what: str, tries: str) -> ShardError:
+    """The error that users see.
 
     Args:
-        scheme: What its URLs begin with.
-        settings: Of the transport.
+        failure: Why the last try failed.
+        url: The object.
+        what: What could not be done, with a URL that holds no secret.
+        tries: How often it was tried, as in `try 1 of 10`.
+    """
+    reason, remedy = f"{what}: {failure.what}", failure.remedy
+    if failure.kind == "absent":
+        remedy = remedy or "check the URL, the bucket, and the numbers in its braces"
+        return ShardNotFoundError(f"{reason}; {remedy}")
+    if failure.kind == "denied":
+        secrets_in = SCHEMES.get(scheme_of(url), FURTHER).secrets_in
+        return FileAccessError(
+            f"{reason}, also with credentials that were looked up again; check who may read it, "
+            f"whether its signature has expired, and your credentials, which belong in {secrets_in}"
+        )
+    if failure.kind == "changed":
+        return IndexMismatchError(f"{reason}; start the run again")
+    remedy = remedy or (
+        "check the network and the server, and endpoint, region or host in storage_options and "
+        "variables, and start again"
+    )
+    error = StorageError(f"{reason} ({tries}); {remedy}")
+    error.is_final = failure.kind != "again"
+    return error
+
+
+def make_client(scheme: str, settings: TransportSettings) -> RangeClient:
+    """What reads the store of a scheme; its packages are imported here, with its first URL.
 
     Raises:
         ConfigError: Its package is not installed, its options cannot work, or the scheme names no
@@ -486,69 +420,26 @@ def make_store(scheme: str, settings: TransportSettings) -> Store:
     if row.reading != "ranges":
         raise ConfigError(f"{scheme or 'local'} shards are not fetched by ranges")
     if row.client == "cloud":
-        from lightning_shards.remote.cloud import CloudStore
+        from lightning_shards.remote.cloud import CloudClient
 
-        return CloudStore(scheme, settings)
+        return CloudClient(scheme, settings)
     if row.client == "other":
-        from lightning_shards.remote.other import OtherStore
+        from lightning_shards.remote.other import OtherClient
 
-        return OtherStore(scheme, settings)
-    from lightning_shards.remote import http
+        return OtherClient(scheme, settings)
+    from lightning_shards.remote.http import HttpClient
 
-    client = http.HttpClient(scheme, settings)
-    if row.client == "hub":
-        hub = http.HubLocations(client, settings.cache_dir)
-        return http.HttpStore(client, hub.target_of, hub)
-    if row.client == "ais":
-        return http.make_ais_store(client)
-    return http.HttpStore(client, http.web_target)
+    return HttpClient(scheme, settings)
 
 
 @lru_cache(maxsize=1024)
 def version_of_stamp(stamp: tuple[int, int]) -> str:
-    """How a `StampedTransport` names the version of a shard with this stamp."""
+    """The version of an object by its size and the number of its version, as tables have them."""
     size, number = stamp
     return f"{size}-{number}"
 
 
-class StampedTransport(Transport):
-    """Reads by another transport, which is told the version as soon as the first answer shows it.
-
-    Args:
-        transport: What makes the requests; it is closed with this one.
-        number_of: The number of a version, as it is in stamps; pickled.
-    """
-
-    def __init__(self, transport: Transport, number_of: Callable[[str], int]) -> None:
-        self._transport, self._number_of = transport, number_of
-        self._seen: dict[tuple[str, str], str] = {}  # by URL and stamp
-
-    def __reduce__(self) -> tuple[type["StampedTransport"], tuple[Transport, Callable[[str], int]]]:
-        """Pickle what it was made of."""
-        return StampedTransport, (self._transport, self._number_of)
-
-    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
-        """As of `Transport`, with versions as `version_of_stamp` names them."""
-        seen = None if version is None else self._seen.get((url, version))
-        body = self._transport.read(url, begin, end, seen)
-        found = version_of_stamp((body.size, self._number_of(body.version)))
-        if version not in (None, found):
-            raise IndexMismatchError(
-                f"{redact(url)} is another version than when its members were listed: size and "
-                f"number were {version}, now they are {found}; start the run anew"
-            )
-        self._seen[url, found] = body.version
-        return body._replace(version=found)
-
-    def write(self, url: str, data: bytes) -> None:
-        """Put a whole object; errors as of `Transport`."""
-        self._transport.write(url, data)
-
-    def close(self) -> None:
-        """Let go of all connections of this process."""
-        self._transport.close()
-
-    @property
-    def counts(self) -> TransportCounts:
-        """Those of the other transport."""
-        return self._transport.counts
+@lru_cache(maxsize=1024)
+def version_number(version: str) -> int:
+    """A hash of what a store calls a version that fits where a file has its time of change."""
+    return int.from_bytes(sha256(version.encode()).digest()[:8], "big") >> 1

@@ -25,7 +25,7 @@ from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import pinned_commits, take_over_commits
+from lightning_shards.shards.scheme_table import PINNED, take_over_commits
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,
@@ -293,7 +293,7 @@ def share_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "has_tables": index.has_tables,
         "class_files": dict(index.class_files),
         "size_bytes": index.size_bytes,
-        "hub_commits": pinned_commits(),
+        "hub_commits": PINNED,
     }
     path = _shared_path(index.urls, cache, wanted)
     try:

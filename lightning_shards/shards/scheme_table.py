@@ -3,18 +3,14 @@
 `storage.schemes` has a storage for each `reading`, and `remote/` a module for each client. A store
 that obstore reaches needs rows in the tables of `remote/cloud.py`, too. What is not in the table is
 read by fsspec, if that knows it.
-
-Here is also to which commits of the Hugging Face hub the revisions of a run are pinned.
-A branch may move while a run reads it. So the first commit that the hub names for a revision holds
-for the whole process, whatever connections it opens later, and is carried to its workers and to the
-other ranks of its node. A dict serves without a lock, which a fork could inherit held.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
-from typing import Final, Literal, TypeGuard
+from typing import Any, Final, Literal, cast
+
+from lightning_shards.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +22,16 @@ class Scheme:
             from a store. `opener`: webdataset's opener starts a program that gives them as a
             stream.
         client: What makes the requests for ranges: a module of `remote/`.
-        options: What `storage_options` may say of the store, and the types; None: all that fsspec's
-            file system takes.
+        options: What `storage_options` may say of the store as text; None: all that fsspec's file
+            system takes.
+        flags: What they may say by true or false.
         secrets_in: Where its secrets belong, which `storage_options` may not hold.
     """
 
     reading: Literal["file", "ranges", "opener"]
     client: Literal["http", "cloud", "hub", "ais", "other"] = "other"
-    options: Mapping[str, type] | None = None
+    options: tuple[str, ...] | None = None
+    flags: tuple[str, ...] = ()
     secrets_in: str = "the files or variables that this store's own tools read"
 
     @property
@@ -45,10 +43,7 @@ class Scheme:
 _FILE: Final = Scheme("file")
 _OPENER: Final = Scheme("opener")
 _WEB: Final = Scheme(
-    "ranges",
-    "http",
-    options={"ca": str},
-    secrets_in="the URL itself, as user and password or as a signature",
+    "ranges", "http", ("ca",), secrets_in="the URL itself, as user and password or as a signature"
 )
 
 FURTHER: Final = Scheme("ranges")
@@ -73,35 +68,32 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "s3": Scheme(
         "ranges",
         "cloud",
-        options={
-            "endpoint": str,
-            "region": str,
-            "anonymous": bool,
-            "profile": str,
-            "virtual_host": bool,
-            "requester_pays": bool,
-        },
-        secrets_in="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws",
+        ("endpoint", "region", "profile"),
+        ("anonymous", "virtual_host", "requester_pays"),
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws",
     ),
     "gs": Scheme(
         "ranges",
         "cloud",
-        options={"endpoint": str, "anonymous": bool},
-        secrets_in="the file that GOOGLE_APPLICATION_CREDENTIALS names",
+        ("endpoint",),
+        ("anonymous",),
+        "the file that GOOGLE_APPLICATION_CREDENTIALS names",
     ),
     "az": Scheme(
         "ranges",
         "cloud",
-        options={"endpoint": str, "account": str, "anonymous": bool},
-        secrets_in="AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+        ("endpoint", "account"),
+        ("anonymous",),
+        "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
     ),
     "hf": Scheme(
         "ranges",
         "hub",
-        options={"endpoint": str, "anonymous": bool, "ca": str},
-        secrets_in="HF_TOKEN or ~/.cache/huggingface/token",
+        ("endpoint", "ca"),
+        ("anonymous",),
+        "HF_TOKEN or ~/.cache/huggingface/token",
     ),
-    "ais": Scheme("ranges", "ais", options={"endpoint": str, "ca": str}),
+    "ais": Scheme("ranges", "ais", ("endpoint", "ca")),
     "sftp": Scheme("ranges", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
     "ftp": Scheme("ranges"),
     "hdfs": Scheme("ranges"),
@@ -132,46 +124,64 @@ def row_of(scheme: str) -> Scheme | None:
     return FURTHER if is_further(scheme) else SCHEMES.get(scheme)
 
 
-_COMMIT: Final = re.compile("[0-9a-f]{40}")
-_pinned: dict[str, str] = {}  # by the hash of endpoint and revision: an endpoint may hold a secret
+PINNED: Final[dict[str, str]] = {}
+"""The commits that revisions of the Hugging Face hub stand for in this run.
+
+A branch may move while a run reads it. So the first commit that the hub names for a revision holds
+for the whole process, whatever connections it opens later, and is carried to its workers and to the
+other ranks of its node. A dict serves without a lock, which a fork could inherit held.
+"""
 
 
-def pin_commit(endpoint: str, revision: str, commit: str) -> str:
-    """Pin a revision to a commit, unless it is pinned; the commit that holds from now on."""
-    return _pinned.setdefault(_key(endpoint, revision), commit)
+def take_over_commits(commits: Mapping[str, Any]) -> None:
+    """Pin what another process of the run has pinned; what is pinned here stays as it is."""
+    for revision, commit in commits.items():
+        PINNED.setdefault(revision, commit)
 
 
-def commit_of(endpoint: str, revision: str) -> str:
-    """The commit that a revision is pinned to; the empty text if it is not."""
-    return _pinned.get(_key(endpoint, revision), "")
+_SECRET_NAME = re.compile(
+    r"pass(word|wd|phrase)?$|secret|token|credential|signature|authorization|cookie|access_?key|pkey"
+    r"|(^|[_-])(key|sas|auth)$|api_?key",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"-----BEGIN|(AKIA|ASIA)[0-9A-Z]{16}|\bhf_\w{16}|AccountKey=|SharedAccessSignature|[?&;]sig="
+    r"|X-Amz-Signature|^(Bearer|Basic) |://[^/@]*@|://[^/?#@\[\]:]*:(?!\d*[/?#])[^@]*@",
+    re.IGNORECASE,
+)
 
 
-def is_commit(text: object) -> TypeGuard[str]:
-    """Whether this is how the hub names a commit."""
-    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+def require_store_options(scheme: str, options: Mapping[str, Any]) -> None:
+    """Check the options of a store against those that its scheme has.
 
-
-def pinned_commits() -> dict[str, str]:
-    """All that is pinned in this process, for another one of the run."""
-    return dict(_pinned)
-
-
-def take_over_commits(commits: Mapping[str, object]) -> None:
-    """Pin what another process of the run has pinned; what is pinned here stays as it is.
+    A configuration is saved beside checkpoints and logged by experiment trackers, so passwords and
+    keys stay where the tools of each provider keep them.
 
     Raises:
-        ValueError: These are no commits.
+        ConfigError: One is or holds a secret, is unknown, or is of another type.
     """
-    for key, commit in commits.items():
-        if not is_commit(commit):
-            raise ValueError(f"{commit!r} is no commit of the hub")
-        _pinned.setdefault(key, commit)
+    row = SCHEMES.get(scheme, FURTHER)
+    for name, value in options.items():
+        _require_no_secret(scheme, row, name, value)
+        if row.options is None or (name in row.options and isinstance(value, str)):
+            continue
+        if name not in row.flags or not isinstance(value, bool):
+            there = [
+                *(f"{text}: str" for text in row.options),
+                *(f"{flag}: bool" for flag in row.flags),
+            ]
+            raise ConfigError(
+                f"storage_options of {scheme} have no {name!r} that is a {type(value).__name__}; "
+                f"there are {', '.join(there)}"
+            )
 
 
-def forget_commits() -> None:
-    """Ask the hub again what revisions stand for, as a new process does."""
-    _pinned.clear()
-
-
-def _key(endpoint: str, revision: str) -> str:
-    return sha256(f"{endpoint} {revision}".encode()).hexdigest()
+def _require_no_secret(scheme: str, row: Scheme, name: object, value: object) -> None:
+    if isinstance(value, Mapping):
+        for inner, text in cast("Mapping[object, object]", value).items():
+            _require_no_secret(scheme, row, inner, text)
+    elif _SECRET_NAME.search(str(name)) or _SECRET_VALUE.search(str(value)):
+        raise ConfigError(
+            f"storage_options of {scheme}: {name!r} looks like a secret, and configurations are "
+            f"saved and logged; leave it out, and keep it in {row.secrets_in}"
+        )

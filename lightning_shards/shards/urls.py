@@ -18,7 +18,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 from braceexpand import braceexpand
 
-from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError, count_of
+from lightning_shards.errors import (
+    ConfigError,
+    ShardNotFoundError,
+    UnsafeError,
+    UrlError,
+    count_of,
+)
 from lightning_shards.shards.beside import require_shards_alone
 from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
@@ -269,6 +275,35 @@ def require_local_shards(urls: Sequence[str]) -> None:
     raise ShardNotFoundError(
         f"{len(missing)} of {count_of(len(urls), 'shard')} missing: {named}{more}; {remedy}"
     )
+
+
+def require_local(urls: Sequence[str], what: str) -> list[str]:
+    """The shards, each once, if all of them are files of this machine.
+
+    Raises:
+        ConfigError: A shard is remote.
+        ShardNotFoundError: A shard does not exist.
+    """
+    remote = [url for url in urls if not is_local(url)]
+    if remote:
+        raise ConfigError(
+            f"{what} reads local shards only, and {len(remote)} of {len(urls)} are remote, first "
+            f"{redact(remote[0])!r}; copy them here, or mount the bucket"
+        )
+    require_local_shards(urls)
+    return list(dict.fromkeys(urls))
+
+
+def file_name(url: str) -> str:
+    """The name of a shard, with a stand-in where a URL has none.
+
+    >>> file_name("https://user:secret@host/data/000.tar?signature=secret")
+    '000.tar'
+    >>> file_name("pipe:aws s3 cp s3://bucket/000.tar -")
+    'shard.tar'
+    """
+    folder, name = split_url(url)
+    return "shard.tar" if folder == "pipe:" or name in ("", ".", "..") else name
 
 
 def _braces(pattern: str, most: int) -> list[str]:

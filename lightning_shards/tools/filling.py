@@ -17,8 +17,8 @@ from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pi
 from lightning_shards.remote.fetcher import pieces_of
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
 from lightning_shards.remote.request_threads import RequestThreads
-from lightning_shards.remote.storage import MakeRemoteStorage, version_number
-from lightning_shards.remote.transport import RemoteTransport, StampedTransport
+from lightning_shards.remote.storage import MakeRemoteStorage
+from lightning_shards.remote.transport import RemoteTransport
 from lightning_shards.shards.urls import is_local
 
 _BLOCKS: Final = 2
@@ -74,8 +74,7 @@ def fill(
     with ExitStack() as stack:
         cache = stack.enter_context(closing(copy(given)))
         settings = replace(maker.settings, connections=connections)
-        stamped = StampedTransport(RemoteTransport(settings), version_number)
-        transport = stack.enter_context(closing(stamped))
+        transport = stack.enter_context(closing(RemoteTransport(settings)))
         threads = stack.enter_context(closing(RequestThreads(connections)))
         made = ShardTables(source.index, source.cache, source.storages)
         tables = stack.enter_context(closing(made))
@@ -114,13 +113,13 @@ def _pieces(
                 yield piece
 
 
-def _is_there(piece: Piece, cache: PieceCache, transport: StampedTransport, ended: Event) -> bool:
+def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport, ended: Event) -> bool:
     """Whether the piece is in the cache now, fetched by this process or by another one.
 
     One that another process holds is waited for until that process lets go of it.
     """
 
-    def fetch() -> bytearray:
+    def fetch() -> bytes:
         return transport.read(piece.url, piece.begin, piece.end, piece.version).data
 
     while (is_there := cache.has(piece) or cache.load(piece, fetch)) is None:

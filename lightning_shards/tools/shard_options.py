@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.remote.backend import LOOK_UP, require_store_options
+from lightning_shards.remote.backend import LOOK_UP
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
-from lightning_shards.shards.hosts import require_shards
 from lightning_shards.shards.index import remote_class_files
+from lightning_shards.shards.scheme_table import require_store_options
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.urls import expand_urls, require_local_shards
 from lightning_shards.tools.console import FAILED, REFUSED, add_run_options, tool_parser
 
 _CONNECTIONS: Final = 64
@@ -53,9 +53,11 @@ def shards_of(options: Namespace) -> list[str]:
     """The shards that the user named, each once.
 
     Raises:
-        ShardError: A pattern cannot be read, or a shard cannot exist.
+        ShardError: A pattern cannot be read, or a local shard does not exist.
     """
-    return require_shards(expand_urls(options.urls))
+    urls = expand_urls(options.urls)
+    require_local_shards(urls)
+    return list(dict.fromkeys(urls))
 
 
 def settings_of(options: Namespace) -> TransportSettings:

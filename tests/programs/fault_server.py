@@ -305,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._reply(307, b"x", Location=f"{host}{self.path}")
 
     def _do_page(self, fault: Fault) -> None:
-        self._reply(200, fault.value or PAGE, **dict(fault.headers))
+        self._reply(200, fault.value or PAGE, **{"Content-Type": "text/html"})
 
     def _do_reset(self, fault: Fault, body: bytes = b"") -> None:
         """A reset, before the answer or after some bytes of its body."""

@@ -6,7 +6,7 @@ from typing import Any
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_shards.remote.transport import Transport
+from lightning_shards.remote.transport import RemoteTransport
 
 Read = tuple[str, int, int]
 
@@ -34,7 +34,7 @@ class OwnedFiles(LocalFileSystem):
 fsspec.register_implementation("owned", OwnedFiles, clobber=True)  # in each process that reads
 
 
-def read_elsewhere(transport: Transport, reads: Sequence[Read], answers: Any) -> None:
+def read_elsewhere(transport: RemoteTransport, reads: Sequence[Read], answers: Any) -> None:
     """Send what each read gives, or the name and the message of its error."""
     for url, begin, end in reads:
         try:

@@ -120,7 +120,7 @@ def test_an_unknown_host_is_an_error_at_once(make_source, monkeypatch):
     monkeypatch.setattr("urllib.request.getproxies", dict)
     source = make_source(["http://user:secret@nowhere.invalid/a.tar"], samples=4, counted=False)
     begin = time.perf_counter()
-    with pytest.raises(ShardNotFoundError, match=r"'nowhere\.invalid' has no address") as caught:
+    with pytest.raises(ShardNotFoundError, match=r"nowhere\.invalid/.* has no address") as caught:
         source.first_sample(Place())
     assert "secret" not in str(caught.value)
     assert time.perf_counter() - begin < 20

@@ -12,7 +12,7 @@ from lightning_shards.remote.storage import MakeRemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.index import ShardIndex, share_index, shared_index
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import forget_commits, pin_commit, pinned_commits
+from lightning_shards.shards.scheme_table import PINNED
 from tests.remote.conftest import QUICK, options_of
 from tests.remote.contract import DATA
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.network
 
 URL, OTHER = "hf://datasets/me/data/a.tar", "hf://datasets/me/data/b/c d.tar"
 MOVED = "f" * 40
-VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH", "HF_HOME", "XDG_CACHE_HOME")
+VARIABLES = ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME")
 
 
 @pytest.fixture
@@ -74,8 +74,7 @@ def test_a_location_that_expired_is_asked_for_again(hub, transport, make_transpo
 
 def test_a_location_of_another_commit_is_not_used(hub, transport, make_transport):
     transport.read(URL, 0, 9)
-    forget_commits()
-    pin_commit(hub.url, "datasets/me/data@None", MOVED)
+    PINNED[next(iter(PINNED))] = MOVED
     assert make_transport().read(URL, 0, 9).data == DATA[::-1][:9]
 
 
@@ -105,7 +104,7 @@ def test_a_worker_process_reads_the_same_commit(hub, transport, tmp_path):
     make = MakeRemoteStorage(TransportSettings(options_of(hub), cache_dir=str(tmp_path)))
     pickled = pickle.dumps(make)
     hub.commit = MOVED
-    forget_commits()  # as another process knows none
+    PINNED.clear()  # as another process knows none
     made = pickle.loads(pickled)
     assert made == make
     storage = made()
@@ -118,20 +117,9 @@ def test_another_rank_of_the_node_reads_the_same_commit(hub, transport, make_tra
     cache = CacheFolder(tmp_path)
     share_index(ShardIndex((URL, OTHER), None), cache, "all")
     hub.commit = MOVED
-    forget_commits()
+    PINNED.clear()
     assert shared_index((URL, OTHER), cache, "all") is not None
     assert make_transport().read(OTHER, 0, 99).data == DATA[:99]
-
-
-@pytest.mark.parametrize("commits", ['{"a": "main"}', '{"a": 1}'])
-def test_an_index_that_names_no_commits_is_made_again(commits, tmp_path):
-    forget_commits()
-    cache = CacheFolder(tmp_path)
-    share_index(ShardIndex((URL,), None), cache, "all")
-    (file,) = (tmp_path / "indexes").iterdir()
-    file.write_text(file.read_text().replace('"hub_commits": {}', f'"hub_commits": {commits}'))
-    assert shared_index((URL,), cache, "all") is None
-    assert pinned_commits() == {}
 
 
 @pytest.mark.parametrize("url", ["hf://datasets/me/a.tar", "hf://a.tar", "hf://"])
@@ -177,21 +165,16 @@ def test_who_is_refused_learns_where_the_token_belongs(home, hub):
         RemoteTransport(settings).read(URL, 0, 9)
 
 
-def test_variables_go_before_files_and_the_newer_one_before_the_older(home, monkeypatch):
+def test_a_variable_goes_before_a_file(home, monkeypatch):
     assert hub_token() == ""
     keep(home / ".cache/huggingface/token", "hf_of_home\n")
     monkeypatch.setenv("HF_TOKEN", " \n")
     assert hub_token() == "hf_of_home"
-    keep(home / "xdg/huggingface/token", "hf_of_xdg")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "xdg"))
-    assert hub_token() == "hf_of_xdg"
     keep(home / "hf/token", "hf_of_hf_home")
     monkeypatch.setenv("HF_HOME", "~/hf")
     assert hub_token() == "hf_of_hf_home"
     keep(home / "mine", " hf_of_path\n")
     monkeypatch.setenv("HF_TOKEN_PATH", "~/mine")
     assert hub_token() == "hf_of_path"
-    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "hf_of_old_variable")
-    assert hub_token() == "hf_of_old_variable"
     monkeypatch.setenv("HF_TOKEN", "hf_of_variable\n")
     assert hub_token() == "hf_of_variable"

@@ -31,7 +31,6 @@ class Dropping(MemoryFileSystem):
     breaks: ClassVar[list[Exception | None]] = []
     made: ClassVar[list[dict]] = []
     file: ClassVar[list] = [OLD, 7]  # and its time of change
-    replaced_by: ClassVar[list] = []
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -49,10 +48,7 @@ class Dropping(MemoryFileSystem):
 
     def cat_file(self, path, start=None, end=None, **settings):
         self._use()
-        data = self.file[0][start:end]
-        if self.replaced_by:
-            self.file[:] = self.replaced_by.pop()
-        return data
+        return self.file[0][start:end]
 
     def _use(self):
         if self.is_broken:
@@ -66,7 +62,7 @@ class Dropping(MemoryFileSystem):
 @pytest.fixture
 def dropping():
     fsspec.register_implementation("dropping", Dropping, clobber=True)
-    Dropping.breaks, Dropping.made, Dropping.replaced_by = [], [], []
+    Dropping.breaks, Dropping.made = [], []
     Dropping.file[:] = OLD, 7
     yield Dropping
     Dropping.clear_instance_cache()
@@ -76,15 +72,6 @@ def dropping():
 def transport(dropping):
     settings = TransportSettings({"dropping": {"encoding": "latin-1"}}, policy=QUICK)
     return RemoteTransport(settings, sleep=lambda _: None)
-
-
-@pytest.mark.parametrize("size", [9, 5_000])
-def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_again(
-    size, dropping, transport
-):
-    dropping.replaced_by = [(NEW, 8)]
-    assert transport.read(URL, 0, size).data == NEW[:size]
-    assert transport.counts.repeated == 1
 
 
 def test_a_file_that_was_replaced_by_one_of_its_size_is_another_version(dropping, transport):

@@ -21,7 +21,7 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote.storage import version_number
+from lightning_shards.remote.transport import version_number
 from tests.remote.published import (
     COUNTS,
     batches,

@@ -35,7 +35,6 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import locked_file, new_file, not_written, open_regular
-from lightning_shards.shards.hosts import file_name, require_hosts
 from lightning_shards.shards.joins.settings import JoinSettings
 from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
@@ -45,6 +44,7 @@ from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import (
     expand_urls,
+    file_name,
     is_local,
     redact,
     require_local_shards,
@@ -153,7 +153,6 @@ def find_join(
         try:
             paths = expand_urls(settings.table)
             require_local_shards(paths)
-            require_hosts(paths)
             known = [look_at(path, settings, opened, cache) for path in paths]
         except ShardNotFoundError as error:
             raise ShardNotFoundError(f"the table of join {settings.name!r}: {error}") from error
