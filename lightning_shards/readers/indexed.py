@@ -18,7 +18,7 @@ from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.batches import WorkerBatches
+from lightning_shards.readers.batches import STRETCH, WorkerBatches
 from lightning_shards.readers.mixed import Components, described
 from lightning_shards.readers.open_shards import OpenShards, lacking_fields
 from lightning_shards.readers.reading import reading_shards
@@ -64,7 +64,8 @@ class IndexedSource:
         collation: The `collate_fn` and the reserved entries of the batches.
         joined: The joins that fields come from; None if there are none.
         allows_gaps: Whether a sample that lacks a member is an error only when it is read.
-        fetches_ahead: Whether remote shards are fetched ahead of the batches.
+        fetches_ahead: Whether remote shards are fetched ahead of the batches; not where one sample
+            is tried.
     """
 
     index: ShardIndex
@@ -166,6 +167,8 @@ class IndexedSource:
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
+        if not self.fetches_ahead:  # of what is tried one sample is looked up
+            place = place.with_worker(0, STRETCH)
         worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
         known = self.index, self.cache, self.storages, self.order, self.epochs
         with reading_shards(

@@ -83,7 +83,7 @@ class OpenPiece:
 
     def __init__(self, begin: int, file: int) -> None:
         self._begin, self.file = begin, file
-        weakref.finalize(self, os.close, file)
+        weakref.finalize(self, os.close, file).atexit = False  # daemon threads may still write
 
     def read_into(self, start: int, into: memoryview) -> None:
         """Fill this memory with the bytes from this offset of the object on.

@@ -292,6 +292,16 @@ def test_options_that_cannot_work_are_refused(options, message):
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_to_try_a_sample_one_table_and_one_sample_are_fetched(published_shards, server, tmp_path):
+    source = module(published_shards, tmp_path, loader={"cache_gib": 1}).source("train")
+    server.asked.clear()
+    source.first_sample(Place())
+    kinds = [Path(each.path.partition("?")[0]).suffix for each in server.asked]
+    assert kinds.count(".members") <= 1
+    assert kinds.count(".tar") <= 3  # its version, and each member
+    assert len(kinds) <= 4
+
+
 # --- settings
 
 
