@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError, FileAccessError, SampleError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.beside import is_count, read_beside
 from lightning_shards.shards.urls import is_local, redact, split_url
 
@@ -25,9 +25,6 @@ CLASS_SUFFIX: Final = "cls"
 
 _SHOWN: Final = 80  # letters of a label that a message shows
 _MOST_SHOWN: Final = 10  # names or numbers
-
-"""A name that is a number without a fraction, which programs for tables may write as 3.0. Python
-refuses to read a number of thousands of digits."""
 
 DIGEST_LENGTH: Final = 16  # hex digits
 
@@ -136,7 +133,6 @@ def read_class_file(path: Path) -> ClassNames | None:
 
     Raises:
         ConfigError: It is not JSON of names and numbers.
-        FileAccessError: It is a fifo, a socket, a device or a folder.
     """
     data = read_beside(path)
     return None if data is None else _parsed(data, str(path))
@@ -145,7 +141,7 @@ def read_class_file(path: Path) -> ClassNames | None:
 def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
     """The classes in the folders of these shards; what cannot be read is passed over."""
     for folder in _folders(urls):
-        with suppress(ConfigError, FileAccessError):
+        with suppress(ConfigError):
             classes = _classes_in(folder, remote or {})
             if classes is not None:
                 yield classes

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lightning_shards.errors import ConfigError, FileAccessError, SampleError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import agreed_classes, known_classes, numbered, read_class_file
 
 
@@ -105,10 +105,10 @@ def test_a_file_of_something_else_is_refused(write, content, message):
         agreed_classes([url])
 
 
-def test_a_folder_in_its_place_is_refused(tmp_path):
+def test_a_folder_in_its_place_is_passed_over(tmp_path, caplog):
     (tmp_path / "classes.json").mkdir()
-    with pytest.raises(FileAccessError):
-        read_class_file(tmp_path / "classes.json")
+    assert read_class_file(tmp_path / "classes.json") is None
+    assert "classes.json is a folder; put a regular file there" in caplog.text
 
 
 def test_folders_must_agree(write):
