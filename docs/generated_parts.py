@@ -60,7 +60,8 @@ def list_options(name: str) -> Iterator[tuple[str, str, str]]:
         each.arg_name: each.description
         for each in docstring_parser.parse(getattr(lightning_shards, name).__doc__).params
     }
-    for option in inspect.signature(getattr(lightning_shards, name)).parameters.values():
+    options = inspect.signature(getattr(lightning_shards, name)).parameters.values()
+    for option in sorted(options, key=lambda each: list(described).index(each.name)):
         default = "needed"
         if option.default is not inspect.Parameter.empty:
             default = f"default `{_default_text(option.default)}`"

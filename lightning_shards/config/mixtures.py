@@ -33,7 +33,7 @@ class ComponentConfig(ShardSettings):
     split or those of its components.
 
     Args:
-        urls: Shards, as those of a split.
+        urls: Shards, as those of a split; needed.
         weight: Its share of each round, a number in proportion to the weights of the other
             components; 0 leaves it out for now.
         passes: Instead of a weight: how often it is passed while the other components are passed

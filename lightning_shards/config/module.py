@@ -343,7 +343,7 @@ def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
     try:
         return build(module_class, section, "data", is_base=is_base)
     except ConfigError as error:
-        settings: Mapping[str, Any] = section.get("init_args", section)
+        settings: Mapping[str, Any] = section.get("init_args") or section
         raise type(error)(placed_message(error, settings)) from error
 
 

@@ -57,7 +57,7 @@ _NEEDED: Final = {
 
 
 @with_torch_words
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SplitConfig(ShardSettings):
     """What to read for one split, and how it is cut into steps.
 
