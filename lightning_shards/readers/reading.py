@@ -95,8 +95,13 @@ def reading_shards(
         if fetches_ahead and any(storage.fetches_ahead for storage, _ in at.grouped(index.urls)):
             ahead = FetchAhead(plan.announcements(), at, tables.close)
             stack.callback(ahead.close)
-        totals = lambda: at.fetch_totals().plus(tables.fetch_totals())  # noqa: E731
-        yield Reading(shards, ahead, FetchMeter(totals, ahead))
+
+        def totals() -> FetchTotals:
+            waited_s = 0.0 if ahead is None else ahead.waited_s
+            announced = FetchTotals(table_wait_s=waited_s)
+            return at.fetch_totals().plus(tables.fetch_totals()).plus(announced)
+
+        yield Reading(shards, ahead, FetchMeter(totals))
 
 
 class FetchMeter:
@@ -104,14 +109,10 @@ class FetchMeter:
 
     Args:
         totals: Gives the totals so far, with the waits of the thread that makes the batches.
-        ahead: Whom the batches tell where they are, if somebody fetches ahead.
     """
 
-    def __init__(
-        self, totals: Callable[[], FetchTotals], ahead: "FetchAhead | None" = None
-    ) -> None:
-        self._totals, self._ahead = totals, ahead
-        self._taken, self._announced_s = NO_FETCHES, 0.0
+    def __init__(self, totals: Callable[[], FetchTotals]) -> None:
+        self._totals, self._taken = totals, NO_FETCHES
 
     def each(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
         """The batches; the time in which they waited for bytes from afar counts as `fetch`."""
@@ -126,8 +127,4 @@ class FetchMeter:
         stages = dict(zip(STAGES, loaded.stages, strict=False))
         stages["open"] = max(0.0, stages["open"] - fetched.table_wait_s)
         stages["read"] = max(0.0, stages["read"] - fetched.member_wait_s)
-        if self._ahead is not None:  # no stage is timed while it is waited for
-            announced_s, self._announced_s = self._announced_s, self._ahead.waited_s
-            wait_s = fetched.table_wait_s + self._announced_s - announced_s
-            fetched = fetched._replace(table_wait_s=wait_s)
         return loaded._replace(stages=(*stages.values(), fetched.wait_s), fetched=fetched)

@@ -1,7 +1,7 @@
 """The pieces that a node needs next: equal to a walk over its positions, one by one."""
 
 import tracemalloc
-from itertools import chain, islice, takewhile
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -135,24 +135,6 @@ def test_pieces_do_not_depend_on_the_cursor(data):
         assert all(piece in known or not every & set(piece) for piece in samples_of(later))
 
 
-@settings(max_examples=60)
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=7), st.integers(1, 5), st.integers(1, 6))
-def test_a_piece_is_the_part_of_one_run_in_one_shard(counts, run, runs_in_block):
-    counts.append(-sum(counts) % run + run)  # so that no run is short
-    order = make(counts, 3, run=run, block=runs_in_block * run)
-    epochs = EpochSchedule(order.samples, 1, "drop")
-    ahead = pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=1)
-    blocks = list(takewhile(lambda block: block.epoch == 0, ahead))
-    starts = np.cumsum(counts) - counts
-    for block in blocks if runs_in_block * run > 1 else []:
-        for sample, within in ((block.starts, 0), (block.stops, order.counts[block.shards])):
-            numbers = starts[block.shards] + sample
-            assert ((numbers % run == 0) | (sample == within)).all()
-        assert (block.stops - block.starts <= run).all()
-    seen = [sample for block in blocks for piece in samples_of(block) for sample in piece]
-    assert sorted(seen) == sorted(map(tuple, order.at(0, 0, order.samples).tolist()))
-
-
 def test_the_example_of_the_module():
     runs = [*((0, number) for number in range(4, 8)), *((2, number) for number in range(4))]
     runs += [(0, 8), (0, 9), (1, 0), (1, 1)]
@@ -178,36 +160,6 @@ def test_the_example_of_the_module():
     found = zip(*(array.tolist() for array in block[3:6]), strict=True)
     assert list(found) == [(2, 0, 4), (0, 8, 10), (0, 4, 8), (1, 0, 2)]
     assert block.uses.tolist() == [4, 2, 4, 2]
-
-
-def test_runs_are_the_same_pieces_in_every_epoch():
-    order = make([1024] * 200, run=64, block=4096)
-    epochs = EpochSchedule(order.samples, 32, "drop")
-    seen = {0: set(), 1: set()}
-    for block in pieces_ahead(order, epochs, Cursor(), ranks=range(2), world_size=2, window=64):
-        if block.epoch > 1:
-            break
-        seen[block.epoch] |= set(zip(*(array.tolist() for array in block[3:6]), strict=True))
-    assert seen[0] == seen[1]  # also of runs that lie side by side in a block
-    assert max(stop - start for _, start, stop in seen[0]) == 64
-    assert sum(stop - start for _, start, stop in seen[0]) == order.samples
-
-
-def test_draws_that_overlap_are_cut_off():
-    order = make([100], 3, "resampled", 16, 512)
-    epochs = EpochSchedule(512, 8, "drop")
-    block = next(pieces_ahead(order, epochs, Cursor(), ranks=[0], world_size=1, window=1))
-    samples = chain.from_iterable(samples_of(block))
-    assert sorted(samples) == [(0, sample) for sample in range(100)]
-    assert block.uses.sum() == 512
-
-
-def test_other_nodes_leave_the_pieces_that_only_they_use():
-    order = make([640] * 10, run=64, block=640)
-    epochs = EpochSchedule(order.samples, 1, "drop")
-    node = next(pieces_ahead(order, epochs, Cursor(), ranks=[63], world_size=64))
-    assert 0 < len(node.shards) < 100
-    assert node.uses.sum() == 100  # of 6,400 samples
 
 
 class Counting(Order):

@@ -13,7 +13,7 @@ from lightning_shards.errors import ShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.stage_clock import STAGES, stage_of
+from lightning_shards.samples.stage_clock import stage_of
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
 from lightning_shards.system.process import Cancellable
@@ -56,13 +56,6 @@ def test_each_request_and_byte_of_an_epoch_is_counted(
     assert times.stages["fetch"] == pytest.approx(fetched.wait_s, abs=1e-3)
     assert all(seconds >= 0 for seconds in times.stages.values())
     assert source.storages is not None
-
-
-def test_a_request_that_failed_is_counted_as_repeated(published_shards, server, tmp_path):
-    data = module(published_shards, tmp_path)
-    data.source("train")
-    server.faults = [Fault("status", 503), Fault("status", 503)]
-    assert times_of(data).fetched.repeated == 2
 
 
 @pytest.fixture
@@ -108,21 +101,6 @@ def test_a_process_that_waits_for_a_server_says_that_it_fetches(
         reading.join(10)
         stream.close()
     assert set(seen) == {"fetch"}
-
-
-def test_a_thread_that_nobody_waits_for_publishes_nothing(published):
-    with process.Fetching():
-        assert published() == "start"
-    with Cancellable(lambda: None):
-        with process.Fetching():
-            assert published() == "fetch"
-        assert published() == "start"
-
-
-def test_local_batches_have_neither_stage_nor_totals(local, tmp_path):
-    batch = next(module(local, tmp_path).source("train").batches(Place(), Cursor()))
-    assert batch.fetched is None
-    assert len(batch.stages) == len(STAGES) - 1
 
 
 def test_totals_travel_in_messages_and_local_ones_cost_one_byte():

@@ -1,8 +1,6 @@
 """Counts, member tables and names of classes that lie beside remote shards."""
 
 import json
-import logging
-from argparse import Namespace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -12,9 +10,6 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build.sources import find_shards
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.tools.shard_options import classes_of
-from tests.remote.conftest import SIGNED
 from tests.remote.published import batches, module
 
 pytestmark = pytest.mark.network
@@ -91,20 +86,3 @@ def test_what_cannot_be_read_there_is_an_error(published_shards, server, tmp_pat
     with pytest.raises(ConfigError, match=r"/data(/classes.json| has none)") as caught:
         named(published_shards, tmp_path).source("train")
     assert "s3cr3t" not in str(caught.value)
-
-
-def test_who_needs_no_names_asks_for_none(published_shards, server, tmp_path):
-    server.objects["data/classes.json"] = b'["a"]'
-    module(published_shards, tmp_path).source("train")
-    assert asked_for(server, "classes.json") == []
-
-
-def test_tools_show_them(server, tmp_path, capsys, caplog):
-    server.objects["data/classes.json"] = b'["cat"]'
-    caplog.set_level(logging.WARNING)
-    options = Namespace(storage_options={}, processes=1, cache=CacheFolder(tmp_path))
-    names = classes_of([f"{server.url}/data/0.tar{SIGNED}"], "cls", options)
-    assert names is not None
-    assert names.name_of("0") == "cat"
-    assert classes_of([f"{server.url}/other/0.tar"], "cls", options) is None
-    assert capsys.readouterr().err == ""

@@ -10,14 +10,12 @@ from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
-    ConfigError,
     FileAccessError,
     IndexMismatchError,
     ShardNotFoundError,
-    UrlError,
 )
 from tests.remote.conftest import options_of, url_of
-from tests.remote.published import COUNTS, without_tables
+from tests.remote.published import COUNTS
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
@@ -76,15 +74,6 @@ def test_remote_shards_are_joined_with_remote_tables(
     assert values(make(url_of(server, face, "t.parquet"), published_shards, num_workers)) == TEXTS
 
 
-def test_shards_without_member_tables_are_not_streamed(make, server, put_table, published_shards):
-    """Resampled shards would be, by themselves."""
-    put_table()
-    without_tables(server)
-    module = make(url_of(server, "http", "t.parquet"), published_shards, sampling="resampled")
-    with pytest.raises(ConfigError, match="the indexed reader needs the member table"):
-        module.source("train")
-
-
 def tar_of(write_tar, path, numbers):
     write_tar(path, [(f"{n:06d}.txt", TEXTS[n].encode()) for n in numbers])
     return path.read_bytes()
@@ -128,16 +117,6 @@ def _length(asked, size):
         .partition("-")
     )
     return min(int(end), size - 1) - int(begin) + 1
-
-
-def test_a_table_that_was_replaced_is_another_one(make, server, put_table):
-    put_table()
-    url = url_of(server, "http", "t.parquet")
-    identity = make(url).source("train").identity()
-    assert values(make(url)) == TEXTS
-    put_table(texts=[text.upper() for text in TEXTS])
-    assert values(make(url)) == [text.upper() for text in TEXTS]
-    assert make(url).source("train").identity() != identity
 
 
 def test_the_same_table_elsewhere_has_the_same_identity(make, server, put_table, tmp_path):
@@ -193,15 +172,6 @@ def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, capl
         make(url).source("train")
     told = repr(caught.value) + str(caught.value.__context__) + str(caught.value.__cause__)
     assert not any(secret in told + caplog.text for secret in SECRETS)
-
-
-def test_what_can_only_be_streamed_is_refused(make):
-    with pytest.raises(
-        ConfigError, match=r"scp://host/t\.parquet can only be read from its start to .*copy it"
-    ):
-        make("scp://me:passw0rd@host/t.parquet").source("train")
-    with pytest.raises(UrlError, match="a wildcard in"):
-        make("s3://bucket/*.parquet").source("train")
 
 
 def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):

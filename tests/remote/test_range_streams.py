@@ -146,20 +146,6 @@ def test_a_stalled_stream_is_called_off(server, make_storage, url, first):
         assert stream.read() == DATA
 
 
-@pytest.mark.parametrize("fault", [None, Fault("whole")], ids=["ranges", "whole"])
-def test_what_streams_ask_for_is_counted(server, make_storage, url, fault):
-    """Also that of a stream that was left; of its four requests one side alone may have some."""
-    server.always, storage = fault, make_storage(policy=None)  # patient: nothing is repeated
-    for size in (3_000, -1):
-        with storage.open_stream(url) as stream:
-            stream.read(size)
-    totals = storage.fetch_totals()
-    assert abs(len(server.asked) - totals.requests) <= 4
-    assert totals.repeated == 0
-    assert len(DATA) < totals.read_bytes <= totals.fetched_bytes
-    assert 0 < totals.member_wait_s == totals.wait_s
-
-
 class TestWithoutRanges:
     """A server that sends the whole object, whatever is asked for."""
 

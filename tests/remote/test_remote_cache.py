@@ -1,6 +1,5 @@
 """Training from remote shards by way of the cache: the same batches, and few requests."""
 
-import logging
 import multiprocessing
 import os
 import signal
@@ -15,7 +14,6 @@ from waiting import wait_for
 from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead
-from lightning_shards.remote import cache as piece_cache
 from lightning_shards.remote.ahead import ShardTables
 from lightning_shards.shards.private_files import CacheFolder
 from tests.remote.published import COUNTS, batches, module
@@ -139,17 +137,6 @@ def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_sha
     module(published_shards, tmp_path, loader={"cache_gib": 1e-9}, sampling="sequential").source(
         "train"
     )
-
-
-def test_where_the_disk_is_full_batches_are_read_exactly(
-    published_shards, local, tmp_path, monkeypatch, caplog, kept
-):
-    monkeypatch.setattr(piece_cache, "default_limit", lambda *_: 0)
-    data = module(published_shards, tmp_path)
-    with caplog.at_level(logging.WARNING):
-        assert batches(data) == batches(module(local, tmp_path))
-    assert caplog.text.count("nothing is kept of remote shards") == 1
-    assert not kept()
 
 
 def tables_by_two(published_shards, tmp_path):

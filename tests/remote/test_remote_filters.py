@@ -88,15 +88,6 @@ def test_without_tables_a_stream_asks_each_sample(tableless, local, listed, tmp_
     assert [row.key for batch in rows for row in batch] == served[:16]
 
 
-def test_without_tables_the_filter_itself_is_in_the_checkpoint(tableless, tmp_path, listed):
-    own = {"sampling": "resampled", "dataset_size": 16}
-    one, two = (
-        module(tableless, tmp_path, **own, **each).source("train").identity()
-        for each in ({"exclude": THIRD}, {"exclude": listed})
-    )
-    assert one["kept"] != two["kept"]
-
-
 REFUSED = {
     "exact": ({}, r"sampling='shuffled' of 'train' needs to know how many samples exclude leaves"),
     "no size": (
@@ -116,14 +107,3 @@ def test_what_cannot_be_known_without_tables_is_refused(tableless, tmp_path, giv
         module(tableless, tmp_path, exclude=THIRD, **given).source("train")
     assert "\n" not in str(error.value)
     assert "s3cr3t" not in str(error.value)
-
-
-def test_a_pipe_is_filtered_by_its_keys(local, tmp_path):
-    pipes = [f"pipe:cat {path}" for path in local]
-    own = {"sampling": "resampled", "dataset_size": 16, "exclude": THIRD}
-    data = module(pipes, tmp_path, **own)
-    data.allow_unsafe = ["pipe"]
-    left = keys_of(
-        module(local, tmp_path, sampling="sequential", remainder="balanced", exclude=THIRD), 1
-    )
-    assert set(keys_of(data, 12)) == set(left)

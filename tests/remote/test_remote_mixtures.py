@@ -127,10 +127,3 @@ def test_what_weighs_by_unknown_samples_names_the_component(
     data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, **split)
     with pytest.raises(ConfigError, match=f"samples of component 'labels' is unknown, .* {why}; g"):
         data.source("train")
-
-
-def test_samples_of_a_component_are_known_by_the_total_of_its_folder(tableless, tmp_path):
-    for components, known in (({}, (17, 6, 7)), ({REMOTE: {"keep": HALF}}, (17, None, 7))):
-        data = module(tableless, tmp_path, "other", components, sampling="resampled")
-        parts = data.source("train").describe().index.components
-        assert tuple(part.known_samples for part in parts) == known

@@ -11,9 +11,8 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from real_servers import NAMES
 
-from lightning_shards import LoaderConfig, ShardDataset, SplitConfig
-from lightning_shards.build import reader_choice, sources
-from lightning_shards.config.module import DataConfig
+from lightning_shards import LoaderConfig
+from lightning_shards.build import reader_choice
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
@@ -107,41 +106,6 @@ def test_a_second_run_fetches_no_table_and_asks_once_what_each_shard_is(
     assert len(only_versions) == len(set(only_versions)) == len(COUNTS)
 
 
-def test_a_data_set_of_numbers_reads_them(published_shards, local, tmp_path):
-    settings = {"fields": {"image": "png", "label": "cls"}, "cache_dir": str(tmp_path / "cache")}
-    remote, own = ShardDataset(published_shards, **settings), ShardDataset(local, **settings)
-    remote, own = (data.__getitems__([3, 15, 7]) for data in (remote, own))
-    assert [sample["__key__"] for sample in remote] == [sample["__key__"] for sample in own]
-    assert all(
-        (a["image"] == b["image"]).all() and a["label"] == b["label"]
-        for a, b in zip(remote, own, strict=True)
-    )
-
-
-def find(urls, tmp_path, split="train", **given):
-    data = DataConfig(
-        train=SplitConfig(urls, sampling="shuffled"),
-        val=SplitConfig(urls, sampling="resampled", dataset_size=9),
-        fields={"label": "cls"},
-        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-    )
-    return sources.find_shards(data, split, **given)
-
-
-def test_other_ranks_of_a_node_take_what_the_first_one_found(published_shards, server, tmp_path):
-    first = find(published_shards, tmp_path)
-    assert first.has_tables
-    server.asked.clear()
-    other = find(published_shards, tmp_path, is_prepared=True)
-    assert (other, other.has_tables) == (first, True)
-    assert not server.asked
-    find(published_shards, tmp_path, "val")
-    assert find(published_shards, tmp_path, is_prepared=True).has_tables
-    server.objects["data/sizes.json"] = b"{}"
-    assert find(published_shards, tmp_path).counts is None  # a run asks anew
-    assert find(published_shards, tmp_path, is_prepared=True).counts is None
-
-
 # --- which reader
 
 
@@ -179,12 +143,6 @@ def test_without_tables_the_indexed_reader_names_the_command(published_shards, s
     )
     assert f"make it once by {command} --output DIR`, and put" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
-
-
-def test_a_table_that_is_missing_later_is_an_error(published_shards, server, tmp_path):
-    del server.objects["data/shard-000001.tar.members"]
-    with pytest.raises(ConfigError, match=r"shard-000001.tar.members, which is not there"):
-        batches(module(published_shards, tmp_path))
 
 
 def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
@@ -236,24 +194,6 @@ def test_shards_that_were_made_anew_are_read_once_a_run_has_noticed_it(
         batches(module(published_shards, tmp_path), world_size=1)
     found = batches(module(published_shards, tmp_path))
     assert found == batches(module(list(map(str, renamed)), tmp_path))
-
-
-def test_a_table_without_crc32s_that_was_not_made_anew_stays_refused(
-    local, server, published_shards, tmp_path
-):
-    publish(local, server_put(server), tmp_path / "plain", with_crc32=False)
-    batches(module(published_shards, tmp_path))
-    for name in [name for name in server.objects if name.endswith(".tar")]:
-        server.objects[name] = server.objects[name][::-1]
-    for _ in range(5):
-        with pytest.raises(IndexMismatchError, match="it is version"):
-            batches(module(published_shards, tmp_path))
-
-
-def test_a_table_of_another_size_is_refused(published_shards, server, tmp_path):
-    server.objects["data/shard-000001.tar"] += bytes(512)
-    with pytest.raises(IndexMismatchError, match=r"make the table again by .*index"):
-        batches(module(published_shards, tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,11 @@ import time
 
 import pytest
 from fault_server import Fault
-from waiting import wait_for
 
 from lightning_shards.errors import StorageError
 from lightning_shards.remote import fetcher
-from lightning_shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads
 from tests.remote.conftest import QUICK
 from tests.remote.contract import DATA, SIZE
@@ -32,16 +29,6 @@ def storage(server, monkeypatch):
 @pytest.fixture
 def url(server):
     return f"{server.url}/data/0.tar?X-Amz-Signature=s3cr3t-query"
-
-
-@pytest.fixture
-def small_parts(monkeypatch):
-    """A large range is one of a thousand bytes."""
-
-    def parts_of(start, stop):
-        return [(at, min(at + 999, stop)) for at in range(start, stop, 999)]
-
-    monkeypatch.setattr(fetcher, "parts_of", parts_of)
 
 
 def reads_of(url, ranges, stat=None):
@@ -88,13 +75,6 @@ def test_empty_ranges_ask_only_what_the_object_is(server, storage, url):
     assert len(server.asked) == 2
 
 
-def test_a_large_range_is_fetched_in_parts(server, storage, url, small_parts):
-    reads, into = reads_of(url, [(10, 2500), (SIZE - 1500, SIZE + 1000)])
-    assert storage.read_ranges([reads]) == [[2490, 1500]]
-    assert into == DATA[10:2500] + DATA[-1500:] + bytes(1000)
-    assert len(server.asked) >= 6
-
-
 def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, storage, url):
     server.faults = [None, *[Fault("status", 500)] * 400]
     ranges, _ = of_every_ninth(20)
@@ -109,23 +89,6 @@ def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, sto
         time.sleep(0.02)
     assert into == left
     assert "s3cr3t" not in str(caught.value) + repr(storage)
-
-
-def test_hints_to_the_system_do_not_stand_in_place_of_what_is_fetched_ahead(server, url, tmp_path):
-    server.objects["data/0.tar"] = DATA
-    cache = PieceCache(
-        CacheFolder(tmp_path), "run", CacheNeed("data", SIZE, 0, limit_bytes=2 * SIZE)
-    )
-    storage = RemoteStorage(RemoteTransport(TransportSettings(policy=QUICK)), 5, cache)
-    stat = storage.stat(url)
-    storage.prefetch([ShardReads(url, [0], [500], stat)])
-    storage.prefetch([ShardReads(url, [0], [500])])
-    storage.read_ranges([reads_of(url, [(600, 601)], stat)[0]])
-    assert wait_for(lambda: storage.prefetch([ShardReads(url, [0], [500], stat)]), 10)
-    server.asked.clear()
-    assert storage.read_ranges([reads_of(url, [(3, 400)], stat)[0]]) == [[397]]
-    assert not server.asked
-    storage.close_all()
 
 
 def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):

@@ -72,8 +72,3 @@ def test_two_nodes_fetch_the_set_once_and_keep_their_half(urls, tmp_path, size):
         steps = slice(epoch * STEPS, (epoch + 1) * STEPS)
         served = [tuple(each) for node in of_nodes for batch in node[steps] for each in batch]
         assert len(set(served)) == len(served) == sum(COUNTS)
-
-
-def test_without_strands_each_node_fetches_nearly_all_of_it(urls, tmp_path, size):
-    source = source_of(urls, tmp_path, 0, gib=2 * size / 2**30, shuffle_strands=1)
-    assert filled(source, 0) > 0.6 * size

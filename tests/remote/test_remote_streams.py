@@ -9,7 +9,6 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import (
-    ConfigError,
     DamagedShardError,
     FileAccessError,
     IndexMismatchError,
@@ -49,12 +48,6 @@ def test_shards_of_every_store_are_streamed_as_local_ones(
     assert {"bytes=0-699", "bytes=700-2099"} < ranges
 
 
-def test_drawn_shards_are_those_of_local_ones(published_shards, local, stream):
-    """Begun at any sample, and left at any."""
-    found, wanted = (stream(urls, sampling="resampled") for urls in (published_shards, local))
-    assert batches(found, epochs=3) == batches(wanted, epochs=3)
-
-
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
@@ -86,14 +79,6 @@ def test_a_shard_that_was_stored_damaged_is_replaced_if_it_may(published_shards,
     assert sum(each.sum().item() for each in weights) == 13
     with pytest.raises(DamagedShardError, match=r"shard-000001.tar is cut short"):
         batches(stream(published_shards))
-
-
-def test_a_fork_is_refused_for_streams_of_clients_that_do_not_survive_it(stream):
-    context = {"multiprocessing_context": "fork"}
-    given = {"sampling": "resampled", "dataset_size": 9, "num_workers": 1}
-    with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
-        stream("s3://b/0.tar", loader=context, **given).source("train")
-    assert stream("s3://b/0.tar", **given).source("train").describe().reader == "stream"
 
 
 @pytest.mark.parametrize("ends", ["left", "an error"])

@@ -143,21 +143,6 @@ def test_a_shard_that_was_replaced_is_an_error_of_the_next_batch(make_ahead):
         go_on()
 
 
-def test_later_blocks_are_asked_for_when_the_first_batch_is_made(make_ahead):
-    asked = threading.Event()
-
-    def announcements():
-        yield named(0, 0, 50)
-        asked.set()
-        yield named(0, 5, 50)
-
-    ahead = make_ahead(announcements())
-    ahead.reach(0, 9)
-    assert not asked.wait(0.1)
-    ahead.reach(0, 9)
-    assert asked.wait(WITHIN_S)
-
-
 def test_closing_ends_what_is_being_read_and_nothing_is_told_afterwards(
     make_ahead, told, caplog, monkeypatch
 ):

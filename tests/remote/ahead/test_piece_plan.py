@@ -8,7 +8,7 @@ import pytest
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote.ahead import PiecePlan, share_of_process
+from lightning_shards.remote.ahead import PiecePlan
 from lightning_shards.shards.members import MemberTable
 
 COUNTS = np.array([40, 0, 100, 7, 53])
@@ -74,11 +74,6 @@ def held(plan, reads):
     return samples
 
 
-def test_a_share_is_that_of_a_rank_and_its_worker():
-    places = [Place(rank, 8, worker, 3, num_nodes=4) for rank in (2, 3) for worker in (0, 2)]
-    assert list(map(share_of_process, places)) == [(0, 6), (2, 6), (3, 6), (5, 6)]
-
-
 def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
     plan = make_plan()
     first, *rest = announced(plan, 7)
@@ -110,28 +105,6 @@ def test_each_process_begins_with_its_share_and_knows_those_of_the_others():
     assert len(set(begun)) == 4 * quarter
 
 
-def test_the_first_share_has_the_pieces_that_are_used_first():
-    (only,) = announced(make_plan(), 1)
-    plan = make_plan(place=Place(worker=0, num_workers=2))
-    (one,) = announced(plan, 1)
-    own = -(-len(only.reads) // 2)
-    assert ranges(one.reads)[:own] == ranges(only.reads)[::2]
-    assert ranges(one.reads)[own:] == ranges(only.reads)[1::2]
-
-
-def test_neighbours_in_a_shard_leave_no_hole():
-    plan = make_plan()
-    reads = [read for each in announced(plan, 8) for read in each.reads]
-    found = [each for each in ranges(reads) if each[0] == URLS[2]]
-    begins = {start for _, start, _ in found}
-    (table,) = plan.tables.each([2])
-    last = int(table.offsets[-1] + table.sizes[-1])
-    for _, _, stop in found:
-        follows = (stop - HEADER) % (1000 + HEADER) == 0  # where the next sample begins
-        assert follows or stop == last
-    assert any(stop in begins for _, _, stop in found)
-
-
 def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
     whole = announced(make_plan(size=300_000), 1)[0]
     little = announced(make_plan(45, size=300_000), 2)
@@ -155,12 +128,6 @@ def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
         wanted = [plan.order.at(0, *epoch.rank_span(step, 1)).tolist() for step in steps[1:]]
         assert held(plan, announcement.reads) == {tuple(each) for ids in wanted for each in ids}
         assert len(announcement.reads) == 10
-
-
-def test_shards_of_large_samples_are_asked_for_once_by_each_process():
-    plan = make_plan(size=2 * 2**20, place=Place(worker=1, num_workers=2))
-    announced(plan, 30)
-    assert sorted(plan.tables.asked) == np.flatnonzero(COUNTS).tolist()
 
 
 def test_each_shard_is_asked_for_once_by_one_process_of_the_node():

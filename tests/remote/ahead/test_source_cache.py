@@ -57,26 +57,12 @@ def window(order, batch_size=2, world_size=1, num_workers=1):
     return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
 
 
-@pytest.mark.parametrize(("block", "read"), [(40, 40), (0, WINDOW), (1, WINDOW), (2**15, 2**15)])
-def test_blocks_are_not_read_together_where_a_cache_is_told_of_two(block, read):
-    assert window(kept_order([ALL], block=block)) == read
-
-
 def test_the_window_of_a_mixture_is_a_block_of_each_component():
     components = [component("web", [100], block=16), component("labels", [100], block=8)]
     both = {"web": 1, "labels": 1}
     assert window(mixture(components, both)) == 24
     components[1] = component("labels", [100], block=0)
     assert window(mixture(components, both)) == 16 + WINDOW
-
-
-def test_no_more_is_read_on_average_than_the_cache_is_told_of(block_of):
-    draws = np.random.default_rng(0)
-    for share in (0.95, 0.8, 0.4, 0.1, 0.02):
-        order = kept_order([draws.random(3000) < share], run=16, block=64)
-        starts = range(0, order.samples, 64)
-        read = np.mean([len(order.footing(0, at, min(at + 64, order.samples))) for at in starts])
-        assert read <= block_of(order)
 
 
 def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):

@@ -12,19 +12,12 @@ from lightning_shards.remote.cache import (
     CachedPiece,
     CacheNeed,
     cache_of_run,
-    default_limit,
     kept_fraction,
     limit_of_pieces,
     pieces_to_drop,
 )
 from lightning_shards.shards.private_files import CacheFolder
 
-PIECES = st.lists(
-    st.builds(
-        CachedPiece, st.uuids().map(str), st.integers(1, 9), st.integers(0, 9), st.floats(0, 1)
-    ),
-    max_size=20,
-)
 SIZES = st.integers(0, 10**6)
 NEEDS = st.lists(
     st.builds(CacheNeed, st.sampled_from("ab"), SIZES, SIZES, SIZES, limit_bytes=SIZES), max_size=4
@@ -65,17 +58,6 @@ def test_what_would_stay_for_ever_and_is_too_much_goes_before_what_is_worked_on(
     assert pieces_to_drop([*works, *few], [need], 20) == [*works, *few[:10]]
 
 
-@settings(max_examples=40)
-@given(PIECES, SIZES, st.integers(0, 60))
-def test_what_is_dropped_is_enough_and_no_more(pieces, limit, lacking):
-    need = CacheNeed("a", 10**6, 0, limit_bytes=limit)
-    dropped = pieces_to_drop(pieces, [need], lacking)
-    sizes = [piece.size for piece in dropped]
-    assert sum(sizes) >= min(lacking, sum(piece.size for piece in pieces))
-    assert not dropped or sum(sizes[:-1]) < lacking
-    assert len(set(dropped)) == len(dropped)
-
-
 @pytest.mark.parametrize(("former", "epochs"), [(0, 4), (540, 5)])
 def test_a_fixed_half_is_hit_by_half(former, epochs):
     """Room for half of 1,000 pieces beside a working set of 40, and what a former run left."""
@@ -95,13 +77,6 @@ def test_a_fixed_half_is_hit_by_half(former, epochs):
                 clock += 1
                 there[piece] = clock
     assert min(hits[epochs - 3 :]) >= 460  # a sixteenth of the room is not promised
-
-
-def test_the_default_leaves_room_on_the_disk():
-    assert default_limit(400 * GIB, 0) == 300 * GIB
-    assert default_limit(100 * GIB, 0) == 50 * GIB
-    assert default_limit(49 * GIB, 0) == 0
-    assert default_limit(300 * GIB, 100 * GIB) == default_limit(400 * GIB, 0)
 
 
 def test_a_limit_below_the_working_set_is_refused_with_numbers(tmp_path, caplog, monkeypatch):

@@ -60,22 +60,6 @@ def test_without_room_nothing_is_fetched(folder):
     assert disk_bytes(folder) == 0
 
 
-def test_drawn_pieces_go_before_those_of_other_runs(folder):
-    drawn = make_cache(folder, make_need(20, is_drawn=True), "train")
-    kept = make_cache(folder, make_need(20, data="val", reads_bytes=8 * FILE), "val")
-    assert all(is_kept(kept, piece_number(number, bucket="val")) for number in range(8))
-    assert all(is_kept(drawn, piece_number(number)) for number in range(100))
-    assert all(kept.has(piece_number(number, bucket="val")) for number in range(8))
-
-
-def test_a_folder_that_is_taken_away_is_made_again(cache, folder, caplog):
-    assert is_kept(cache, PIECE)
-    for path in sorted((folder / "pieces").rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    assert all(is_kept(cache, piece_number(number)) for number in range(3))
-    assert caplog.records == []
-
-
 def test_another_number_of_bytes_is_refused(cache, folder):
     with pytest.raises(
         DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"
@@ -111,34 +95,6 @@ def test_one_thread_fetches_and_the_others_are_told(cache):
     assert cache.load(PIECE, no_fetch)
 
 
-def test_threads_that_start_together_enter_once(folder):
-    cache, start, fetched = make_cache(folder, make_need(50)), threading.Barrier(8), []
-
-    def load_all():
-        start.wait()
-        for piece in map(piece_number, range(20)):
-            while not cache.load(piece, lambda piece=piece: fetched.append(1) or bytes_of(piece)):
-                pass
-
-    threads = [threading.Thread(target=load_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(fetched) == 20
-    assert disk_bytes(folder) == 20 * FILE
-    cache.close()
-    assert [*folder.glob("pieces/runs/*")] == []
-
-
-def test_a_lost_counter_is_counted_anew(cache, folder):
-    assert all(is_kept(cache, piece_number(number)) for number in range(8))
-    (folder / "pieces" / "lock").write_bytes(b"")
-    for number in range(8, 20):
-        assert is_kept(cache, piece_number(number))
-        assert disk_bytes(folder) <= 10 * FILE
-
-
 def test_what_a_killed_process_left_is_removed_by_the_next_one(folder):
     cache = make_cache(folder, make_need(10))
     assert is_kept(cache, PIECE)
@@ -161,13 +117,6 @@ def test_the_lowest_limit_of_the_open_runs_holds(folder):
     first.close()
     assert all(is_kept(second, piece_number(number)) for number in range(40))
     assert disk_bytes(folder) == 40 * FILE
-
-
-def test_the_need_of_the_first_process_of_a_run_holds_for_all(folder):
-    first, second = (make_cache(folder, make_need(pieces)) for pieces in (100, 3))
-    assert first.open(PIECE) is None
-    assert all(is_kept(second, piece_number(number)) for number in range(20))
-    assert disk_bytes(folder) == 20 * FILE
 
 
 def test_what_is_there_is_listed_and_cleared_but_not_what_is_of_others(folder):

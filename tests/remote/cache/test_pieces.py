@@ -1,7 +1,5 @@
 """A file of a piece gives its bytes or is no piece; its name tells all apart but credentials."""
 
-import os
-
 import pytest
 from cached_bytes import bytes_in
 
@@ -79,19 +77,6 @@ def test_a_torn_piece_is_none_and_is_removed(path, spoil):
     assert not path.exists()
 
 
-def test_what_is_no_piece_of_this_length_is_none(path, tmp_path):
-    assert opened(path, len(DATA) - 1) is None
-    assert opened(tmp_path / "absent") is None
-    os.mkfifo(tmp_path / "fifo")
-    assert opened(tmp_path / "fifo") is None
-
-
-def test_a_link_is_not_followed(path, tmp_path):
-    (tmp_path / "link").symlink_to(path)
-    with pytest.raises(OSError, match="symbolic link"):
-        opened(tmp_path / "link")
-
-
 def test_the_bytes_are_checked_once_in_each_process_and_again_after_a_write(path, monkeypatch):
     checked, crc32 = [], pieces.crc32
     monkeypatch.setattr(pieces, "crc32", lambda *given: (checked.append(True), crc32(*given))[1])
@@ -137,11 +122,6 @@ def test_other_credentials_are_the_same_piece(signed):
     assert sidecar_name(signed) == sidecar_name(URL)
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a.tar", "https://host/a?size=3&sort=up&shard=4"])
-def test_other_parts_of_a_url_stay(url):
-    assert without_credentials(url) == url
-
-
 def test_a_user_is_named_before_the_first_slash_alone():
     """What follows is the name of an object: two of them must not share pieces or tables."""
     urls = [f"https://host/a//{user}@b/0.tar" for user in ("me", "you")]
@@ -149,13 +129,6 @@ def test_a_user_is_named_before_the_first_slash_alone():
     assert len({without_credentials(url) for url in urls}) == 4
     assert len({sidecar_name(url) for url in urls[:2]}) == 2
     assert without_credentials("https://me@home:s@cret@host/0.tar") == "https://host/0.tar"
-
-
-def test_names_are_those_of_files():
-    piece = Piece(URL, '"../../a/\\b"', 5, 15)
-    assert piece.size == 10
-    assert piece.folder.isalnum()
-    assert piece.name == "5-15"
 
 
 def test_shares_are_uniform():

@@ -1,16 +1,13 @@
 """Requests of processes that may start no or few threads."""
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
 from lightning_shards.errors import StorageError
-from lightning_shards.remote.ahead import FetchAhead
 from lightning_shards.remote.request_threads import RequestThreads
 
 LONGEST_S = 10
-NOTHING = SimpleNamespace(prefetch=list)
 
 
 @pytest.fixture
@@ -49,11 +46,3 @@ def test_requests_share_the_threads_that_could_be_started(deny_threads):
     futures = [threads.begin(lambda number=number: number) for number in range(5)]
     assert [future.result(LONGEST_S) for future in futures] == list(range(5))
     threads.close()
-
-
-def test_batches_are_read_where_no_thread_can_fetch_ahead(deny_threads, caplog):
-    ahead = FetchAhead(iter(()), NOTHING)
-    deny_threads(0)
-    ahead.reach(0, 0)
-    assert "ulimit -u" in caplog.text
-    ahead.close()

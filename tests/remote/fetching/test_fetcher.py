@@ -15,17 +15,9 @@ from waiting import wait_for
 from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.remote import cache as piece_cache
 from lightning_shards.remote import pieces as piece_files
-from lightning_shards.remote.fetcher import Fetcher, pieces_of
+from lightning_shards.remote.fetcher import Fetcher
 from lightning_shards.remote.pieces import Piece
 from lightning_shards.remote.request_threads import RequestThreads
-
-
-def test_without_pieces_a_batch_is_read_exactly(make_fetcher, transport):
-    spans = [(5, 90), (300, 300), (400, 500), (63_990, 64_000)]
-    fetcher = make_fetcher()
-    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
-    assert transport.asked == [("u", 5, 64_000)]  # the gaps cost less than requests
-    assert fetcher.read_bytes == 195
 
 
 def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
@@ -69,18 +61,6 @@ def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     assert len(transport.asked) == 8
 
 
-def test_a_piece_that_was_begun_is_waited_for_when_others_are_announced(make_fetcher, transport):
-    """As in the middle of a block, where the next one is announced alone."""
-    transport.gates[0] = threading.Event()
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:1])
-    assert transport.begun[0].wait(WITHIN_S)
-    fetcher.fetch_ahead(PIECES[1:2])
-    threading.Timer(0.15, transport.gates[0].set).start()
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    assert {begin for _, begin, _ in transport.asked} == {0, 8000}
-
-
 def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
     transport.gates[0] = threading.Event()
     fetcher = make_fetcher(threads=1)
@@ -93,17 +73,6 @@ def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transpor
     # and the older one is still known to be in the cache
     assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
     assert len(transport.asked) == 5
-
-
-def test_a_piece_above_8_mib_comes_in_parts(make_fetcher, transport):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(pieces_of([reads_of("large", [(11, 20 * MIB - 11)])]))
-    assert is_fetched(fetcher, 3)
-    spans = [(11, 20 * MIB - 11), (9 * MIB, 9 * MIB + 5)]
-    found = bytes_read(fetcher, reads_of("large", spans))
-    assert found == [LARGE[slice(*span)] for span in spans]
-    assert transport.bytes_asked == 20 * MIB - 22
-    assert max(end - begin for _, begin, end in transport.asked) <= 8 * MIB
 
 
 @settings(max_examples=30, deadline=None)
@@ -145,17 +114,6 @@ def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, tran
     assert transport.begun[0].wait(WITHIN_S)
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
     assert transport.asked[-1] == ("large", 10, MIB)
-
-
-def test_what_was_dropped_is_fetched_with_the_next_announcement(make_fetcher, transport, tmp_path):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:4])
-    assert is_fetched(fetcher, 4)
-    for piece in PIECES[:2]:
-        (tmp_path / "cache" / "pieces" / piece.folder / piece.name).unlink()
-    fetcher.fetch_ahead(PIECES[:5])
-    assert is_fetched(fetcher, 7)
-    assert sorted(begin for _, begin, _ in transport.asked[4:]) == [0, 8000, 32_000]
 
 
 def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):

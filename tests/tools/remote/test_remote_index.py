@@ -1,7 +1,6 @@
 """`lightning-shards index` of remote shards: each is read once, also over several runs."""
 
 import json
-import re
 
 import pytest
 from fault_server import Fault
@@ -28,21 +27,6 @@ def urls(folder, server):
 @pytest.fixture
 def run(run_here):
     return run_here(index.main)
-
-
-@pytest.fixture
-def refused(capsys, tmp_path):
-    """Runs the tool, which is to write nothing; gives what it says."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            index.main(
-                [*map(str, arguments), "--cache-dir", str(tmp_path / "cache"), "--processes=1"]
-            )
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return call
 
 
 def asked_for_bytes(server, method="GET"):
@@ -102,14 +86,6 @@ def test_an_index_that_is_not_there_or_is_of_local_shards_is_refused(urls, folde
         data.source("train")
 
 
-@pytest.fixture
-def escaped(folder, server):
-    """The URL of two shards in two folders, whose names it escapes."""
-    for number, path in enumerate(sorted(folder.glob("*.tar"))[:2]):
-        server.objects[f"data/é {number}/a+b %41.tar"] = path.read_bytes()
-    return f"{server.url}/data/%C3%A9%20{{0,1}}/a+b%20%2541.tar"
-
-
 def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path):
     run(urls, *TABLES, "--upload")
     shards = [f"train-{shard:06d}.tar" for shard in range(3)]
@@ -120,19 +96,6 @@ def test_each_shard_is_read_once_also_by_later_runs(run, urls, server, tmp_path)
         assert of_shards(asked_for_bytes(server)) == []
     uploaded = server.objects["data/train-000000.tar.members"]
     assert (tmp_path / "out" / "train-000000.tar.members").read_bytes() == uploaded
-
-
-def test_what_lacks_checksums_is_read_again_where_they_are_wanted(run, urls, server, tmp_path):
-    options = [*TABLES, "--output", tmp_path / "out"]
-    assert run(urls, *options, "--no-checksums")[0] == 0
-    table = tmp_path / "out" / "train-000000.tar.members"
-    assert unpublished(table.read_bytes()).crc32 is None
-    asked_for_bytes(server)
-    assert run(urls, *options)[0] == 0
-    assert len(of_shards(asked_for_bytes(server))) == 3
-    assert run(urls, *options, "--no-checksums")[0] == 0  # what is known stays
-    assert of_shards(asked_for_bytes(server)) == []
-    assert unpublished(table.read_bytes()).crc32 is not None
 
 
 @pytest.mark.timeout(120)
@@ -158,19 +121,6 @@ def test_a_shard_that_changes_while_it_is_read_has_no_index(run, urls, server, t
     assert len(list((tmp_path / "cache").rglob("*.members"))) == 2
 
 
-def test_a_store_that_does_not_answer_ends_the_run_and_keeps_what_is_done(
-    run, urls, server, refused
-):
-    server.faults = [None] * 5 + [Fault("status", 500)] * 99  # 2 looks for an index, and one shard
-    said = refused(f"{urls}?sig=s3cr3t", "--upload")
-    assert "train-000001.tar cannot be read" in said
-    assert "s3cr3t" not in said
-    server.faults.clear()
-    asked_for_bytes(server)
-    assert run(f"{urls}?sig=s3cr3t", "--upload")[0] == 0
-    assert len(of_shards(asked_for_bytes(server))) == 2
-
-
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_read(
     run, urls, server, tmp_path, is_there
@@ -193,29 +143,6 @@ def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_re
 # --- what is beside the shards already
 
 
-def test_an_index_of_other_shards_is_refused_before_any_is_read(run, urls, server, refused):
-    run(f"{server.url}/data/train-{{000000..000001}}.tar", "--upload")
-    before = dict(server.objects)
-    asked_for_bytes(server)
-    said = refused(f"{server.url}/data/train-000002.tar", "--upload")
-    assert "data/wids.json is not overwritten: it also lists 'train-000000.tar', not named" in said
-    assert of_shards(asked_for_bytes(server)) == []
-    assert server.objects == before
-    assert run(f"{server.url}/data/train-000002.tar", "--upload", "--force")[0] == 0
-
-
-def test_a_store_that_takes_no_files_is_told_and_what_was_read_is_kept(
-    run, urls, server, tmp_path, refused
-):
-    # 1 request for an old index, and 3 for the shard
-    server.faults = [None] * 4 + [Fault("status", 405)]
-    said = refused(urls, *TABLES, "--upload")
-    assert "train-000000.tar.members cannot be written" in said
-    asked_for_bytes(server)
-    assert run(urls, *TABLES, "--output", tmp_path / "out")[0] == 0
-    assert of_shards(asked_for_bytes(server)) == ["train-000001.tar", "train-000002.tar"]
-
-
 def test_what_is_beside_the_shards_is_asked_for_and_put_there_with_their_query(run, server, folder):
     """As readers ask for it: the query may hold the token of a store that gives nothing else."""
     server.objects["data/a/0.tar"] = (folder / "train-000000.tar").read_bytes()
@@ -225,8 +152,3 @@ def test_what_is_beside_the_shards_is_asked_for_and_put_there_with_their_query(r
     assert {each.path.partition("?")[2] for each in server.asked} == {"token=s3cr3t"}
     assert "s3cr3t" not in json.dumps(document)
     assert {"data/a/wids.json", "data/a/sizes.json"} <= server.objects.keys()
-
-
-@pytest.mark.parametrize("options", [["hf://datasets/me/data/0.tar", "--upload"], ["s3://b/0.tar"]])
-def test_what_cannot_be_uploaded_is_refused(refused, options):
-    assert re.search("name a folder .* or let them be put there by --upload", refused(*options))

@@ -37,17 +37,6 @@ def with_tables(folder, server, tmp_path):
     publish(sorted(folder.glob("*.tar")), server_put(server), tmp_path, counts=COUNTS)
 
 
-def bytes_of_shards(server):
-    """How many bytes of each shard were asked for."""
-    asked = {}
-    for each in server.asked:
-        name = each.path.partition("?")[0].rpartition("/")[2]
-        start, _, last = each.headers.get("range", "").removeprefix("bytes=").partition("-")
-        if name.endswith(".tar"):
-            asked[name] = asked.get(name, 0) + int(last) - int(start) + 1
-    return asked
-
-
 @pytest.mark.parametrize("options", [[], ["--samples", 3], ["--samples", 4, "--seed", 1]])
 @pytest.mark.parametrize("are_counted", [True, False])
 @pytest.mark.usefixtures("with_tables")
@@ -59,15 +48,6 @@ def test_remote_shards_are_shown_like_local_ones(shown, url, folder, server, opt
 
 
 @pytest.mark.usefixtures("with_tables")
-def test_with_a_table_only_the_members_that_are_shown_are_read(shown, url, server):
-    large = server.objects["data/train-000001.tar"]
-    assert shown(url, "--samples", 1) == ["00000 0"]
-    read = bytes_of_shards(server)
-    assert read.keys() == {"train-000000.tar"}
-    assert read["train-000000.tar"] < len(large) // 4
-
-
-@pytest.mark.usefixtures("with_tables")
 def test_the_numbers_of_remote_shards_are_those_of_local_ones(run_here, url, folder):
     documents = []
     for urls in (folder / "*.tar", url):
@@ -76,17 +56,6 @@ def test_the_numbers_of_remote_shards_are_those_of_local_ones(run_here, url, fol
         assert "s3cr3t" not in json.dumps(document)
         documents.append(document)
     assert documents[0] == documents[1]
-
-
-@pytest.mark.parametrize("tool", [info, show])
-def test_what_needs_a_table_names_the_command_that_makes_it(tool, url, tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        tool.main([url, "--cache-dir", str(tmp_path), "--processes", "1"])
-    said = capsys.readouterr().err
-    assert ended.value.code == 2
-    assert "needs the member table" in said
-    assert "`lightning-shards index" in said
-    assert "s3cr3t" not in said
 
 
 def test_storage_options_say_how_a_store_is_reached(
