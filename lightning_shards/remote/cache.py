@@ -27,7 +27,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import accumulate
@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from lightning_shards.errors import ConfigError, DamagedShardError, FileAccessError
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.pieces import (
     TRAILER_BYTES,
     OpenPiece,
@@ -267,7 +268,7 @@ class PieceCache:
         self._enter()
         return is_there(self._path_of(piece), piece.size)
 
-    def load(self, piece: Piece, fetch: Callable[[], bytes | bytearray]) -> bool | None:
+    def load(self, piece: Piece, fetch: Callable[[], Sequence[Chunk]]) -> bool | None:
         """Fetch a piece that is not in the cache.
 
         `fetch` is called at most once, by one process of the node at a time, and only where there
@@ -290,14 +291,15 @@ class PieceCache:
                 return True
             if not self._has_room(part.file, piece.size + TRAILER_BYTES):
                 return False
-            data = memoryview(fetch()).cast("B")
-            if len(data) != piece.size:
+            chunks = fetch()
+            size = sum(map(len, chunks))
+            if size != piece.size:
                 raise DamagedShardError(
-                    f"{len(data):,} bytes were fetched of {redact(piece.url)} at byte "
+                    f"{size:,} bytes were fetched of {redact(piece.url)} at byte "
                     f"{piece.begin:,}, not {piece.size:,}; check the network, and whether the "
                     "object is being replaced"
                 )
-            write_piece(part.file, data)
+            write_piece(part.file, chunks)
             os.rename(path + _PART, path)  # noqa: PTH104 a string
             believe(part.file)
             is_kept = True

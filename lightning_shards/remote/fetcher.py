@@ -21,6 +21,7 @@ from typing import Final, NamedTuple, TypeGuard
 import numpy as np
 
 from lightning_shards.errors import IndexMismatchError, ShardError
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.byte_ranges import joined, parts_of
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.pieces import OpenPiece, Piece
@@ -205,7 +206,7 @@ class Fetcher:
         assert self._cache is not None
         is_there, failure = None, None
         try:
-            is_there = self._cache.load(piece, partial(self._data_of, piece))
+            is_there = self._cache.load(piece, partial(self._chunks_of, piece))
         except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
             _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
             failure = error
@@ -222,8 +223,8 @@ class Fetcher:
             self._changed.notify_all()
         self._begin()
 
-    def _data_of(self, piece: Piece) -> bytes:
-        return self._transport.read(piece.url, piece.begin, piece.end, piece.version).data
+    def _chunks_of(self, piece: Piece) -> list[Chunk]:
+        return self._transport.read(piece.url, piece.begin, piece.end, piece.version).chunks
 
     def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:
         """What is wanted, cut where one piece ends and another begins."""

@@ -11,9 +11,11 @@ import os
 import stat
 import struct
 import weakref
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.urls import without_credentials
 
@@ -95,7 +97,7 @@ class OpenPiece:
             raise OSError(errno.EIO, "a file of it was cut short")
 
 
-def write_piece(file: int, data: memoryview) -> None:
+def write_piece(file: int, chunks: Iterable[Chunk]) -> None:
     """Write the bytes of a piece and its trailer to a new file.
 
     Raises:
@@ -103,8 +105,11 @@ def write_piece(file: int, data: memoryview) -> None:
     """
     with open(file, "wb", closefd=False) as out:
         out.seek(0)
-        out.write(data)
-        out.write(_TRAILER.pack(_MAGIC, _VERSION, len(data), crc32(data)))
+        checksum = 0
+        for chunk in chunks:  # each is still in the processor's cache when it is written
+            checksum = crc32(chunk, checksum)
+            out.write(chunk)
+        out.write(_TRAILER.pack(_MAGIC, _VERSION, out.tell(), checksum))
 
 
 def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:

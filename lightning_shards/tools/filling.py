@@ -13,6 +13,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.remote.ahead import PiecePlan, ShardTables
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
 from lightning_shards.remote.fetcher import pieces_of
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
@@ -119,8 +120,8 @@ def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport, ended
     One that another process holds is waited for until that process lets go of it.
     """
 
-    def fetch() -> bytes:
-        return transport.read(piece.url, piece.begin, piece.end, piece.version).data
+    def fetch() -> list[Chunk]:
+        return transport.read(piece.url, piece.begin, piece.end, piece.version).chunks
 
     while (is_there := cache.has(piece) or cache.load(piece, fetch)) is None:
         if ended.wait(_LOOK_S):

@@ -43,7 +43,7 @@ def bytes_in(opened: OpenPiece, start: int, stop: int) -> bytes:
 
 def is_kept(cache: PieceCache, piece: Piece) -> bool:
     """Load a piece; whether it is in the cache, with the right bytes."""
-    if not cache.load(piece, lambda: bytes_of(piece)):
+    if not cache.load(piece, lambda: [bytes_of(piece)]):
         return False
     opened = cache.open(piece)
     assert opened is None or bytes_in(opened, *piece[2:]) == bytes_of(piece)

@@ -64,7 +64,7 @@ def test_another_number_of_bytes_is_refused(cache, folder):
     with pytest.raises(
         DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"
     ):
-        cache.load(PIECE, lambda: bytes_of(PIECE)[1:])
+        cache.load(PIECE, lambda: [bytes_of(PIECE)[1:]])
     assert disk_bytes(folder) == 0
     assert is_kept(cache, PIECE)
 
@@ -84,7 +84,7 @@ def test_one_thread_fetches_and_the_others_are_told(cache):
     def slowly():
         entered.set()
         assert go_on.wait(30)
-        return bytes_of(PIECE)
+        return [bytes_of(PIECE)]
 
     thread = threading.Thread(target=cache.load, args=(PIECE, slowly))
     thread.start()

@@ -17,7 +17,7 @@ def path(tmp_path):
     """The file of a piece that begins at offset 100."""
     path = tmp_path / "piece"
     with path.open("wb", buffering=0) as file:
-        pieces.write_piece(file.fileno(), memoryview(DATA))
+        pieces.write_piece(file.fileno(), [DATA[:7], memoryview(DATA)[7:]])
     return path
 
 
