@@ -28,7 +28,7 @@ from tests.remote.published import COUNTS, publish, server_put
 
 SIGNED = "?X-Amz-Signature=s3cr3t-query"
 QUICK = RetryPolicy().scaled(0.01)
-FACES = ("http", "s3", "gs", "az", "ais", "hf")
+FACES = ("http", "s3", "ais", "hf")
 """What our server looks like."""
 
 

@@ -1,9 +1,5 @@
 """Stores that need signatures: endpoints, credentials, and keys that obstore reads otherwise."""
 
-import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from fault_server import Fault
 
@@ -16,101 +12,18 @@ from tests.remote.contract import DATA
 
 pytestmark = pytest.mark.network
 
-ROLE = "/latest/meta-data/iam/security-credentials/"
-GIVEN = {
-    "AccessKeyId": "key",
-    "SecretAccessKey": "s3cr3t",
-    "Token": "s3cr3t",
-    "Expiration": "2000-01-01T00:00:00Z",  # so it is asked for each request
-}
+VARIABLES = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}
 OPTIONS = {
     "s3": {"region": "us-east-1", "anonymous": True},
     "gs": {"anonymous": True},
     "az": {"account": "account", "anonymous": True},
 }
-VARIABLES = {
-    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
-    "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
-}
-EACH = [(scheme, name) for scheme, names in VARIABLES.items() for name in names]
-
-
-class MetadataService:
-    """The metadata service of an instance: it answers with the statuses of `faults` first."""
-
-    def __init__(self):
-        self.faults = []
-        service = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                status = service.faults.pop(0) if service.faults else 200
-                bodies = {ROLE: "role", f"{ROLE}role": json.dumps(GIVEN)}
-                body = bodies.get(self.path, "token").encode() if status == 200 else b""
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_PUT = do_GET  # noqa: N815 named by http.server
-
-            def log_message(self, *_):
-                """Say nothing."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
-        self._thread.start()
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-@pytest.fixture
-def service(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    service = MetadataService()
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", service.url)
-    yield service
-    service.close()
-
-
-@pytest.fixture
-def signing(server):
-    """Asks the service for credentials of our server."""
-    server.objects["data/a.tar"] = DATA
-    options = {"s3": {"endpoint": server.url, "region": "us-east-1"}}
-    transport = RemoteTransport(TransportSettings(options, policy=QUICK))
-    yield transport
-    transport.close()
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_a_service_of_credentials_that_is_busy_is_asked_again(is_first, service, signing):
-    if not is_first:
-        signing.read("s3://data/a.tar", 0, 9)
-    service.faults = [429] if is_first else [503] * 4
-    assert signing.read("s3://data/a.tar", 5, 99).data == DATA[5:99]
-
-
-def test_without_credentials_the_error_says_at_once_where_they_belong(service, signing, server):
-    service.close()
-    with pytest.raises(
-        FileAccessError, match=r"no credentials were found.* belong in AWS_ACCESS_KEY"
-    ):
-        signing.read("s3://data/a.tar", 0, 9)
-    assert signing.counts.requests == 2
-    assert server.asked == []
 
 
 @pytest.fixture
 def read(monkeypatch):
     """Reads the first bytes of `a.tar` by options."""
-    for _, name in EACH:
+    for name in VARIABLES.values():
         monkeypatch.delenv(name, raising=False)
 
     def act(scheme, **options):
@@ -122,13 +35,25 @@ def read(monkeypatch):
     return act
 
 
-@pytest.mark.parametrize(("scheme", "name"), EACH)
-def test_an_endpoint_of_a_variable_alone_is_read_without_tls(
-    scheme, name, read, server, monkeypatch
-):
+def test_without_credentials_the_error_says_at_once_where_they_belong(read, server, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        FileAccessError, match=r"no credentials were found.* belong in AWS_ACCESS_KEY"
+    ):
+        read("s3", endpoint=server.url, anonymous=False)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("is_variable", [True, False])
+@pytest.mark.parametrize("scheme", OPTIONS)
+def test_an_endpoint_may_have_no_tls(scheme, is_variable, read, server, monkeypatch):
     server.objects["data/a.tar"] = DATA
-    monkeypatch.setenv(name, f"{server.url}/account" if scheme == "az" else server.url)
-    assert read(scheme).data == DATA[:99]
+    endpoint = f"{server.url}/account" if scheme == "az" else server.url
+    if is_variable:
+        monkeypatch.setenv(VARIABLES[scheme], endpoint)
+    assert read(scheme, **({} if is_variable else {"endpoint": endpoint})).data == DATA[:99]
 
 
 @pytest.mark.parametrize("scheme", OPTIONS)

@@ -57,13 +57,12 @@ def test_another_process_reads_the_same(method, server, face_stores, file_store)
 def test_a_fork_of_a_process_that_used_obstore_raises_and_never_hangs(
     server, face_stores, file_store
 ):
-    stores = [face_stores(face) for face in ("s3", "gs", "az", "http", "ais", "hf")]
+    stores = [face_stores(face) for face in ("s3", "http", "ais", "hf")]
     for store in stores:
         store.transport.read(store.url, 0, 3)
     reads = [(store.url, 5, 99) for store in stores] + [(file_store.url, 5, 99)]
-    *refused, http, ais, hub, other = read_in_process("fork", stores[0].transport, reads)
-    assert [http, ais, hub, other] == [DATA[5:99]] * 4
-    for answer, scheme in zip(refused, ("s3", "gs", "az"), strict=True):
-        assert answer.startswith(f"ConfigError: {scheme}:// was used in process ")
-        assert "multiprocessing_context='forkserver'" in answer
+    refused, *others = read_in_process("fork", stores[0].transport, reads)
+    assert others == [DATA[5:99]] * 4
+    assert refused.startswith("ConfigError: s3:// was used in process ")
+    assert "multiprocessing_context='forkserver'" in refused
     assert stores[0].transport.read(stores[0].url, 5, 99).data == DATA[5:99]

@@ -72,12 +72,6 @@ def test_an_object_in_parts_is_a_stream_whose_end_tells_its_size(transport, url,
         transport.read(url, 5, 9)
 
 
-def test_a_whole_object_that_breaks_off_is_no_short_range(transport, url, server):
-    server.always = Fault("whole", None, (("Content-Length", str(len(DATA) + 5)),))
-    with pytest.raises(StorageError, match="stalled"):
-        transport.read(url, 0, 200_000)
-
-
 @pytest.mark.parametrize("checks_if_match", [True, False])
 @pytest.mark.parametrize("has_etags", [True, False])
 def test_a_break_is_followed_by_the_rest_of_the_same_version(

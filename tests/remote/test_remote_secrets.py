@@ -54,7 +54,7 @@ def error_of(act):
     return None
 
 
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", [*FACES, "gs", "az"])
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_nothing_that_is_secret_is_shown(face, fault, server, settings, caplog, capfd):
     caplog.set_level(logging.DEBUG)

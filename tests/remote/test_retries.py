@@ -112,12 +112,6 @@ def test_time_counts_from_the_last_mebibyte_that_arrived(store):
         read(store, [RequestFailure("no")] * 99, takes_s=100, gained=MIB)
 
 
-@pytest.mark.parametrize(("asked", "waited"), [(7, 7), (59, 59), (61, 60), (1e8, 60)])
-def test_a_server_may_ask_for_a_pause_of_a_minute(asked, waited, store):
-    read(store, [RequestFailure("busy", retry_after_s=asked)])
-    assert store.pauses == [waited]
-
-
 @pytest.mark.parametrize("kind", ["absent", "final"])
 def test_what_would_not_change_is_tried_once(kind, store):
     with pytest.raises((FileNotFoundError, StorageError)):
