@@ -492,7 +492,7 @@ class ShardDataModule(pl.LightningDataModule):
         if trainer is not None:
             progress = TrainProgress(trainer) if split == "train" else EvaluationProgress(trainer)
             on_cuda = trainer.strategy.root_device.type == "cuda"
-            given |= {"progress": progress, "on_cuda": on_cuda, "ranks": trainer.num_devices}
+            given |= {"progress": progress, "on_cuda": on_cuda}
         settings = (source, place, self.loader_config, self.num_workers)
         loader = make_loader(*settings, name=split, sample=sample, **given)
         # of several sets one at a time has workers, and the first one those of the next time

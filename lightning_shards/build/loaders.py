@@ -17,7 +17,7 @@ from lightning_shards.samples.fields import optional_names
 from lightning_shards.system.process import num_cpus
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import InlinePool, try_first_sample
-from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches, tensor_bytes
+from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches
 from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
@@ -35,7 +35,6 @@ def make_pool(
     *,
     sample: LoadedBatch | None = None,
     on_cuda: bool = False,
-    ranks: int = 1,
     allow_unsafe: Collection[str] = (),
 ) -> Pool:
     """The pool of one rank, for batches from this source at this place.
@@ -47,7 +46,6 @@ def make_pool(
         place: The rank and the world size.
         sample: A batch of one sample, which tells the size of batches; None: it is made if need be.
         on_cuda: Whether batches go to a CUDA device.
-        ranks: Number of ranks of this machine.
         allow_unsafe: As in `ShardDataModule`.
 
     Raises:
@@ -65,18 +63,16 @@ def make_pool(
     batch = batch_bytes(sample.batch, source.epochs.batch_size)
     if config.pool == "ray":
         return _ray_pool(config, num_workers, batch, allows_open="ray" in allow_unsafe)
-    return _process_pool(config, num_workers, source, batch, on_cuda, ranks)
+    return _process_pool(config, num_workers, source, batch, on_cuda)
 
 
 def _thread_pool(
     config: LoaderConfig, num_workers: int, source: Source, sample: LoadedBatch
 ) -> ThreadPool:
-    batch_size, at_once = source.epochs.batch_size, 1
+    size = 0
     with suppress(ConfigError):  # the size of what cannot be pickled is unknown
-        at_once = most_batches(batch_bytes(sample.batch, batch_size))
-    size = at_once * tensor_bytes(sample.batch, batch_size)
-    prefetch_factor = _prefetch(config, num_workers, size)
-    return ThreadPool(num_workers, prefetch_factor, config.worker_timeout_s, at_once)
+        size = batch_bytes(sample.batch, source.epochs.batch_size).total
+    return ThreadPool(num_workers, _prefetch(config, num_workers, size), config.worker_timeout_s)
 
 
 def _process_pool(
@@ -85,7 +81,6 @@ def _process_pool(
     source: Source,
     batch: BatchBytes,
     on_cuda: bool,
-    ranks: int,
 ) -> ProcessPool:
     if config.multiprocessing_context != "fork":
         require_sendable(source, config.multiprocessing_context)
@@ -99,7 +94,6 @@ def _process_pool(
         on_cuda if config.pin_memory is None else config.pin_memory,
         threads,
         batch,
-        ranks,
         config.worker_timeout_s,
     )
 
@@ -168,7 +162,7 @@ def make_loader(
         name: Name of its split or evaluation set.
         progress: A trainer's progress; None for a plain loop.
         sample: A batch of one sample, if there is one already.
-        of_machine: ``on_cuda``, ``ranks`` and ``allow_unsafe`` of `make_pool`.
+        of_machine: ``on_cuda`` and ``allow_unsafe`` of `make_pool`.
 
     Raises:
         PlanError: The samples do not fill one step.

@@ -1,47 +1,31 @@
 """The pool of worker processes: the trainer asks them one after the other, in step order."""
 
 import logging
+import multiprocessing
 import os
-import shutil
-import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import cycle
-from mmap import mmap
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal, TypeAlias, cast
-from weakref import WeakSet
 
-from lightning_shards.errors import ConfigError, WorkerError, count_of
+from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import take_from
-from lightning_shards.workers.connection import (
-    SPARE_BUFFERS,
-    Lease,
-    ReceivedBuffers,
-    TrainerEnd,
-    buffers_per_worker,
-    new_memory,
-)
+from lightning_shards.workers.connection import Received, TrainerEnd, new_buffers
 from lightning_shards.workers.fork_server import ForkServerWorker, fork_server, shared_folder
-from lightning_shards.workers.messages import (
-    UNKNOWN_BYTES,
-    BatchBytes,
-    Message,
-    PickledMessage,
-    shared_bytes,
-)
+from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, pinned
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
 from lightning_shards.workers.worker import WorkerShare, raise_failure, run_worker
@@ -83,7 +67,6 @@ class ProcessPool:
         pin_memory: Whether a thread copies batches into page-locked memory.
         threads: Threads in each process.
         batch: Size of one batch on its way to the trainer.
-        ranks: Number of ranks of this machine; each has as many workers.
         worker_timeout_s: Seconds that the trainer waits for a message, also for the first one,
             before it ends the workers. 0: there is no limit.
     """
@@ -94,21 +77,19 @@ class ProcessPool:
     pin_memory: bool = False
     threads: int = 1
     batch: BatchBytes = UNKNOWN_BYTES
-    ranks: int = 1
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def __post_init__(self) -> None:
-        """Refuse settings that would otherwise fail later, inside a worker.
+        """Refuse numbers below 1.
 
         Raises:
-            ConfigError: A number is below 1, or shared memory cannot hold the batches.
+            ConfigError: A number is below 1.
         """
         for name in ("num_workers", "prefetch_factor", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(
                     f"{name} must be at least 1 for worker processes, got {getattr(self, name)}"
                 )
-        require_shared_memory(self)
 
     def describe(self) -> PoolDescription:
         """A description in which each thread of each process is a worker."""
@@ -132,55 +113,39 @@ class ProcessPool:
                 of_main,
             )
         device = _device_to_pin_for(self)  # before any worker runs, as CUDA may refuse
-        workers, ends, stages = self._started(source, place, cursor, modules)
-        return _ProcessStream(workers, ends, stages, self.worker_timeout_s, device)
-
-    def _started(
-        self, source: Source, place: Place, cursor: Cursor, modules: dict[str, str]
-    ) -> tuple[list[BaseProcess], list[TrainerEnd], Sequence[int]]:
-        """The workers, the trainer's ends of their connections and the bytes of their stages."""
         workers: list[BaseProcess] = []
         ends: list[TrainerEnd] = []
-        stages = new_memory(self.num_workers)
         try:
             if self.start_method == "forkserver":
                 fork_server.start(modules_to_preload(source, modules))
             for number in range(self.num_workers):
-                end, its_end = socket.socketpair()
-                ends.append(TrainerEnd(end, stages, self.prefetch_factor))
+                connection, its_end = multiprocessing.Pipe()
                 with its_end:
                     share = self._share(source, place.with_worker(number, self.num_workers), cursor)
-                    workers.append(self._process(share, its_end, ends, from_main(modules)))
+                    ends.append(TrainerEnd(connection, share.buffers))
+                    workers.append(self._process(share, its_end, imports_main=bool(of_main)))
                     workers[-1].start()
-            return workers, ends, memoryview(mmap(stages, 0))
         except BaseException as error:
             _end_workers(workers, ends, wait_s=0.0)
             if isinstance(error, OSError | EOFError):
                 raise WorkerError(_not_started(error)) from error
             raise
-        finally:
-            os.close(stages)
+        return _ProcessStream(workers, ends, self.worker_timeout_s, device)
 
     def _share(self, source: Source, place: Place, cursor: Cursor) -> WorkerShare:
-        settings = (self.prefetch_factor, self.threads, self.batch)
-        return WorkerShare(source, place, cursor, *settings, default_dtype_name())
+        settings = (self.prefetch_factor, self.threads, self.batch, default_dtype_name())
+        return WorkerShare(source, place, cursor, *settings, new_buffers(self.prefetch_factor))
 
     def _process(
-        self,
-        share: WorkerShare,
-        its_end: socket.socket,
-        ends: list[TrainerEnd],
-        of_main: str | None,
+        self, share: WorkerShare, its_end: Connection, *, imports_main: bool
     ) -> BaseProcess:
-        inherited = tuple(ends) if self.start_method == "fork" else ()
         process = _KINDS[self.start_method](
             name=GuardedName(os.getpid(), shared_folder()),
             target=run_worker,
-            args=(share, its_end, inherited),
+            args=(share, its_end),
             daemon=True,
         )
-        process.imports_main = of_main is not None
-        process.start_timeout_s = self.worker_timeout_s
+        process.imports_main, process.start_timeout_s = imports_main, self.worker_timeout_s
         return process
 
 
@@ -197,53 +162,39 @@ class _ProcessStream:
         self,
         workers: list[BaseProcess],
         ends: list[TrainerEnd],
-        stages: Sequence[int],
         timeout_s: float,
         device: int | None,
     ) -> None:
         self._workers, self._ends = workers, ends
-        self._buffers = [ReceivedBuffers() for _ in workers]
-        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in workers]
+        self._ready: list[deque[LoadedBatch]] = [deque() for _ in workers]
         self._failures: list[Any] = [None] * len(workers)
         self._step, self._is_open = 0, True
-        self._leases: list[WeakSet[Lease]] = [WeakSet() for _ in workers]
-        self._watch = ProcessWatch(workers, stages, partial(_shut, ends))
+        self._watch = ProcessWatch(workers, ends)
         self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
-        take = partial(_received, ends, self._buffers)
-        self._pinning = None if device is None else _PinningThread(take, len(workers), device)
-        self._take = self._pinning.take if self._pinning else take
-        parts = (self._watchdog, self._pinning, workers, ends)
-        self._end = weakref.finalize(self, _end_stream, os.getpid(), *parts)
+        self._pinning = None if device is None else _PinningThread(ends, device)
+        self._end = weakref.finalize(
+            self, _end_stream, os.getpid(), self._watchdog, self._pinning, workers, ends
+        )
 
     def __next__(self) -> LoadedBatch:
         if not self._is_open:
             raise StopIteration
         worker = self._step % len(self._ready)
-        loaded = next(self._ready[worker], None)
-        if loaded is None and not self._failures[worker]:  # the next message is of this worker
+        ready = self._ready[worker]
+        if not ready and not self._failures[worker]:  # the next message is of this worker
             self._watch.worker = worker
-            message = self._receive(worker)
-            self._ready[worker] = self._unpacked(worker, message)
-            self._failures[worker] = message.failure
-            loaded = next(self._ready[worker], None)
-        if loaded is None:
+            loaded, self._failures[worker] = self._receive(worker)
+            ready.extend(loaded)
+        if not ready:
             self.close()
             raise_failure(self._failures[worker])
         self._step += 1
-        return loaded
+        return ready.popleft()
 
-    def _unpacked(self, worker: int, message: Message) -> Iterator[LoadedBatch]:
-        """The batches of a message; they are copied if the user keeps too many earlier ones."""
-        lease, leases = message.lease(), self._leases[worker]
-        is_kept = len(leases) >= SPARE_BUFFERS
-        if lease is not None:
-            leases.add(lease)
-        return message.unpack(lease, copy=is_kept)
-
-    def _receive(self, worker: int) -> Message:
+    def _receive(self, worker: int) -> Received:
         try:
             with self._watchdog:
-                return self._take(worker)
+                return self._pinning.take() if self._pinning else self._ends[worker].receive()
         except Exception as error:
             # the connection to a worker that is gone breaks, which raises one of several errors
             ended = self._watch.error()
@@ -260,22 +211,6 @@ class _ProcessStream:
         self._is_open = False
         self._end()
         self._ready = []
-        self._buffers = []  # each lives on while a tensor uses it
-
-
-def _received(
-    ends: Sequence[TrainerEnd], buffers: Sequence[ReceivedBuffers], worker: int
-) -> Message:
-    """Wait for the next message of a worker."""
-    content, fd = ends[worker].receive()
-    message = PickledMessage(content, fd).unpickled(buffers[worker])
-    ends[worker].give_credit()
-    return message
-
-
-def _shut(ends: Sequence[TrainerEnd]) -> None:
-    for end in ends:
-        end.shut()
 
 
 def _end_stream(
@@ -288,7 +223,8 @@ def _end_stream(
     if os.getpid() != owner_pid:
         return  # a fork of the trainer drops its copy
     watchdog.stop()
-    _shut(ends)
+    for end in ends:
+        end.shut()
     if pinning:
         pinning.stop()
     _end_workers(workers, ends, wait_s=_END_S)
@@ -324,26 +260,24 @@ class _PinningThread:
     """Takes messages in step order, a few ahead, and copies them into page-locked memory.
 
     Args:
-        receive: Waits for the next message of a worker.
-        num_workers: Number of workers.
+        ends: The connections to the workers.
         device: The GPU, by its number.
     """
 
-    def __init__(self, receive: Callable[[int], Message], num_workers: int, device: int) -> None:
-        self._ready: SimpleQueue[Message | BaseException] = SimpleQueue()
+    def __init__(self, ends: Sequence[TrainerEnd], device: int) -> None:
+        self._ready: SimpleQueue[Received | BaseException] = SimpleQueue()
         self._free = threading.Semaphore(_PINNED_AHEAD)
         self._is_stopped = False
-        arguments = (receive, num_workers, device)
-        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(ends, device), daemon=True)
         self._thread.start()
 
-    def take(self, _worker: int) -> Message:
+    def take(self) -> Received:
         """Wait for the next message, of the worker whose turn it is."""
-        message = take_from(self._ready)
-        if isinstance(message, BaseException):
-            raise message
+        received = take_from(self._ready)
+        if isinstance(received, BaseException):
+            raise received
         self._free.release()
-        return message
+        return received
 
     def stop(self) -> None:
         """End the thread; its connections are shut already."""
@@ -351,36 +285,14 @@ class _PinningThread:
         self._free.release()
         self._thread.join(_END_S)
 
-    def _run(self, receive: Callable[[int], Message], num_workers: int, device: int) -> None:
+    def _run(self, ends: Sequence[TrainerEnd], device: int) -> None:
         try:
             load_torch().cuda.set_device(device)  # otherwise memory of the first GPU would be used
-            for worker in cycle(range(num_workers)):
+            for end in cycle(ends):
                 self._free.acquire()
                 if self._is_stopped:
                     return
-                self._ready.put(receive(worker).pin_memory())
+                loaded, failure = end.receive()
+                self._ready.put((list(map(pinned, loaded)), failure))
         except BaseException as error:  # noqa: BLE001 raised by `take`
             self._ready.put(error)
-
-
-def require_shared_memory(pool: ProcessPool, folder: str = "/dev/shm") -> None:  # noqa: S108 Linux has it there
-    """Check that shared memory can hold the messages that the workers keep ready.
-
-    Raises:
-        ConfigError: It is too small. A worker would end by SIGBUS in the middle of the fit.
-    """
-    if not Path(folder).is_dir():
-        return  # not Linux: there shared memory has no limit of its own
-    buffers = buffers_per_worker(pool.prefetch_factor)
-    messages = pool.ranks * pool.num_workers * buffers
-    size = shared_bytes(pool.batch)
-    needed, free = messages * size, shutil.disk_usage(folder).free
-    if needed > free:
-        mib = 2**20
-        raise ConfigError(
-            f"{folder} has {free / mib:,.0f} MiB free, and the workers need "
-            f"{needed / mib:,.0f} MiB: {count_of(pool.ranks, 'rank')} x "
-            f"{count_of(pool.num_workers, 'worker')} x {count_of(buffers, 'message')} of "
-            f"{size / mib:,.1f} MiB. Enlarge it (docker run --shm-size), or lower prefetch_factor, "
-            "num_workers or batch_size; pool='threads' needs none"
-        )

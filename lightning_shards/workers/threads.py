@@ -2,18 +2,16 @@
 
 Decoders that release the GIL, as those of images do, run in parallel; nothing is copied between
 processes, and no process has to start. For a training loop that spends much time in Python code,
-worker processes are better. Batches that are made quickly are handed over several at once; where
-they take less time than a change of threads, `num_workers: 0` is faster.
+worker processes are better. Where a batch takes less time than a change of threads,
+`num_workers: 0` is faster.
 """
 
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
@@ -24,9 +22,6 @@ from lightning_shards.system.process import Cancellable, allow_open_files, take_
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
-
-_MESSAGE_S = 0.002
-"""A thread hands over the batches of at least this many seconds together, as far as it may."""
 
 _END_S = 3.0
 """Seconds to wait for a thread, which ends after the batch that it is making, or sooner if that
@@ -39,17 +34,14 @@ class ThreadPool:
 
     Attributes:
         num_workers: Threads per rank.
-        prefetch_factor: Messages that each thread keeps ready. One message holds several batches
-            if they are made quickly.
+        prefetch_factor: Batches that each thread keeps ready.
         worker_timeout_s: Seconds that the trainer waits for a batch before a warning shows where
             the threads are; 0: never.
-        most_batches: The largest number of batches in one message.
     """
 
     num_workers: int
     prefetch_factor: int = 2
     worker_timeout_s: float = WORKER_TIMEOUT_S
-    most_batches: int = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers below 1.
@@ -57,7 +49,7 @@ class ThreadPool:
         Raises:
             ConfigError: A number is below 1.
         """
-        for name in ("num_workers", "prefetch_factor", "most_batches"):
+        for name in ("num_workers", "prefetch_factor"):
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
@@ -80,7 +72,6 @@ class ThreadPool:
             self.num_workers,
             self.prefetch_factor,
             self.worker_timeout_s,
-            self.most_batches,
         )
 
 
@@ -91,13 +82,11 @@ def start_threads(
     num_threads: int,
     prefetch_factor: int,
     worker_timeout_s: float,
-    most_batches: int = 1,
 ) -> "ThreadStream":
     """The batches of one worker, made by several threads, in step order.
 
     Thread i % num_threads makes batch i of this worker. So the threads of all workers together
-    divide the steps as the same number of workers would. A thread hands over up to `most_batches`
-    of its batches at once, and keeps `prefetch_factor` times as many ready.
+    divide the steps as the same number of workers would.
 
     Raises:
         ConfigError: A transform or stage may draw from global generators.
@@ -110,7 +99,7 @@ def start_threads(
         for thread in range(num_threads)
     ]
     batches = [produce(source, thread_place, cursor) for thread_place in places]
-    return ThreadStream(batches, prefetch_factor, worker_timeout_s, most_batches)
+    return ThreadStream(batches, prefetch_factor, worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -133,76 +122,43 @@ class _StoppedError(BaseException):
     """Ends the batch that a thread is making, for which the trainer no longer waits."""
 
 
-class _Failed(NamedTuple):
-    """An error that a thread met, in the queue of its batches."""
-
-    error: BaseException
-
-
 class _Slot:
-    """One thread, and the queue of its batches that are ready, several small ones in one item."""
+    """One thread, and the queue of its batches that are ready; an error is the last of them."""
 
-    def __init__(
-        self, batches: Generator[LoadedBatch], prefetch_factor: int, most_batches: int
-    ) -> None:
-        self._batches, self._most_batches = batches, most_batches
-        self._ready: SimpleQueue[list[LoadedBatch] | _Failed] = SimpleQueue()
-        self._taken: deque[LoadedBatch] = deque()
+    def __init__(self, batches: Generator[LoadedBatch], prefetch_factor: int) -> None:
+        self._batches = batches
+        self._ready: SimpleQueue[LoadedBatch | BaseException] = SimpleQueue()
         self._free = threading.Semaphore(prefetch_factor)
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._fill, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._fill, daemon=True)
+        self.thread.start()
 
     def take(self) -> LoadedBatch:
         """Wait for the next batch."""
-        if not self._taken:
-            message = take_from(self._ready)
-            if isinstance(message, _Failed):
-                raise message.error
-            self._taken.extend(message)
-            self._free.release()
-        return self._taken.popleft()
+        batch = take_from(self._ready)
+        if isinstance(batch, BaseException):
+            raise batch
+        self._free.release()
+        return batch
 
     def stop(self) -> None:
         """Let the thread end after the batch that it is making."""
         self._is_stopped = True
         self._free.release()
 
-    @property
-    def ident(self) -> int:
-        """Number of the thread."""
-        return self._thread.ident or 0
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
     def _fill(self) -> None:
         try:
             with Cancellable(self._raise_if_stopped):
                 while self._free.acquire() and not self._is_stopped:
-                    self._put_message()
+                    self._ready.put(next(self._batches))
+        except BaseException as error:  # noqa: BLE001 raised by `take`
+            self._ready.put(error)
         finally:
             self._batches.close()
 
     def _raise_if_stopped(self) -> None:
         if self._is_stopped:
             raise _StoppedError
-
-    def _put_message(self) -> None:
-        message: list[LoadedBatch] = []
-        end = time.perf_counter() + _MESSAGE_S
-        try:
-            while not self._is_stopped and len(message) < self._most_batches:
-                message.append(next(self._batches))
-                if time.perf_counter() >= end:
-                    break
-        except BaseException as error:  # noqa: BLE001 raised by `take`
-            self._is_stopped = True
-            if message:
-                self._ready.put(message)
-            self._ready.put(_Failed(error))
-        else:
-            self._ready.put(message)
 
 
 class ThreadStream:
@@ -213,10 +169,9 @@ class ThreadStream:
         sources: Sequence[Generator[LoadedBatch]],
         prefetch_factor: int,
         worker_timeout_s: float,
-        most_batches: int = 1,
     ) -> None:
-        self._slots = [_Slot(batches, prefetch_factor, most_batches) for batches in sources]
-        threads = [slot.ident for slot in self._slots]
+        self._slots = [_Slot(batches, prefetch_factor) for batches in sources]
+        threads = [slot.thread.ident or 0 for slot in self._slots]
         self._watchdog = Watchdog(
             worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
         )
@@ -248,4 +203,4 @@ def _end_slots(slots: Sequence[_Slot], watchdog: Watchdog) -> None:
         slot.stop()
     end = time.perf_counter() + _END_S
     for slot in slots:
-        slot.join(max(0.0, end - time.perf_counter()))
+        slot.thread.join(max(0.0, end - time.perf_counter()))

@@ -18,6 +18,7 @@ from typing import Any, cast
 from lightning_shards.errors import WorkerError
 from lightning_shards.samples.stage_clock import stage_of
 from lightning_shards.system.guard import kill
+from lightning_shards.workers.connection import TrainerEnd
 
 WORKER_TIMEOUT_S = 300.0
 """Seconds; longer than the slowest batch takes, and longer than workers take to start."""
@@ -110,21 +111,15 @@ class ProcessWatch:
 
     Args:
         workers: The processes.
-        stages: For each process, the number of the stage that it began last.
-        end_wait: Called when all processes are ended, so that the trainer waits no longer.
+        ends: The trainer's ends of the connections to them.
 
     Attributes:
         worker: Number of the worker whose batch the trainer waits for.
     """
 
-    def __init__(
-        self,
-        workers: Sequence[BaseProcess],
-        stages: Sequence[int],
-        end_wait: Callable[[], None],
-    ) -> None:
+    def __init__(self, workers: Sequence[BaseProcess], ends: Sequence[TrainerEnd]) -> None:
         self.worker = 0
-        self._workers, self._stages, self._end_wait = workers, stages, end_wait
+        self._workers, self._ends = workers, ends
         self._ended: list[BaseProcess] = []
         self._late = ""
 
@@ -136,7 +131,7 @@ class ProcessWatch:
     def late(self, waited_s: float, _thread: int) -> None:
         """End all processes, because one gives no batch."""
         pid = self._workers[self.worker].pid
-        stage = stage_of(self._stages[self.worker])
+        stage = stage_of(self._ends[self.worker].stage)
         self._late = (
             f"worker process {self.worker} (pid {pid}) has given no batch for {waited_s:g} s"
             f", the worker_timeout_s of LoaderConfig; it {_state(pid)}, and the stage that "
@@ -151,7 +146,8 @@ class ProcessWatch:
         for worker in self._workers:
             if worker not in self._ended and worker.pid is not None:
                 kill(worker.pid)
-        self._end_wait()
+        for end in self._ends:
+            end.shut()
 
     def error(self) -> WorkerError | None:
         """The reason why there are no more batches; None if no process is the cause."""

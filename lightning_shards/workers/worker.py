@@ -8,12 +8,12 @@ import logging
 import multiprocessing
 import pickle
 import signal
-import socket
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, NoReturn
 
 from lightning_shards import errors
@@ -25,20 +25,9 @@ from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import (
-    SharedBuffers,
-    TrainerEnd,
-    WorkerEnd,
-    buffers_per_worker,
-)
+from lightning_shards.workers.connection import MessageMaker, SharedBuffer, WorkerEnd
 from lightning_shards.workers.inline import produce
-from lightning_shards.workers.messages import (
-    BatchBytes,
-    MessageMaker,
-    PickledMessage,
-    message_sizes,
-    require_picklable,
-)
+from lightning_shards.workers.messages import BatchBytes, message_sizes, require_picklable
 from lightning_shards.workers.pool import BatchStream
 from lightning_shards.workers.threads import start_threads
 
@@ -93,9 +82,7 @@ def raise_failure(failure: Failure) -> NoReturn:
     raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
 
 
-def last_message(
-    maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure
-) -> PickledMessage:
+def last_message(maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure) -> bytes:
     """The message with the batches made before a failure, and with the failure itself.
 
     If one of these batches cannot be pickled, that is the failure, as it comes first.
@@ -108,14 +95,7 @@ def last_message(
             failure = failure_of(error)
             break
         sent.append(loaded)
-    try:
-        return maker.message(sent, failure).pickled()
-    except Exception as error:  # noqa: BLE001 out of shared memory or open files
-        lost = WorkerError(
-            f"batches cannot be sent to the trainer ({type(error).__name__}: {error}); lower "
-            "prefetch_factor or num_workers, raise `ulimit -n`, or take pool='threads'"
-        )
-        return maker.message([], failure_of(lost)).pickled()
+    return maker.message(sent, failure)
 
 
 @dataclass(frozen=True)
@@ -130,6 +110,7 @@ class WorkerShare:
         threads: Threads of the process.
         batch: Size of one batch.
         dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
+        buffers: Shared memory for its messages.
     """
 
     source: Source
@@ -139,11 +120,12 @@ class WorkerShare:
     threads: int
     batch: BatchBytes
     dtype: str | None
+    buffers: Sequence[SharedBuffer]
 
-    def messages(self) -> Iterator[PickledMessage]:
+    def messages(self) -> Iterator[bytes]:
         """The messages; after an error they are empty, without end."""
         ready: list[LoadedBatch] = []
-        maker = MessageMaker(SharedBuffers(buffers_per_worker(self.prefetch_factor)))
+        maker = MessageMaker(self.buffers)
         failure: Any = None
         try:
             batches = self._batches(maker.arena)
@@ -151,7 +133,7 @@ class WorkerShare:
                 maker.prepare(size)
                 while len(ready) < size:
                     ready.append(next(batches))
-                yield maker.message(ready).pickled()
+                yield maker.message(ready)
                 ready = []
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             failure = failure_of(error)
@@ -168,33 +150,28 @@ class WorkerShare:
         )
 
 
-def run_worker(share: WorkerShare, socket_end: socket.socket, others: Sequence[TrainerEnd]) -> None:
+def run_worker(share: WorkerShare, connection: Connection) -> None:
     """Send the messages of a share until the trainer closes the stream, or is gone.
 
     Args:
         share: Makes the messages.
-        socket_end: The worker's end of its connection.
-        others: The trainer's ends of connections, which a fork has as well.
+        connection: The worker's end of its connection.
     """
-    for end in others:
-        end.leave()
     gc.freeze()  # so that a collection does not copy the pages that workers share
     name = multiprocessing.current_process().name
     if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
         name.begin()
     leave_signals_to_owner()  # again, since the main script may have set handlers meanwhile
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end = WorkerEnd(socket_end, share.prefetch_factor)
+    end = WorkerEnd(connection, share.prefetch_factor)
     worker = share.place.worker
-    publish_stages_in(end.stage_byte(worker))
+    publish_stages_in(share.buffers[0].flags.data[1:])
     begin_globals(worker)
     on_load(partial(settle_torch, share.source, share.place, share.dtype))
     messages = share.messages()
-    is_open = True
     with Cancellable(end.raise_if_closed):
-        while is_open and end.wait_for_credit():
-            message = next(messages)
-            is_open = end.send(message.content, message.fd)
+        while end.wait_for_credit() and end.send(next(messages)):
+            pass
     if not end.is_closed():
         wait_for_guard()
 

@@ -10,7 +10,7 @@ from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.messages import batch_bytes, tensor_bytes
+from lightning_shards.workers.messages import batch_bytes
 from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
@@ -19,10 +19,6 @@ from lightning_shards.workers.threads import ThreadPool
 @pytest.fixture
 def source(pack_shards, make_source):
     return make_source(pack_shards([9]), batch_size=4)
-
-
-def total_bytes(sample, batch_size):
-    return batch_bytes(sample, batch_size).total
 
 
 def made(source, num_workers=2, **config):
@@ -35,28 +31,28 @@ def test_no_workers_are_the_trainers_own_thread(source):
 
 
 def test_threads_are_started_as_configured(source):
-    expected = ThreadPool(3, prefetch_factor=5, most_batches=16)
+    expected = ThreadPool(3, prefetch_factor=5)
     assert made(source, 3, pool="threads", prefetch_factor=5) == expected
 
 
 def test_processes_know_their_threads_and_what_a_batch_takes(source):
     batch = batch_bytes(source.first_sample(Place()).batch, 4)
-    pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True, ranks=8)
-    assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch, ranks=8)
+    pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True)
+    assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch)
     assert pool.describe().num_producers == 6
     assert pool.describe().workers == "3 processes of 2 threads each"
 
 
 @pytest.mark.parametrize(
-    ("config", "size", "kept"),
+    ("config", "kept"),
     [
-        ({"pool": "threads"}, tensor_bytes, 16),  # batches of a message
-        ({}, total_bytes, 16),
-        ({"threads_per_worker": 3}, total_bytes, 16 + 3),
+        ({"pool": "threads"}, 1),
+        ({}, 16),  # batches of a message
+        ({"threads_per_worker": 3}, 16 + 3),
     ],
 )
-def test_the_bytes_kept_ready_are_bounded(source, config, size, kept):
-    of_worker = kept * size(source.first_sample(Place()).batch, 4)
+def test_the_bytes_kept_ready_are_bounded(source, config, kept):
+    of_worker = kept * batch_bytes(source.first_sample(Place()).batch, 4).total
     for times, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
         allowed = int(2 * of_worker * times)
         assert (

@@ -17,8 +17,7 @@ from lightning_shards.samples.stage_clock import stage_of
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
 from lightning_shards.system.process import Cancellable
-from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffers
-from lightning_shards.workers.messages import MessageMaker
+from lightning_shards.workers.messages import packed, unpacked
 from tests.remote.published import module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -105,8 +104,7 @@ def test_a_process_that_waits_for_a_server_says_that_it_fetches(
 
 def test_totals_travel_in_messages_and_local_ones_cost_one_byte():
     totals = FetchTotals(1, 2, 3, 4, 5.0, 6.0)
-    sent = MessageMaker(SharedBuffers(1)).message([LoadedBatch({"a": [1]}, fetched=totals)])
-    (received,) = sent.pickled().unpickled(ReceivedBuffers()).unpack(None)
+    (received,) = unpacked(packed([LoadedBatch({"a": [1]}, fetched=totals)]))
     assert received.fetched == totals
     local = LoadedBatch({"a": [1]})
     assert len(pickle.dumps(local)) == len(pickle.dumps(local._replace(fetched=0))) - 1

@@ -1,34 +1,38 @@
-"""A batch with tensors small and large, and its way through a message."""
+"""The way of a batch from a worker to the trainer, within one process."""
 
-import os
+import multiprocessing
 from typing import NamedTuple
 
-import torch
-
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffers
-from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
-
-SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
-LARGE = torch.zeros(SHARED_BYTES, dtype=torch.uint8)
-BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
+from lightning_shards.workers.connection import MessageMaker, TrainerEnd, WorkerEnd, new_buffers
 
 
-def message_of(*batches, maker=None):
-    return (maker or MessageMaker(SharedBuffers(1))).message(
-        [LoadedBatch(batch) for batch in batches]
-    )
+class Link:
+    """Both ends of the connection of a worker that may have so many messages on their way."""
 
+    def __init__(self, credit=1):
+        near, far = multiprocessing.Pipe()
+        self.buffers = new_buffers(credit)
+        self.trainer, self.worker = TrainerEnd(near, self.buffers), WorkerEnd(far, credit)
+        self.maker = MessageMaker(self.buffers)
+        self.far = far
 
-def travelled(message, buffers=None):
-    """The message as the trainer gets it: its file comes under another number there."""
-    content, fd, _ = message.pickled()
-    there = None if fd is None else os.dup(fd)
-    return PickledMessage(content, there).unpickled(buffers or ReceivedBuffers())
+    def send(self, *batches, failure=None):
+        """Send a message."""
+        assert self.worker.wait_for_credit()
+        loaded = [LoadedBatch(batch) for batch in batches]
+        assert self.worker.send(self.maker.message(loaded, failure))
 
+    def travelled(self, *batches):
+        """The batches of a message as the trainer gets them."""
+        self.send(*batches)
+        loaded, failure = self.trainer.receive()
+        assert failure is None
+        return [each.batch for each in loaded]
 
-def unpacked(message, **options):
-    return message.unpack(message.lease(), **options)
+    def in_use(self):
+        """For each buffer, whether it is in use."""
+        return [bool(buffer.flags[0]) for buffer in self.buffers]
 
 
 class Pair(NamedTuple):

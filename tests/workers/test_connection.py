@@ -1,145 +1,161 @@
-"""The connection of a worker: what goes in comes out, and no end waits for want of room."""
+"""The connection of a worker: its words, and the shared memory that both ends use."""
 
-import contextlib
-import os
-import resource
-import socket
+import multiprocessing
 import threading
 
+import numpy as np
 import pytest
+import torch
 
-from lightning_shards.errors import WorkerError
-from lightning_shards.workers.connection import TrainerEnd, WorkerEnd, new_memory
+from lightning_shards.samples.collate import GrowingColumn
+from lightning_shards.samples.tensors import new_tensor
+from lightning_shards.workers.messages import KEPT_BYTES
+from tests.workers.message_examples import Link
 
-SLOTS = 2
-
-
-@pytest.fixture
-def ends():
-    """A trainer's end and a worker's end, which has read the stages."""
-    first, second = socket.socketpair()
-    second.settimeout(30)
-    first.settimeout(30)
-    stages = new_memory(4)
-    trainer = TrainerEnd(first, stages, SLOTS)
-    os.close(stages)
-    worker = WorkerEnd(second, SLOTS)
-    yield trainer, worker
-    trainer.close()
-    second.close()
+CREDIT = 2
 
 
-def test_content_of_any_size_arrives_while_nobody_reads(ends):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    sizes = [0, 1, 100, 2**12, 2**12 + 1, 3, 2**20, 2**21, 2**14, 2**22, 2**14]
-    for first in range(0, len(sizes), SLOTS):
-        pair = sizes[first : first + SLOTS]
-        for size in pair:
-            assert worker.wait_for_credit()
-            assert worker.send(bytes([size % 251]) * size)
-        for size in pair:
-            content, fd = trainer.receive()
-            assert fd is None
-            assert bytes(content) == bytes([size % 251]) * size
-            del content
-            trainer.give_credit()
+def column(value, size=KEPT_BYTES):
+    return torch.full((size,), value, dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("size", [0, 2**16])
-def test_a_file_comes_with_its_message(size, ends, tmp_path):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    (tmp_path / "file").write_text("here")
-    with (tmp_path / "file").open() as file:
-        worker.send(bytes(size))
-        worker.send(bytes(size), file.fileno())
-    assert trainer.receive().fd is None
-    with os.fdopen(trainer.receive().fd) as received:
-        assert received.read() == "here"
+def test_content_of_any_size_arrives_while_nobody_reads():
+    link = Link(CREDIT)
+    sizes = [0, 1, 100, 2**12, 2**12 + 1, 3, 2**20, 2**21, 2**14, 2**22]
+    for first in range(0, len(sizes), CREDIT):
+        pair = [[bytes([size % 251]) * size, column(7, size)] for size in sizes[first:][:CREDIT]]
+        for each in pair:
+            link.send(each)
+        for sent in pair:
+            ((received,), _) = link.trainer.receive()
+            assert received.batch[0] == sent[0]
+            assert torch.equal(received.batch[1], sent[1])
+            del received
 
 
-def test_shutting_wakes_a_trainer_that_waits_and_a_worker_that_would_go_on(ends):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    errors = []
+def test_shutting_wakes_a_trainer_that_waits_and_a_worker_that_would_go_on():
+    link, errors = Link(CREDIT), []
 
     def receive():
         with pytest.raises(EOFError) as caught:
-            trainer.receive()
+            link.trainer.receive()
         errors.append(caught.value)
 
     waiting = threading.Thread(target=receive)
     waiting.start()
-    trainer.shut()
+    link.trainer.shut()
     waiting.join(30)
     assert len(errors) == 1
-    assert not worker.send(b"late")
-    trainer.give_credit()  # the worker is gone: nothing happens
-    trainer.close()
-    assert [worker.wait_for_credit() for _ in range(SLOTS + 1)] == [True] * SLOTS + [False]
+    with pytest.raises(SystemExit):
+        link.worker.raise_if_closed()
+    assert not link.worker.wait_for_credit()
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
-def test_a_worker_knows_whether_the_stream_was_closed_or_the_trainer_is_gone(is_closed, ends):
+def test_a_worker_knows_whether_the_stream_was_closed_or_the_trainer_is_gone(is_closed):
     """It asks when it has no credit left, or when nobody takes its message."""
-    trainer, worker = ends
-    worker.stage_byte(0)
-    assert worker.wait_for_credit()
-    (trainer.close if is_closed else trainer.leave)()
-    assert not worker.send(b"late")
-    assert worker.is_closed() is is_closed
-    assert not worker.wait_for_credit()
+    link = Link(CREDIT)
+    assert link.worker.wait_for_credit()
+    (link.trainer.close if is_closed else link.trainer._connection.close)()
+    assert not link.worker.send(b"late")
+    assert link.worker.is_closed() is is_closed
+    assert not link.worker.wait_for_credit()
 
 
-def test_a_worker_can_look_whether_its_stream_is_closed_without_taking_a_credit(ends):
-    trainer, worker = ends
-    worker.stage_byte(0)
-    worker.raise_if_closed()
-    assert [worker.wait_for_credit() for _ in range(SLOTS)] == [True] * SLOTS
-    worker.raise_if_closed()
-    trainer.give_credit()
-    trainer.shut()
-    with pytest.raises(SystemExit):
-        worker.raise_if_closed()
-    assert worker.wait_for_credit()
-    assert not worker.wait_for_credit()
+def test_a_worker_can_look_whether_its_stream_is_closed_without_losing_a_credit():
+    link = Link(CREDIT)
+    for _ in range(3):
+        link.worker.raise_if_closed()
+        link.travelled({"x": 1})
+    link.send({"x": 1})
+    link.send({"x": 1})
 
 
-@pytest.fixture
-def leave_files():
-    """Leaves so many numbers for files that may still be opened."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fillers = []
-
-    def leave(number):
-        free = [os.dup(0) for _ in range(number + 1)]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(free), most))
-        for fd in free:
-            os.close(fd)
-        with contextlib.suppress(OSError):
-            while len(fillers) < limit:
-                fillers.append(os.dup(0))
-        for _ in range(number):
-            os.close(fillers.pop())
-
-    yield leave
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-    for fd in fillers:
-        os.close(fd)
+# --- shared memory --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("free", [0, 2])
-def test_files_that_cannot_be_opened_are_named_as_the_cause(free, ends, leave_files, tmp_path):
-    """The kernel drops them without an error, and the next file would stand for a lost one."""
-    trainer, worker = ends
-    worker.stage_byte(0)
-    (tmp_path / "file").write_text("here")
-    with (tmp_path / "file").open() as file:
-        assert worker.send(bytes(2**16), file.fileno())
-        leave_files(free)
-        with pytest.raises(WorkerError, match=r"ulimit -n"):
-            trainer.receive()
-        left = [os.dup(0) for _ in range(free)]  # all that came were closed
-        for fd in left:
-            os.close(fd)
+def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
+    link = Link()
+    batches = link.travelled(*({"x": column(value), "ids": column(1, 6)} for value in range(9)))
+    assert link.in_use() == [True, False]
+    for value, batch in enumerate(batches):
+        assert torch.equal(batch["x"], column(value))
+    row, small = batches[4]["x"][100:], batches[5]["ids"]
+    row.add_(1)
+    del batches, batch
+    assert link.in_use() == [True, False]
+    assert int(row.max()) == 5
+    del row
+    assert link.in_use() == [False, False]
+    assert torch.equal(small, column(1, 6))  # it keeps no memory of the message
+
+
+def test_while_a_batch_is_kept_later_ones_are_copied_and_their_buffer_is_used_again():
+    link = Link()
+    (first,) = link.travelled({"x": column(1)})
+    later = [link.travelled({"x": column(value)})[0]["x"] for value in (2, 3, 4)]
+    assert link.in_use() == [True, False]
+    assert [int(each.min()) for each in later] == [2, 3, 4]
+    assert torch.equal(first["x"], column(1))
+    del first
+    (kept,) = link.travelled({"x": column(5)})
+    assert link.in_use() == [True, False]
+    assert torch.equal(kept["x"], column(5))
+
+
+def test_a_fork_of_the_trainer_releases_no_buffer():
+    link = Link()
+    (batch,) = link.travelled({"x": column(1)})
+    fork = multiprocessing.get_context("fork").Process(target=batch.clear)
+    fork.start()
+    fork.join(60)
+    assert fork.exitcode == 0
+    assert link.in_use() == [True, False]
+    batch.clear()
+    assert link.in_use() == [False, False]
+
+
+@pytest.mark.parametrize("grows", [1, 100])
+def test_a_batch_is_made_in_the_memory_that_it_travels_in(grows):
+    link = Link()
+    link.travelled({"x": column(1)})
+    link.maker.prepare(1)
+    made = new_tensor((KEPT_BYTES,), torch.uint8, link.maker.arena).fill_(7)
+    content = link.buffers[0].content.ctypes.data
+    assert made.data_ptr() == content
+    (received,) = link.travelled({"x": made, "more": column(8, grows * KEPT_BYTES)})
+    assert torch.equal(received["x"], column(7))
+    assert torch.equal(received["more"], column(8, grows * KEPT_BYTES))
+    alone = new_tensor((9,), torch.uint8, link.maker.arena)
+    assert alone.data_ptr() not in range(content, content + KEPT_BYTES)
+
+
+def test_memory_that_was_prepared_and_not_needed_is_free_again():
+    link = Link()
+    link.travelled({"x": column(1)})
+    link.maker.prepare(16)
+    assert link.in_use() == [True, False]
+    assert link.travelled() == []
+    assert link.in_use() == [False, False]
+
+
+def growing(values, arena=None):
+    made = GrowingColumn(len(values), arena)
+    return made.finished([{"x": made.put(value), "__key__": ""} for value in values], "x")
+
+
+def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again():
+    def batch(value, last):
+        arrays = [np.full(KEPT_BYTES, each, np.uint8) for each in (value, value, last) if each]
+        return {"x": growing(arrays if last else [*arrays, None], link.maker.arena)}
+
+    link = Link(3)
+    link.travelled(batch(1, 1))
+    link.maker.prepare(1)
+    link.send(batch(2, None))
+    for value in (8, 9):
+        link.maker.prepare(1)
+        link.send(batch(value, value))
+    ((received,), _) = link.trainer.receive()
+    first, second, third = received.batch["x"]
+    assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)

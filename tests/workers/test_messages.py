@@ -1,42 +1,55 @@
-"""Batches on their way between processes."""
+"""Batches on their way between processes: what comes is what was sent."""
 
-import os
+import warnings
+from collections import OrderedDict
+from copy import deepcopy
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
-from lightning_shards.samples.tensors import new_tensor
-from lightning_shards.workers.connection import ReceivedBuffers, SharedBuffer, SharedBuffers
-from lightning_shards.workers.messages import SHARED_BYTES, MessageMaker, PickledMessage
-from tests.workers.message_examples import BATCH, LARGE, SMALL, message_of, travelled, unpacked
+from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.samples.collate import BadSample, LoadedBatch
+from lightning_shards.samples.generators import are_same
+from lightning_shards.samples.tensors import with_tensors
+from lightning_shards.workers.messages import (
+    KEPT_BYTES,
+    BatchBytes,
+    batch_bytes,
+    message_sizes,
+    pinned,
+    require_picklable,
+)
+from tests.workers.message_examples import Link, Pair
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*(nested|[Ss]parse|quant|deprecated).*")
 
-def made_in(arena, size, value):
-    return new_tensor((size,), torch.uint8, arena).fill_(value)
+SMALL = torch.arange(6, dtype=torch.int16).reshape(2, 3)
+LARGE = torch.zeros(KEPT_BYTES, dtype=torch.uint8)
+BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
 
 
 @pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
 def test_a_message_gives_what_was_put_in(batch):
-    bad = (BadSample(0, 1, "SampleError"),)
-    sent = [LoadedBatch(batch, digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)]
-    received = list(unpacked(travelled(MessageMaker(SharedBuffers(1)).message(sent))))
-    assert [each.seconds for each in received] == [each.seconds for each in sent]
+    link, bad = Link(), (BadSample(0, 1, "SampleError"),)
+    sent = [
+        LoadedBatch(deepcopy(batch), digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)
+    ]
+    assert link.worker.send(link.maker.message(sent, "why"))
+    received, failure = link.trainer.receive()
+    assert failure == "why"
     for each, original in zip(received, sent, strict=True):
         assert each[1:] == original[1:]
-        assert type(each.batch) is type(batch)
+        assert are_same(each.batch, batch)
         columns = each.batch.values() if type(batch) is dict else each.batch
-        keys, small, large, array = columns
-        assert keys == ["a", "b"]
-        assert small.dtype == SMALL.dtype
-        assert torch.equal(small, SMALL)
-        assert torch.equal(large, LARGE)
-        assert array.tolist() == SMALL.tolist()  # the user's own array stays one
-        assert not torch.is_tensor(array)
-        small.add_(1)  # a tensor that warns when it is written to would be a surprise
+        for column in list(columns)[1:]:
+            column[:] = 1  # what warns when it is written to would be a surprise
 
 
+@pytest.mark.parametrize("times", [1, KEPT_BYTES])
 @pytest.mark.parametrize(
     "column",
     [
@@ -51,25 +64,24 @@ def test_a_message_gives_what_was_put_in(batch):
     ],
     ids=lambda column: f"{column.dtype}{list(column.shape)}",
 )
-def test_tensors_of_every_type_and_shape_come_back(column):
+def test_tensors_of_every_type_and_shape_come_back(column, times):
+    if column.dim() and not column.requires_grad:
+        column = column.repeat(times, *[1] * (column.dim() - 1))
     nested = [{"boxes": column, "tags": ("a", [column])}] * 2
-    sent = message_of({"x": column, "targets": nested})
-    assert b"rebuild" not in sent.pickled().content  # torch's own way, which copies it twice
-    (received,) = unpacked(travelled(sent))
-    for each in (
-        received.batch["x"],
-        received.batch["targets"][1]["boxes"],
-        received.batch["targets"][0]["tags"][1][0],
-    ):
+    link = Link()
+    link.send({"x": column, "targets": nested})
+    ((received,), _) = link.trainer.receive()
+    x, targets = received.batch["x"], received.batch["targets"]
+    for each in (x, targets[1]["boxes"], targets[0]["tags"][1][0]):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
         assert (each.requires_grad, each.is_leaf) == (column.requires_grad, True)
         assert each.tolist() == column.tolist()
-    assert received.batch["targets"][0]["tags"][0] == "a"
 
 
-@pytest.mark.parametrize("copy", [False, True])
-def test_a_column_keeps_its_memory_order(copy):
-    planes = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+@pytest.mark.parametrize("scale", [1, 10], ids=["inside", "in shared memory"])
+def test_a_column_keeps_its_memory_order(scale):
+    planes = np.arange(2 * 3 * 4 * 5 * scale**3, dtype=np.float32)
+    planes = planes.reshape(2, 3 * scale, 4 * scale, 5 * scale)
     channels_last = np.ascontiguousarray(planes.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
     columns = {
         "array": channels_last,
@@ -81,120 +93,222 @@ def test_a_column_keeps_its_memory_order(copy):
         "texts": np.array(["a", "bc"]),
         "objects": np.array([{"a": 1}, None]),
     }
-    (received,) = unpacked(travelled(message_of(columns)), copy=copy)
+    (received,) = Link().travelled(columns)
     for name, column in columns.items():
-        got = received.batch[name]
+        got = received[name]
         assert type(got) is type(column)
         assert (got.dtype, got.shape) == (column.dtype, column.shape)
         assert got.tolist() == column.tolist()
     for name in ("array", "rolled"):
-        assert received.batch[name].strides == columns[name].strides
-    assert received.batch["tensor"].stride() == columns["tensor"].stride()
-    assert received.batch["part"].flags.c_contiguous
-    assert received.batch["array"].flags.writeable
+        assert received[name].strides == columns[name].strides
+        assert received[name].flags.writeable
+    assert received["tensor"].stride() == columns["tensor"].stride()
+    assert received["part"].flags.c_contiguous
 
 
-COLUMNS = [torch.full((SHARED_BYTES // 8 + odd,), odd, dtype=torch.uint8) for odd in range(9)]
+# --- values of any class --------------------------------------------------------------------------
 
 
-def test_half_a_megabyte_goes_through_shared_memory_and_comes_as_copies_if_asked_for():
-    sent = message_of(*({"x": column} for column in COLUMNS))
-    assert isinstance(sent.buffer, SharedBuffer)
-    received = [each.batch["x"] for each in unpacked(sent, copy=True)]
-    assert not sent.buffer.is_in_use  # nothing lies in it any more
-    for column, original in zip(received, COLUMNS, strict=True):
-        assert torch.equal(column, original)
-        assert column.untyped_storage().nbytes() == len(original)
-        column.add_(1)
-    assert [int(column.max()) for column in received] == list(range(1, 10))
-    assert not isinstance(message_of({"x": COLUMNS[0]}).buffer, SharedBuffer)
+class Boxes(torch.Tensor):
+    """A tensor with an attribute, as those of torchvision are."""
+
+    canvas = None
+
+    def __reduce_ex__(self, protocol):
+        return boxes_of, (self.tolist(), self.canvas)
 
 
-def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
-    sent = message_of(*({"x": column, "ids": SMALL} for column in COLUMNS))
-    assert sent.buffer.is_in_use
-    batches = [each.batch for each in unpacked(sent, copy=False)]
-    for batch, original in zip(batches, COLUMNS, strict=True):
-        assert torch.equal(batch["x"], original)
-        assert batch["ids"].untyped_storage().nbytes() == SMALL.nbytes  # no reason to keep it
-    row, small = batches[4]["x"][100:], batches[5]["ids"]
-    row.add_(1)
-    del batches, batch
-    assert sent.buffer.is_in_use
-    assert int(row.max()) == 5
-    del row
-    assert not sent.buffer.is_in_use
-    assert torch.equal(small, SMALL)
+def boxes_of(rows, canvas):
+    boxes = torch.tensor(rows).as_subclass(Boxes)
+    boxes.canvas = canvas
+    return boxes
 
 
-def test_a_message_that_ends_early_brings_what_there_is():
-    maker = MessageMaker(SharedBuffers(1))
-    list(unpacked(message_of(BATCH, maker=maker)))
-    maker.prepare(16)
-    made = made_in(maker.arena, SHARED_BYTES, 7)  # and another one fails
-    sent = maker.message([LoadedBatch({"x": made})], "why")
-    assert (sent.failure, type(sent.buffer)) == ("why", SharedBuffer)
-    assert torch.equal(next(unpacked(sent)).batch["x"], made)
-    assert list(unpacked(maker.message([], "why"))) == []
-    assert made_in(maker.arena, 9, 0).data_ptr() not in range(
-        sent.buffer.content.ctypes.data, sent.buffer.content.ctypes.data + len(sent.buffer.content)
-    )
+class Options(dict):
+    """A dict of the user's own, with an attribute."""
+
+    source = ""
 
 
-def growing(values, arena=None):
-    column = GrowingColumn(len(values), arena)
-    return column.finished([{"x": column.put(value), "__key__": ""} for value in values], "x")
+class Row(list):
+    """A list of the user's own."""
 
 
-def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again():
-    def batch(value, last):
-        arrays = [np.full(SHARED_BYTES, each, np.uint8) for each in (value, value, last) if each]
-        return {"x": growing(arrays if last else [*arrays, None], maker.arena)}
-
-    maker = MessageMaker(SharedBuffers(2))
-    list(unpacked(message_of(batch(1, 1), maker=maker)))
-    maker.prepare(1)
-    listed = batch(2, None)
-    early = message_of(listed, maker=maker)
-    for value in (8, 9):
-        maker.prepare(1)
-        later = batch(value, value)
-        message_of(later, maker=maker)
-    (received,) = unpacked(travelled(early))
-    first, second, third = received.batch["x"]
-    assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
+class NotedPair(Pair):
+    """A named tuple that may have attributes besides."""
 
 
-def test_a_buffer_in_use_is_never_taken():
-    buffers = SharedBuffers(2)
-    first, second = buffers.take(100), buffers.take(100)
-    third = buffers.take(100)
-    assert len({each.content.ctypes.data for each in (first, second, third)}) == 3
-    second.is_in_use = False
-    assert buffers.take(64) is second
+def with_attribute(value, name):
+    setattr(value, name, "here")
+    return value
 
 
-def test_a_message_brings_the_file_of_a_buffer_only_once():
-    maker, there = MessageMaker(SharedBuffers(1)), ReceivedBuffers()
-    larger = torch.zeros(2 * SHARED_BYTES, dtype=torch.uint8)
-    brings_file = []
-    for column in (LARGE, LARGE, larger, larger):  # a larger buffer has the same number
-        sent = message_of({"x": column}, maker=maker)
-        content, fd, _ = sent.pickled()
-        brings_file.append(fd is not None)
-        file = None if fd is None else os.dup(fd)
-        (received,) = unpacked(PickledMessage(content, file).unpickled(there), copy=False)
-        assert torch.equal(received.batch["x"], column)
-        del received
-        assert not sent.buffer.is_in_use
-    assert brings_file == [True, False, True, False]
+OF_OTHER_CLASSES = {
+    "a tensor of a class of its own": boxes_of([[1.0, 2.0]], (10, 20)),
+    "a parameter": torch.nn.Parameter(torch.ones(2)),
+    "a dict in order": OrderedDict(b=SMALL, a=1),
+    "a dict of one's own": with_attribute(Options(x=SMALL), "source"),
+    "a list of one's own": Row([SMALL]),
+    "named": Pair(SMALL, Row([1])),
+    "named, with a note": with_attribute(NotedPair(SMALL, 1), "note"),
+}
 
 
-def test_a_buffer_for_want_of_a_free_one_travels_as_a_whole_each_time():
-    maker = MessageMaker(SharedBuffers(1))
-    message_of(BATCH, maker=maker)
-    odd = message_of(BATCH, maker=maker)
-    for _again in range(2):
-        assert odd.pickled().fd == odd.buffer.fd
-        (received,) = unpacked(travelled(odd))
-        assert torch.equal(received.batch["large"], LARGE)
+@pytest.mark.parametrize("name", OF_OTHER_CLASSES)
+def test_a_value_of_any_class_comes_back_as_it_is(name):
+    """Otherwise a batch from worker processes would differ from one of the other pools."""
+    value = OF_OTHER_CLASSES[name]
+    sent = {"itself": value, "deep": {"in": (1, [value])}}
+    (received,) = Link().travelled(sent)
+    assert are_same(received, sent)
+    for back in (received["itself"], received["deep"]["in"][1][0]):
+        assert getattr(back, "__dict__", {}) == getattr(value, "__dict__", {})
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [OrderedDict(BATCH), Pair(SMALL.numpy(), SMALL), [SMALL.numpy()], SMALL],
+    ids=["a class of dicts", "named", "list", "tensor"],
+)
+def test_a_batch_of_any_class_is_the_same_with_and_without_a_message(batch):
+    (received,) = Link().travelled(batch)
+    inline, sent = with_tensors(batch), with_tensors(received)
+    assert type(sent) is type(inline)
+    assert are_same(sent, inline)
+
+
+PARTS = [torch.arange(2.0), torch.arange(3.0)]
+
+
+def nested_tensor():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls them a prototype
+        return torch.nested.nested_tensor(PARTS, layout=torch.jagged)
+
+
+ODD = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "nested": nested_tensor,
+    "conjugated": lambda: torch.tensor([1 + 2j, 3j]).conj(),
+    "packed": lambda: pack_sequence(PARTS[::-1]),
+}
+
+
+def plain(value):
+    """A form of such values that can be compared."""
+    if isinstance(value, PackedSequence):
+        return type(value).__name__, [plain(each) for each in value]
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: plain(each) for name, each in value.items()}
+    if not torch.is_tensor(value):
+        return value
+    is_dense = value.layout in (torch.strided, torch.jagged)
+    numbers = value.unbind() if value.is_nested else [value if is_dense else value.to_dense()]
+    return value.layout, value.dtype, [each.tolist() for each in numbers]
+
+
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_a_tensor_that_is_no_block_of_numbers_travels_as_it_is(make):
+    batch = {"itself": make(), "deep": {"in": (1, [make()])}}
+    (received,) = Link().travelled(batch)
+    assert plain(received) == plain(batch)
+    (alone,) = Link().travelled(make())
+    assert type(with_tensors(alone)) is type(with_tensors(make()))
+    assert plain(with_tensors(alone)) == plain(with_tensors(make()))
+    assert batch_bytes(make(), 2).total > 0
+
+
+class Gives:
+    """A collate function of one value."""
+
+    takes_arrays = True
+
+    def __init__(self, name):
+        self.name = name
+
+    def __call__(self, samples):
+        make = ODD[self.name]
+        return make() if self.name == "packed" else {"x": make(), "list": [make()] * 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("sparse", {"pool": "threads"}),
+        ("nested", {"multiprocessing_context": "fork"}),
+        ("packed", {"multiprocessing_context": "fork"}),
+    ],
+)
+def test_every_pool_gives_what_the_trainer_alone_would_make(
+    pack_shards, make_module, settings, name
+):
+    split = SplitConfig(pack_shards([4]), sampling="sequential", collate_fn=Gives(name))
+    alone = list(make_module(split).loader("train"))
+    module = make_module(split, loader=LoaderConfig(**settings), num_workers=2)
+    with module.loader("train") as loader:
+        assert list(map(plain, loader)) == list(map(plain, alone))
+
+
+def flowing():
+    return torch.ones(2, requires_grad=True) * 2
+
+
+@pytest.mark.parametrize("value", [flowing(), [flowing()]], ids=["itself", "in a list"])
+def test_a_tensor_that_gradients_flow_through_stays_in_its_process(value):
+    batch = {"__key__": ["k"], "x": value}
+    with pytest.raises(ConfigError, match=r"^field 'x' cannot travel .*call detach\(\) on it"):
+        batch_bytes(batch, 2)
+    with pytest.raises(SampleError, match=r"^field 'x' of sample 'k' cannot travel .*detach"):
+        require_picklable(batch)
+
+
+# --- pinned memory --------------------------------------------------------------------------------
+
+
+def test_all_tensors_of_a_nested_batch_are_pinned(monkeypatch):
+    """`Tensor.pin_memory` needs a GPU: here it makes copies, by which pinned tensors are known."""
+    made = []
+
+    def pin_memory(tensor):
+        made.append(tensor.clone())
+        return made[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    batch = {
+        "__key__": ["a", "b"],
+        "array": SMALL.numpy(),
+        "tensors": [SMALL, SMALL[:, :1].clone(), torch.tensor(7)],
+        "deep": {"list": [{"mask": SMALL > 2}, (SMALL.float(), "text")], "none": None},
+        "array in a list": [SMALL.numpy()],
+        "of numbers that torch lacks": np.ones(2, np.longdouble),
+    }
+    received = pinned(LoadedBatch(batch)).batch
+    assert len(made) == 6
+    assert received["array"] is made[0]
+    assert received["deep"]["list"][1][0] is made[5]
+    expected = {**batch, "array": SMALL}
+    assert are_same(received, expected)
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def test_messages_grow_up_to_a_number_of_bytes_or_batches():
+    assert list(islice(message_sizes(BatchBytes(inline=100)), 7)) == [1, 2, 4, 8, 16, 16, 16]
+    assert list(islice(message_sizes(BatchBytes(inline=2**18)), 4)) == [1, 2, 4, 4]
+    assert list(islice(message_sizes(BatchBytes(shared=2**21)), 3)) == [1, 2, 2]
+    assert list(islice(message_sizes(BatchBytes(shared=2**22 + 1)), 3)) == [1, 1, 1]
+    assert list(islice(message_sizes(BatchBytes()), 3)) == [1, 1, 1]  # nobody knows
+
+
+def test_the_bytes_of_a_batch_are_judged_by_one_sample():
+    sample = {"__key__": ["abc"], "image": torch.zeros(1, 3, 9, 9), "label": np.zeros(1)}
+    key_bytes = batch_bytes({"__key__": ["abc"]}, 1).inline
+    assert 0 < key_bytes < 100
+    assert batch_bytes(sample, 10) == BatchBytes(10 * key_bytes, shared=10 * (972 + 8))
+    assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
+    listed = batch_bytes({"targets": [{"boxes": torch.zeros(25_000), "tags": ["a"]}]}, 64)
+    assert listed.shared == 64 * 100_000
+    assert listed.inline < 64 * 1000

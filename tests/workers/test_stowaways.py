@@ -6,13 +6,11 @@ from itertools import count
 import pytest
 import torch
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError, WorkerError
+from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers import connection
-from lightning_shards.workers.connection import SharedBuffer
 from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.messages import SHARED_BYTES, BatchBytes, batch_bytes
+from lightning_shards.workers.messages import BatchBytes, batch_bytes
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 
@@ -149,18 +147,6 @@ def test_an_error_that_cannot_travel_comes_as_the_nearest_that_can(pool, make, k
         next(stream)
 
 
-def test_a_tensor_that_cannot_be_shared_is_an_error(start, monkeypatch):
-    """The files of a process are used up, for instance."""
-
-    def no_more_files(*_, **__):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr("tempfile.TemporaryFile", no_more_files)
-    stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
-    with pytest.raises(ShardError, match=r"Too many open files"):
-        next(stream)
-
-
 def test_the_first_sample_shows_what_the_trainer_cannot_unpickle():
     class Elsewhere:
         def __reduce__(self):
@@ -168,26 +154,3 @@ def test_the_first_sample_shows_what_the_trainer_cannot_unpickle():
 
     with pytest.raises(ConfigError, match=r"field 'odd' cannot travel .*no number"):
         batch_bytes({"odd": [Elsewhere()]}, 8)
-
-
-# --- shared memory that is used up ----------------------------------------------------------------
-
-
-def test_memory_that_is_not_there_is_an_error_with_the_numbers_and_leaves_nothing():
-    before = set(connection.SHARED_FOLDER.iterdir())
-    with pytest.raises(
-        WorkerError, match=r"no shared memory for a message of [\d,]+\.0 MiB .*MiB f"
-    ):
-        SharedBuffer.new(2**50)
-    assert set(connection.SHARED_FOLDER.iterdir()) == before
-
-
-@pytest.mark.ddp
-def test_a_worker_without_shared_memory_says_so(start, monkeypatch):
-    def no_space_left(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.posix_fallocate", no_space_left)
-    stream = start(ProcessPool(1, start_method="fork"), Odd(int, tensor=SHARED_BYTES))
-    with pytest.raises(WorkerError, match=r"No space left .*--shm-size.*pool='threads'"):
-        next(stream)

@@ -171,7 +171,7 @@ def test_the_end_of_one_worker_is_the_end_of_all_and_of_the_wait_for_a_message()
     ]
     ended = []
     try:
-        watch = ProcessWatch(workers, [0, 0], lambda: ended.append(True))
+        watch = ProcessWatch(workers, [SimpleNamespace(shut=lambda: ended.append(True))] * 2)
         watch.look()
         assert not ended
         started[0].kill()

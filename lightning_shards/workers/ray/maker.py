@@ -10,13 +10,9 @@ import os
 import pickle
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
@@ -24,7 +20,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals
 from lightning_shards.samples.tensors import on_load
 from lightning_shards.workers.inline import produce
-from lightning_shards.workers.messages import Message, MessageMaker
+from lightning_shards.workers.messages import Packed, packed
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
 
@@ -48,28 +44,6 @@ class Whereabouts(NamedTuple):
     pid: int
 
 
-@dataclass
-class ArrayBuffer:
-    """Memory for one message: an array, which Ray puts into its store as it is.
-
-    Attributes:
-        content: The bytes that a message may use: uint8.
-    """
-
-    content: NDArray[np.uint8]
-
-    def free(self) -> None:
-        """Do nothing: no other message will have this memory."""
-
-
-class ArrayBuffers:
-    """Gives each message memory of its own."""
-
-    def take(self, size: int) -> ArrayBuffer:
-        """A buffer of so many bytes."""
-        return ArrayBuffer(np.empty(size, np.uint8))
-
-
 class BatchMaker:
     """One actor, the place of one worker of a rank.
 
@@ -85,7 +59,6 @@ class BatchMaker:
     def __init__(self, place: Place, dtype: str | None, most_kept: int = 0) -> None:
         self._place, self._dtype, self._most_kept = place, dtype, most_kept
         self._source: Source | None = None
-        self._maker = MessageMaker(ArrayBuffers())
         self._open: dict[tuple[Cursor, int], Iterator[LoadedBatch]] = {}  # by their next batch
         self._kept: dict[tuple[Cursor, int, int], Any] = {}  # references to messages
         begin_globals(place.worker)
@@ -99,13 +72,15 @@ class BatchMaker:
 
     def make(
         self, sent: Sequence[object], cursor: Cursor, number: int, count: int
-    ) -> tuple[Message, Whereabouts]:
+    ) -> tuple[Packed, bool, Whereabouts]:
         """The batches number, number + num_workers, ... of the stream, `count` of them.
 
         `cursor` is that of the stream's first batch.
 
-        There are fewer if one cannot be made; then the message has the error. With it comes where
-        it was made.
+        There are fewer if one cannot be made; then the error is packed with them.
+
+        Returns:
+            The batches and the error, whether there is one, and where they were made.
         """
         loaded: list[LoadedBatch] = []
         failure = None
@@ -113,43 +88,42 @@ class BatchMaker:
             batches = self._open.pop((cursor, number), None)
             if batches is None:
                 batches = self._begun(self._unpacked(sent), cursor, number)
-            self._maker.prepare(count)
             for _ in range(count):
                 loaded.append(next(batches))  # noqa: PERF401 those before an error are kept
             self._open[cursor, number + count * self._place.num_workers] = batches
             _drop_oldest(self._open, _MOST_OPEN if self._most_kept else 1)
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             failure = failure_of(error)
-        return self._maker.message(loaded, failure), self.whereabouts()
+        return packed((loaded, failure)), failure is not None, self.whereabouts()
 
     def make_shared(
         self, sent: Sequence[object], cursor: Cursor, number: int, count: int
     ) -> list[Any]:
         """The reference to what `make` gives, in a list so that Ray does not resolve it.
 
-        It may have been made for another trainer. A message with an error is not kept.
+        It may have been made for another trainer. What has an error is not kept.
         """
         key = cursor, number, count
         if key in self._kept:
             return [self._kept[key]]
         made = self.make(sent, cursor, number, count)
         reference = ray.put(made)
-        if made[0].failure is None:
+        if not made[1]:
             self._kept[key] = reference
             _drop_oldest(self._kept, self._most_kept)
         return [reference]
 
     def _begun(self, source: Source, cursor: Cursor, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
-        place, arena = self._place, self._maker.arena
+        place = self._place
         is_streamed = source.describe().is_streamed
         if number == place.worker or is_streamed:  # what a worker process would run
-            batches = produce(source, place, cursor, arena)
+            batches = produce(source, place, cursor)
             for _ in range(place.worker, number, place.num_workers):
                 next(batches)  # what a stream draws depends on where it began
             return batches
         cursor = source.epochs.cursor_after(cursor, place.world_size, number)
-        return produce(source, place.with_worker(0, place.num_workers), cursor, arena)
+        return produce(source, place.with_worker(0, place.num_workers), cursor)
 
     def whereabouts(self) -> Whereabouts:
         """Where this actor runs; the answer shows that it has started."""
@@ -158,7 +132,7 @@ class BatchMaker:
 
     def try_node(
         self, sent: Sequence[object], place: Place, *, is_elsewhere: bool
-    ) -> tuple[Message, dict[str, str]]:
+    ) -> tuple[Packed, dict[str, str]]:
         """The first sample as it is made on this node, and the versions of what makes it.
 
         Args:
@@ -175,7 +149,7 @@ class BatchMaker:
             loaded = [source.first_sample(place)]
         except Exception as error:  # noqa: BLE001 raised in the trainer
             failure = failure_of(error)
-        return self._maker.message(loaded, failure), library_versions()
+        return packed((loaded, failure)), library_versions()
 
 
 def _drop_oldest(entries: dict[Any, Any], most: int) -> None:

@@ -24,7 +24,7 @@ from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 from lightning_shards.workers.inline import try_first_sample
-from lightning_shards.workers.messages import Message
+from lightning_shards.workers.messages import Packed, unpacked
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts, library_versions
@@ -200,11 +200,12 @@ def _try_nodes(
     }
     expected = try_first_sample(source, place).batch
     for number, call in asked.items():
-        message, versions = _result_of(call)
+        value, versions = _result_of(call)
+        loaded, failure = _unpacked(value)
         host = where[number].host
-        if message.failure is not None:
-            _raise_of_node(host, message.failure.error)
-        if are_same(expected, next(message.unpack(None)).batch):
+        if failure is not None:
+            _raise_of_node(host, failure.error)
+        if are_same(expected, loaded[0].batch):
             continue
         if are_same(expected, try_first_sample(source, place).batch):  # it is not random by itself
             here_and_there = [
@@ -229,6 +230,11 @@ def _result_of(call: Any) -> Any:
     while not ray.wait([call], timeout=CHECK_S)[0]:
         raise_if_cancelled()
     return ray.get(call)
+
+
+def _unpacked(value: Packed) -> tuple[list[LoadedBatch], Any]:
+    """Batches, and the failure after them; what lies in Ray's store cannot be written to."""
+    return unpacked(value._replace(parts=[part.copy() for part in value.parts]))
 
 
 class _RayStream:
@@ -270,10 +276,9 @@ class _RayStream:
         worker = self._step % len(self._ready)
         loaded = next(self._ready[worker], None)
         if loaded is None and not self._failures[worker]:
-            message, received = self._receive(worker)
-            self._ready[worker], self._failures[worker] = message.unpack(None), message.failure
+            made, self._failures[worker] = self._receive(worker)
+            self._ready[worker] = iter(made)
             loaded = next(self._ready[worker], None)
-            loaded = loaded and loaded._replace(received=received)
         if loaded is None:
             failure = self._failures[worker]
             self.close()
@@ -281,9 +286,9 @@ class _RayStream:
         self._step += 1
         return loaded
 
-    def _receive(self, worker: int) -> tuple[Message, ActorTotals]:
+    def _receive(self, worker: int) -> tuple[list[LoadedBatch], Any]:
         try:
-            message, where = self._message_of(worker)
+            value, _, where = self._made_by(worker)
         except ray.exceptions.RayTaskError as error:
             self.close()
             raise WorkerError(
@@ -302,10 +307,12 @@ class _RayStream:
         self._where[worker] = where
         self._calls[worker].popleft()
         self._ask(worker)
-        return message, ActorTotals(message.size, is_new, repeated)
+        loaded, failure = _unpacked(value)
+        received = ActorTotals(value.nbytes, is_new, repeated)
+        return [each._replace(received=received) for each in loaded[:1]] + loaded[1:], failure
 
-    def _message_of(self, worker: int) -> tuple[Message, Whereabouts]:
-        """The message of the first call of an actor, and where it was made.
+    def _made_by(self, worker: int) -> tuple[Packed, bool, Whereabouts]:
+        """What the first call of an actor has made.
 
         A shared actor ends with the trainer that started it, and so does all that it has kept.
         Then another one is asked, which may be this trainer's to start.
