@@ -182,19 +182,19 @@ def _make_source(
     **others: object,
 ) -> "StreamSource":
     from lightning_shards.readers.recipe import Recipe
-    from lightning_shards.readers.stream import Pipeline, StreamSource
+    from lightning_shards.readers.stream import StreamSource
     from lightning_shards.samples.fields import make_fields
 
     counts = np.array([count_samples(url) for url in urls]) if counted else None
     total = samples if counts is None else samples or int(counts.sum())
     made = make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe))
-    of_recipe = {name: others.pop(name) for name in {"transforms", "sample_transforms"} & {*others}}
-    of_pipeline = {name: others.pop(name) for name in {"shuffle_buffer", "stages"} & {*others}}
-    recipe = Recipe(made, **of_recipe)
+    of_recipe = {"transforms", "sample_transforms", "shuffle_buffer", "stages"} & {*others}
+    recipe = Recipe(made, **{name: others.pop(name) for name in of_recipe})
     return StreamSource(
         index=ShardIndex(tuple(urls), counts),
         epochs=EpochSchedule(total, batch_size, remainder, pinned=pinned),
-        pipelines=(Pipeline(sampling, recipe, **{"shuffle_buffer": 0} | of_pipeline),),
+        sampling=sampling,
+        recipes=(recipe,),
         **{"seed": 0} | others,
     )
 

@@ -26,7 +26,6 @@ from lightning_shards.shards.files import new_file, not_written
 from lightning_shards.shards.filters.applying import digest_with_shards
 from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.kept import JoinedShards
 from lightning_shards.shards.joins.tables import Join
 from lightning_shards.shards.private_files import CacheFolder, MappedNumbers
 from lightning_shards.shards.progress_line import progress_line
@@ -64,7 +63,7 @@ class ClassLabels:
         found = _read(path, self.cache)
         if found is None:
             index = self.index
-            joined = Joined((JoinedShards(self.joins, index),)) if self.joins else None
+            joined = [Joined(self.joins, index)] if self.joins else []
             with OpenShards(index, self.cache, storages=self.storages, joined=joined) as shards:
                 self._require_at_hand(shards)
                 shards.fetch_tables(np.arange(index.num_shards))

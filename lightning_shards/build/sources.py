@@ -8,8 +8,7 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_shards.build.mixtures import make_order, make_slots
 from lightning_shards.build.reader_choice import ReaderChoice, choose_reader, require_forkable
@@ -28,7 +27,6 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.order import Order, SampleOrder
-from lightning_shards.plan.slots import MixtureSlots
 from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
@@ -59,28 +57,14 @@ _log = logging.getLogger(__name__)
 _BUFFER = 1000  # samples, of a stream's shuffle
 
 
-class FilterNeeds(NamedTuple):
-    """What a split needs of a filter.
-
-    Attributes:
-        split: Its name, for messages.
-        sampling: Name of its sampling.
-        has_size: Whether the samples of an epoch are known without what is left.
-        patterns: Its shards as the user names them, for messages.
-    """
-
-    split: str
-    sampling: str
-    has_size: bool
-    patterns: str
-
-
 def index_of_kept(
     index: ShardIndex,
     chosen: SampleFilter,
-    needs: FilterNeeds,
-    cache: CacheFolder,
-    settings: TransportSettings,
+    config: SplitConfig,
+    choice: ReaderChoice,
+    data: DataConfig,
+    *,
+    in_mixture: bool,
 ) -> ShardIndex:
     """The index, which knows what the filter leaves; or what a stream asks of each sample.
 
@@ -89,9 +73,10 @@ def index_of_kept(
     Args:
         index: The shards.
         chosen: The filter.
-        needs: What the split needs.
-        cache: Where tables are kept, and what is left.
-        settings: How remote shards are reached.
+        config: The settings of the split, or of the component.
+        choice: Its name and patterns, for messages.
+        data: How remote shards are reached, and where tables are kept.
+        in_mixture: Whether it is a component, whose samples make no epoch.
 
     Raises:
         ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
@@ -99,12 +84,14 @@ def index_of_kept(
     """
     from lightning_shards.shards.filters.applying import filtered_index, read_key_tests
 
-    with closing(Storages(remote_storages(settings))) as storages:
+    cache = CacheFolder(data.loader.cache_dir)
+    with closing(Storages(remote_storages(transport_settings(data)))) as storages:
         tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):
             return filtered_index(index, chosen, tables, cache)
-    _require_streamable(index, chosen, needs)
-    _log.info("%s: %s is asked of each sample as it is read", needs.split, chosen.names)
+    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
+    _require_streamable(index, chosen, choice, has_size=has_size)
+    _log.info("%s: %s is asked of each sample as it is read", choice.split, chosen.names)
     return replace(index, key_tests=read_key_tests(chosen, index))
 
 
@@ -131,7 +118,9 @@ def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
     return index.has_tables or tables.is_beside(remote[0], or_kept=True)
 
 
-def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNeeds) -> None:
+def _require_streamable(
+    index: ShardIndex, chosen: SampleFilter, needs: ReaderChoice, *, has_size: bool
+) -> None:
     url = next(url for url in index.urls if not is_local(url))
     lacking = f"{redact(url)} has no member table or no count beside it"
     remedy = f"make them by {index_command(needs.patterns)}"
@@ -148,7 +137,7 @@ def _require_streamable(index: ShardIndex, chosen: SampleFilter, needs: FilterNe
             f"{chosen.names} leaves of each shard, and {lacking}; {remedy}, or take "
             "sampling='resampled'"
         )
-    if not needs.has_size:
+    if not has_size:
         raise ConfigError(
             f"how many samples {chosen.names} of {needs.split!r} leaves is unknown, as {lacking}; "
             f"set dataset_size, or {remedy}"
@@ -239,9 +228,7 @@ def _find(
     chosen = sample_filter(config.keep, config.exclude)
     if chosen is None:
         return index
-    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
-    needs = FilterNeeds(name, str(config.sampling), has_size, patterns)
-    return index_of_kept(index, chosen, needs, folder, settings)
+    return index_of_kept(index, chosen, config, choice, data, in_mixture=in_mixture)
 
 
 def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderChoice:
@@ -298,16 +285,36 @@ def make_source(
     keys = [f"{split}.mix.{part.name}" if part.name else split for part in parts]
     choices = [_choice(key, part.config) for key, part in zip(keys, parts, strict=True)]
     reader = choose_reader(choices, index.parts, is_mixture=bool(index.components))
+    of_both = _of_both(data, split, index)
+    if reader == "indexed":
+        return _indexed(data, split, parts, of_both, ranks, nodes)
+    from lightning_shards.readers.stream import StreamSource
+
+    recipes = tuple(_recipe(data, part) for part in parts)
+    _require_same_classes(parts, recipes)
+    sampling = parts[0].config.sampling
+    assert sampling is not None  # the settings are complete
+    storages = _streamed_storages(data, index, ranks)
+    return StreamSource(**of_both, recipes=recipes, sampling=sampling, storages=storages)
+
+
+def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str, Any]:
+    """What the sources of both readers are made of."""
+    config, seed = data.split(split), data.seed
     slots = make_slots(config, index, seed) if index.components else None
+    samples = slots.epoch_samples if slots else epoch_samples(split, config, index)
     batch_size, remainder = config.batch_size, config.remainder
     assert batch_size is not None  # the settings are complete
     assert remainder is not None
-    samples = slots.epoch_samples if slots else epoch_samples(split, config, index)
-    epochs = EpochSchedule(samples, batch_size, remainder, pinned=split != "train")
-    made_of = _Contents(index, epochs, parts, slots)
-    if reader == "stream":
-        return _streamed(data, split, made_of, ranks)
-    return _indexed(data, split, made_of, ranks, nodes)
+    return {
+        "index": index,
+        "epochs": EpochSchedule(samples, batch_size, remainder, pinned=split != "train"),
+        "seed": seed,
+        "slots": slots,
+        "batch_format": data.batch_format,
+        "max_bad": _max_bad(split, config, data.batch_format),
+        "collation": data.collation_of(split),
+    }
 
 
 class _Part(NamedTuple):
@@ -326,52 +333,16 @@ class _Part(NamedTuple):
     seed: int
 
 
-class _Contents(NamedTuple):
-    """What a split is made of.
-
-    Attributes:
-        shards: Those of all components, one after the other.
-        epochs: How the sequence of samples is cut.
-        parts: The components.
-        slots: Where in the sequence each of them stands; None: there is only one.
-    """
-
-    shards: ShardIndex
-    epochs: EpochSchedule
-    parts: Sequence[_Part]
-    slots: MixtureSlots | None
-
-
-def _streamed(data: DataConfig, split: SplitName, made_of: _Contents, ranks: int) -> Source:
-    """The source that streams these shards."""
-    from lightning_shards.readers.stream import Pipeline, StreamSource
-
-    index, epochs, parts, slots = made_of
-    pipelines: list[Pipeline] = []
-    for part in parts:
-        sampling, buffer = part.config.sampling, part.config.shuffle_buffer
-        assert sampling is not None  # the settings are complete
-        stages, buffer = tuple(part.config.stages), _BUFFER if buffer is None else buffer
-        pipelines.append(Pipeline(sampling, _recipe(data, part), stages, buffer))
-    _require_same_classes(parts, [pipeline.recipe for pipeline in pipelines])
-    return StreamSource(
-        index=index,
-        epochs=epochs,
-        seed=data.seed,
-        pipelines=tuple(pipelines),
-        slots=slots,
-        batch_format=data.batch_format,
-        max_bad=_max_bad(split, data.split(split), data.batch_format),
-        storages=_streamed_storages(data, index, ranks),
-        collation=data.collation_of(split),
-    )
-
-
 def _indexed(
-    data: DataConfig, split: SplitName, made_of: _Contents, ranks: int, nodes: int
+    data: DataConfig,
+    split: SplitName,
+    parts: Sequence[_Part],
+    of_both: Mapping[str, Any],
+    ranks: int,
+    nodes: int,
 ) -> Source:
     """The source that reads samples of these shards by their offsets."""
-    index, epochs, parts, slots = made_of
+    index: ShardIndex = of_both["index"]
     recipes: list[Recipe] = []
     joins: list[tuple[Join, ...]] = []
     orders: list[Order] = []
@@ -385,20 +356,15 @@ def _indexed(
         joins.append(of_part)
     _require_same_classes(parts, recipes)
     order = orders[0]
-    if slots is not None:
-        order = make_order(slots, [part.shards for part in parts], recipes, orders)
+    if of_both["slots"] is not None:
+        order = make_order(of_both["slots"], index.parts, recipes, orders)
     return IndexedSource(
-        index=index,
-        epochs=epochs,
+        **of_both,
         order=order,
-        seed=data.seed,
-        recipes=tuple(recipes),
+        recipes=tuple(recipe.in_order_of(recipes[0]) for recipe in recipes),
         cache=CacheFolder(data.loader.cache_dir),
-        batch_format=data.batch_format,
-        max_bad=_max_bad(split, data.split(split), data.batch_format),
         storages=_storages(data, split, index, order, ranks, nodes),
-        collation=data.collation_of(split),
-        joined=_joined(parts, joins),
+        joined=_joined(parts, joins, index.first_shards.tolist()),
     )
 
 
@@ -439,7 +405,9 @@ def _recipe(data: DataConfig, part: _Part, joins: "tuple[Join, ...]" = ()) -> Re
     fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
     if joins:
         fields = with_kinds(fields, joins, config.decode or {}, transforms)
-    return Recipe(fields, transforms, tuple(config.sample_transforms or ()))
+    of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
+    buffer = _BUFFER if config.shuffle_buffer is None else config.shuffle_buffer
+    return Recipe(fields, transforms, of_samples, stages, buffer)
 
 
 def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
@@ -452,18 +420,16 @@ def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
     return tuple(find_join(each, cache, storages) for each in join_settings(config.join))
 
 
-def _joined(parts: Sequence[_Part], joins: "Sequence[tuple[Join, ...]]") -> "Joined | None":
-    """The joins of all components; None if there are none."""
+def _joined(
+    parts: Sequence[_Part], joins: "Sequence[tuple[Join, ...]]", first_shards: Sequence[int]
+) -> "tuple[Joined, ...]":
+    """The shards of the components that have joins."""
     if not any(joins):
-        return None
+        return ()
     from lightning_shards.readers.joined import Joined
-    from lightning_shards.shards.joins.kept import JoinedShards
 
-    firsts = accumulate((part.shards.num_shards for part in parts), initial=0)
-    of_each = zip(parts, joins, firsts, strict=False)
-    return Joined(
-        tuple(JoinedShards(of, part.shards, first, part.name) for part, of, first in of_each)
-    )
+    of_each = zip(parts, joins, first_shards, strict=True)
+    return tuple(Joined(of, each.shards, n, each.name) for each, of, n in of_each if of)
 
 
 def _order(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:

@@ -12,10 +12,8 @@ from operator import index
 from typing import TypeVar
 
 from lightning_shards.errors import DamagedShardError, SampleError
-from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
+from lightning_shards.plan.place import Cursor
+from lightning_shards.samples.collate import BadSample, Sample
 
 _E = TypeVar("_E", bound=Exception)
 
@@ -96,36 +94,21 @@ def require_budget(bad: Sequence[BadSample], max_bad: int | None, epoch: int) ->
     )
 
 
-def epochs_to_try(place: Place, samples: int = 0, *, has_weights: bool) -> EpochSchedule:
-    """A schedule of batches of one sample, of which `first_good_sample` makes `SAMPLES_TRIED`.
+def first_good(make: Callable[[int], Sample], max_bad: int | None) -> Sample:
+    """The first good sample of several tries, to check fields and transforms.
 
     Args:
-        place: The world size.
-        samples: Over so many those that are tried are spread, because neighbours in a shard may
-            all be damaged by one cause; 0 where they are draws of their own.
-        has_weights: Whether batches have `__weight__`, which a `collate_fn` may read.
-    """
-    steps = max(1, samples // (SAMPLES_TRIED * place.world_size)) * SAMPLES_TRIED
-    remainder = "pad" if has_weights else "drop"
-    return EpochSchedule(steps * place.world_size, batch_size=1, remainder=remainder)
-
-
-def first_good_sample(sources: Sequence[Source], place: Place) -> LoadedBatch:
-    """Make one sample by each source until one is good, to check the fields and transforms.
-
-    Args:
-        sources: Sources that raise for a bad sample and have the epochs of `epochs_to_try`.
-        place: The rank and the world size.
+        make: Makes the sample of a try, by its number.
+        max_bad: The samples that may be bad; None: only one is tried.
 
     Raises:
         ShardError: All samples are bad; the error is that of the first one, and says how many
             were tried if bad samples are allowed.
     """
     errors: list[Exception] = []
-    for step, source in enumerate(sources):
+    for attempt in range(1 if max_bad is None else SAMPLES_TRIED):
         try:
-            apart = source.epochs.samples // SAMPLES_TRIED
-            return next(source.batches(place, Cursor(0, step * apart)))
+            return make(attempt)
         except BAD as error:
             errors.append(error)
     if len(errors) > 1:  # on_bad_sample is 'substitute' already

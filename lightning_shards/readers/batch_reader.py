@@ -16,24 +16,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
-from lightning_shards.readers.member_lookup import find_members
-from lightning_shards.readers.mixed import Components, joined_column
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import (
     LargeMembers,
     ReadAhead,
     ReadBuffer,
 )
+from lightning_shards.readers.recipe import Components, joined_column
 from lightning_shards.samples.collate import (
-    BUILT_IN_COLLATION,
-    Collation,
     Column,
     GrowingColumn,
     LoadedBatch,
@@ -84,30 +81,23 @@ def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
 def decode_column(
     field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
 ) -> Column:
-    """One field of a batch, as `Field.decode` and `column_of` make it.
+    """One field of a batch, as `Field.decode` and `column_of` make it; in one call if possible.
 
     Raises:
         SampleError: One cannot be decoded, or the shapes differ.
     """
-    if not isinstance(members, LargeMembers) and not members.has_gaps:
-        column = column_at_once(field, members)
-        if column is not None:
-            return column
-    values = map(decoder_of(field), members.with_gaps())
-    samples = [{field.name: value, "__key__": ""} for value in values]
-    return column_of(samples, field.name, arena)
-
-
-def column_at_once(field: Field, members: FieldMembers) -> "Column | None":
-    """The same for members without gaps, all in one call; None if they have to be made alone."""
     (decoding,) = field.decodings
     decode = _COLUMNS.get(decoding)
     if field.classes is not None and decoding == Decoding(CLASS):
         decode = partial(_numbers, field.classes)
-    if decode is not None:
+    if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `decoder_of` tells why
-            return decode(members)
-    return None
+            column = decode(members)
+            if column is not None:
+                return column
+    values = map(decoder_of(field), members.with_gaps())
+    samples = [{field.name: value, "__key__": ""} for value in values]
+    return column_of(samples, field.name, arena)
 
 
 def loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
@@ -164,14 +154,11 @@ class _Part(NamedTuple):
     positions: Sequence[int]
     members: _Members
 
-    @property
-    def has_others(self) -> bool:
-        """Whether there are other parts, with which its columns are put together."""
-        return self.rows is not None
-
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """Those of its samples, of one value for each sample of the batch."""
-        return list(values) if self.rows is None else [values[row] for row in self.rows.tolist()]
+        """Those of its samples, of one value for each sample of the batch; of no values none."""
+        if self.rows is None or not values:
+            return list(values)
+        return [values[row] for row in self.rows.tolist()]
 
 
 class BatchReader:
@@ -187,7 +174,6 @@ class BatchReader:
         clock: Told of the time that each stage takes.
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
-        collation: The `collate_fn` and the reserved entries of the batches.
     """
 
     def __init__(
@@ -198,10 +184,9 @@ class BatchReader:
         *,
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
-        collation: Collation = BUILT_IN_COLLATION,
     ) -> None:
         self._shards, self._components, self._clock = shards, components, clock
-        self._collation, self._arena, self._buffer = collation, arena, buffer or ReadBuffer()
+        self._arena, self._buffer = arena, buffer or ReadBuffer()
         recipes = components.recipes
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
         self._names = [recipe.names for recipe in recipes]
@@ -249,11 +234,9 @@ class BatchReader:
         }
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
-            if self._shards.joined is not None:
-                self._shards.joined.release()
-            stamps, self._keys, extents = find_members(self._shards, self._suffixes_of, ids)
+            self._shards.release_joined()
             stops = np.array(self._stops[1:])
-            self._ahead = ReadAhead(self._shards, self._buffer, stamps, extents, stops)
+            self._ahead = ReadAhead(self._shards, self._buffer, self._suffixes_of, ids, stops)
 
     def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
         return self._suffixes[self._components.of_shard(shard)]
@@ -276,14 +259,18 @@ class BatchReader:
         members = self.members(start, stop)
         parts = self._parts(number, members)
         self._clock.lap("read", begin, "read")
-        keys, ids = self._keys.part(start, stop), self._ids[start:stop].copy()
-        if self._collation.collate_fn is not None:
-            made: Any = self._whole_samples(number, parts, keys)
+        keys, ids = self._ahead.keys.part(start, stop), self._ids[start:stop].copy()
+        weights, numbers = self._weights[number], self._numbers[start:stop]
+        if self._components.collation.collate_fn is not None:
+            made: Any = self._whole_samples(parts, keys, weights, numbers.tolist())
         else:
-            one = parts[0] if len(parts) == 1 else None
-            columns = self._columns(one, keys) if one else self._joined(parts, keys)
-            given = (self._weights[number], self._components.batch_format, self._collation.reserved)
-            made = join_columns(keys, columns, ids, *given, self._numbers[start:stop])
+            of_parts = [self._columns(part, keys) for part in parts]
+            columns = of_parts[0] if len(parts) == 1 else self._joined(parts, of_parts, len(keys))
+            batch_format, reserved = (
+                self._components.batch_format,
+                self._components.collation.reserved,
+            )
+            made = join_columns(keys, columns, ids, weights, batch_format, reserved, numbers)
         return LoadedBatch(made, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> _Members:
@@ -302,7 +289,8 @@ class BatchReader:
             made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
             recipes = np.unique(made_by).tolist()
         if len(recipes) == 1:
-            return [_Part(recipes[0], None, ids, positions, members | self._joined_members(ids))]
+            own = members | self._joined_members(ids)
+            return [_Part(recipes[0], None, ids, positions, own)]
         parts: list[_Part] = []
         for recipe in recipes:
             rows = np.flatnonzero(made_by == recipe)
@@ -315,13 +303,13 @@ class BatchReader:
 
     def _joined_members(self, ids: Ints) -> _Members:
         """The joined values of these samples, which are made by one recipe."""
-        joined = self._shards.joined
+        joined = self._shards.joined(int(ids[0, 0]) if len(ids) else 0)
         return {} if joined is None else {**joined.members(ids)}
 
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
         """The fields of the samples of a part, in their order."""
         recipe, transforms = self._components.recipes[part.recipe], self._transforms[part.recipe]
-        decoders, arena = self._decoders[part.recipe], None if part.has_others else self._arena
+        decoders, arena = self._decoders[part.recipe], self._arena if part.rows is None else None
         begin = self._clock.begin("read")
         fields = [field for field in recipe.fields if field.name not in decoders]
         read = [(field, loaded(part.members[field.name])) for field in fields]
@@ -333,17 +321,19 @@ class BatchReader:
         with transforms.keeping_globals():
             return self._transformed(part, keys, columns)
 
-    def _joined(self, parts: Sequence[_Part], keys: Sequence[str]) -> dict[str, Column]:
+    def _joined(
+        self, parts: Sequence[_Part], of_parts: Sequence[dict[str, Column]], count: int
+    ) -> dict[str, Column]:
         """The fields of a batch of several recipes, in their order."""
-        (first, of_first), *others = [(part, self._columns(part, keys)) for part in parts]
         begin = self._clock.begin("collate")
-        if any(of_other.keys() != of_first.keys() for _, of_other in others):
-            raise SampleError(f"components have the fields {list(of_first)} and others")
+        if any(of_part.keys() != of_parts[0].keys() for of_part in of_parts):
+            raise SampleError(f"components have the fields {list(of_parts[0])} and others")
         layouts = self._components.layouts(part.recipe for part in parts)
         columns: dict[str, Column] = {}
-        for name in self._components.in_order(of_first):
-            pieces = [(part.rows, of_part[name]) for part, of_part in [(first, of_first), *others]]
-            column = joined_column(cast("Any", pieces), len(keys), layouts.get(name), self._arena)
+        rows: Any = [part.rows for part in parts]
+        for name in self._components.in_order(of_parts[0]):
+            pieces = list(zip(rows, (of_part[name] for of_part in of_parts), strict=True))
+            column = joined_column(pieces, count, layouts.get(name), self._arena)
             if column is None:  # the rows tell which
                 raise SampleError(f"field {name!r} of several components fits into no column")
             columns[name] = column
@@ -351,21 +341,23 @@ class BatchReader:
         return columns
 
     def _whole_samples(
-        self, number: int, parts: Sequence[_Part], keys: Sequence[str]
+        self,
+        parts: Sequence[_Part],
+        keys: Sequence[str],
+        weights: Sequence[int],
+        numbers: Sequence[int],
     ) -> list[Sample]:
         """A batch of whole samples, as a `collate_fn` takes them."""
-        start, stop = self._stops[number : number + 2]
-        given: list[Sample] = [{}] * (stop - start)
+        given: list[Sample] = [{}] * len(keys)
         for part in parts:
             fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
             decoders = {name: decoder_of(field) for name, field in fields.items()}
             with transforms.keeping_globals():
                 samples = list(self._samples(part, keys, decoders, {}))
             with self._clock.on("collate"):
-                weights, numbers = self._weights[number], self._numbers[start:stop].tolist()
-                entries = (part.of(weights) if weights else [], transforms.layouts)
-                own = self._collation.given(samples, *entries, part.of(numbers) if numbers else [])
-            for row, sample in zip(part.of(range(stop - start)), own, strict=True):
+                entries = part.of(weights), transforms.layouts, part.of(numbers)
+                own = self._components.collation.given(samples, *entries)
+            for row, sample in zip(part.of(range(len(keys))), own, strict=True):
                 given[row] = sample
         return given
 
@@ -374,7 +366,7 @@ class BatchReader:
     ) -> dict[str, Column]:
         """These columns and those that transforms take or make, in their order."""
         decoders, transforms = self._decoders[part.recipe], self._transforms[part.recipe]
-        arena = None if part.has_others else self._arena
+        arena = self._arena if part.rows is None else None
         # Crops write to these row by row; a batch is given out with all rows only.
         pixels = {
             name: layout.new_column(len(part.ids), arena)

@@ -5,33 +5,41 @@ the same whichever worker makes it and wherever the stream was started. The samp
 one data set, or of the components of a mixture, each with a recipe of its own.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
-from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.errors import ConfigError, TransformError
+from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.bad_samples import SAMPLES_TRIED, epochs_to_try
+from lightning_shards.readers.bad_samples import (
+    BAD,
+    SAMPLES_TRIED,
+    StandIn,
+    bad_sample,
+    refused,
+    weights_of,
+)
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.batches import STRETCH, WorkerBatches
-from lightning_shards.readers.mixed import Components, described
-from lightning_shards.readers.open_shards import OpenShards, lacking_fields
+from lightning_shards.readers.open_shards import OpenShards, lacking_fields, read_sample
 from lightning_shards.readers.reading import reading_shards
-from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.recipe import Components, ShardSource, in_turn
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.samples.collate import BUILT_IN_COLLATION, BatchFormat, Collation, LoadedBatch
-from lightning_shards.samples.fields import LackingField, require_found
+from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
+from lightning_shards.samples.fields import LackingField
+from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import Arena
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.samples.tensors import Arena, torch_if_loaded
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import is_local, redact
 
@@ -39,48 +47,33 @@ if TYPE_CHECKING:
     from lightning_shards.plan.mixture import MixtureOrder
     from lightning_shards.readers.joined import Joined
 
+_T = TypeVar("_T")
+
 _MOST_CHECKED = 1000
 """Local shards whose samples are checked before a fit: about 2 ms each."""
 
+STRETCH: Final = 16_384
+"""Positions of an epoch that are looked up together; as many as a block has by default."""
 
-@dataclass(frozen=True)
-class IndexedSource:
+_MOST_STRETCHES: Final = 4
+"""At most so many stretches of a single data set are looked up together, one for each component.
+A stretch that needs only a part of each component's block reads nearly all of the block, and the
+next stretch reads it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexedSource(ShardSource):
     """Reads samples of shards by their offsets, and gives equal batches for equal cursors.
 
     Attributes:
-        index: The shards and their counts; of a mixture those of all components, one after the
-            other.
-        epochs: The schedule that cuts the sequence of samples into epochs and steps.
-        order: Gives the sample at each position of an epoch.
-        seed: Key of the randomness of transforms.
-        recipes: How samples become rows, one recipe for each component; a data set is the only
-            component.
+        order: Gives the sample at each position of an epoch; of a mixture a `MixtureOrder`.
         cache: Folder of the member tables.
-        batch_format: A dict, or the fields in order as a tuple.
-        max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
-        storages: By scheme, what makes the storages that read remote shards, with the cache of the
-            run, in the process that reads; it is pickled. None: all shards are local, or are read
-            by the defaults.
-        collation: The `collate_fn` and the reserved entries of the batches.
-        joined: The joins that fields come from; None if there are none.
-        allows_gaps: Whether a sample that lacks a member is an error only when it is read.
-        fetches_ahead: Whether remote shards are fetched ahead of the batches; not where one sample
-            is tried.
+        joined: The shards of each component that has joins, with these.
     """
 
-    index: ShardIndex
-    epochs: EpochSchedule
     order: Order
-    seed: int
-    recipes: tuple[Recipe, ...]
     cache: CacheFolder
-    batch_format: BatchFormat = "dict"
-    max_bad: int | None = None
-    storages: Mapping[str, MakeStorage] | None = None
-    collation: Collation = BUILT_IN_COLLATION
-    joined: "Joined | None" = None
-    allows_gaps: bool = False
-    fetches_ahead: bool = True
+    joined: "tuple[Joined, ...]" = ()
 
     def __post_init__(self) -> None:
         """Refuse two seeds, because a checkpoint holds only one.
@@ -94,34 +87,29 @@ class IndexedSource:
                 f"{self.seed}; give both the same"
             )
 
-    def with_epochs(self, epochs: EpochSchedule) -> "IndexedSource":
-        """The same samples, cut into other epochs."""
-        return replace(self, epochs=epochs)
-
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too: those of the shards and of the order."""
-        order = self.order.identity() | (self.joined.identity() if self.joined else {})
-        if self._mixture is not None:
+        order = self.order.identity()
+        for each in self.joined:
+            order |= each.identity()
+        if self.slots is not None:
             return order | {"reader": "indexed"}
         own = str(order["sampling"]), self.seed, self.index, self.recipes[0].transforms
         return shard_identity("indexed", *own, self.recipes[0].fields) | order
 
     def describe(self) -> SourceDescription:
         """The properties of all components; the order's identity gives the sampling and the run."""
-        order, mixture = self.order, self._mixture
+        order = self.order
+        mixture = None if self.slots is None else cast("MixtureOrder", order)
         parts = [order] if mixture is None else [each.order for each in mixture.mix]
         takes_arrays = self.collation.takes_arrays
-        return SourceDescription(
-            reader="indexed",
-            sampling=str(order.identity()["sampling"]),
-            index=self.index,
+        return self.described(
+            "indexed",
+            str(order.identity()["sampling"]),
             run=min(int(part.identity().get("shuffle_run", 1)) for part in parts),
-            max_bad=self.max_bad,
             loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
-            storages=self.storages,
             order=order,
             mixture=None if mixture is None else mixture.mixture_identity,
-            **described(self._names, self.recipes, [()] * len(self.recipes), self.collation),
         )
 
     def prepare(self) -> None:
@@ -133,31 +121,13 @@ class IndexedSource:
         with closing(Storages(self.storages)) as storages:
             store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
-            if self.joined is not None:
-                self.joined.prepare(self.cache, store)
+            for each in self.joined:
+                each.prepare(self.cache, store)
         store = TableStore(self.cache)
         for part, first in zip(self.index.parts, self.index.first_shards, strict=True):
             if part.num_shards <= _MOST_CHECKED and all(map(is_local, part.urls)):
                 for shard, url in enumerate(part.urls, first):
                     self._require_members(shard, store.table_of(url))
-
-    def first_sample(self, place: Place) -> LoadedBatch:
-        """A batch of one sample, to check fields and transforms; no bad sample is replaced.
-
-        Of a mixture it is the largest of those that are made, one of each component. Nothing is
-        fetched ahead for it, so it needs one table of a component and no more.
-
-        Raises:
-            ShardError: The sample cannot be made, or those of several components do not fit into
-                one batch where they have to.
-        """
-        alone = [self._alone(number, place) for number in range(len(self.recipes))]
-        components = self._components(self._recipes)
-        require_found([source.lacking_fields() for source in alone])
-        tries = [[source] * (1 if self.max_bad is None else SAMPLES_TRIED) for source in alone]
-        unit = 1 if self._mixture is None else self._mixture.slots.schedule.unit
-        are_apart = unit % self.epochs.batch_size == 0
-        return components.first_of(tries, place, self.collation.reserved, are_apart=are_apart)
 
     def batches(
         self, place: Place, cursor: Cursor, arena: Arena | None = None
@@ -167,21 +137,11 @@ class IndexedSource:
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        if not self.fetches_ahead:  # of what is tried one sample is looked up
-            place = place.with_worker(0, STRETCH)
         worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
         known = self.index, self.cache, self.storages, self.order, self.epochs
-        with reading_shards(
-            *known,
-            joined=self.joined,
-            place=place,
-            cursor=cursor,
-            fetches_ahead=self.fetches_ahead,
-        ) as reading:
+        with reading_shards(*known, joined=self.joined, place=place, cursor=cursor) as reading:
             reading.shards.on_open = self._require_members
-            plain = self.collation.takes_arrays
-            components = self._components([each.with_arrays(plain=plain) for each in self._recipes])
-            reader = None
+            components, reader = self._making, None
             if all(can_decode(field) for recipe in self.recipes for field in recipe.fields):
                 reader = BatchReader(
                     reading.shards,
@@ -189,10 +149,9 @@ class IndexedSource:
                     clock,
                     arena=arena,
                     buffer=reading.new_buffer(),
-                    collation=self.collation,
                 )
-            made = self.seed, components, self.max_bad, self.collation
-            maker = WorkerBatches(self.order, *made, reading.shards, clock, arena, reader)
+            made = self.seed, components, self.max_bad, reading.shards, clock, arena, reader
+            maker = WorkerBatches(self.order, *made)
             for turn, worker_epoch in enumerate(worker_epochs):
                 yield from reading.followed(turn, worker_epoch, maker.batches(worker_epoch))
 
@@ -208,69 +167,47 @@ class IndexedSource:
         with OpenShards(self.index, self.cache, storages=self.storages) as shards:
             return [
                 [
-                    ServedSample(shards.members(shard, sample)["__key__"], shard, sample)
+                    ServedSample(shards.reader(shard).table.key(sample), shard, sample)
                     for shard, sample in self.order.at(epoch, start, stop).tolist()
                 ]
                 for start, stop in (plan.rank_span(step, place.rank) for step in steps)
             ]
 
-    @property
-    def _mixture(self) -> "MixtureOrder | None":
-        """The order, if it is that of a mixture."""
-        return cast("MixtureOrder", self.order) if self.index.components else None
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """Of the components; of a data set alone it is empty."""
-        return ("",) if self._mixture is None else self._mixture.slots.names
-
-    @property
-    def _recipes(self) -> tuple[Recipe, ...]:
-        """The recipes, whose fields are in the order of the first one's."""
-        places = {name: place for place, name in enumerate(self.recipes[0].names)}
-
-        def in_order(recipe: Recipe) -> Recipe:
-            of = sorted(recipe.fields, key=lambda field: places.get(field.name, len(places)))
-            return replace(recipe, fields=tuple(of))
-
-        return tuple(map(in_order, self.recipes))
-
-    def _components(self, recipes: Sequence[Recipe]) -> Components:
-        are_stacked = self.collation.collate_fn is None
-        first_shards, batch_format = self.index.first_shards, self.batch_format
-        return Components(tuple(recipes), self._names, first_shards, batch_format, are_stacked)
-
-    def _alone(self, number: int, place: Place) -> "IndexedSource":
-        """A component as a data set alone, to try samples of it before a fit."""
-        index, order, seed, joined = self.index, self.order, self.seed, self.joined
-        collation = self.collation.watched()
-        if self._mixture is not None:
-            index, order = index.components[number], self._mixture.mix[number].order
-            seed = int(order.identity().get("seed", seed))
-            joined = joined and joined.alone(number)
-            collation = replace(collation, component=number)
-        has_weights = self.epochs.remainder != "drop" or self.max_bad is not None
-        return replace(
-            self,
-            index=index,
-            epochs=epochs_to_try(place, self.epochs.samples, has_weights=has_weights),
-            order=order,
-            seed=seed,
-            recipes=(self._recipes[number].watched(),),
-            collation=collation,
-            joined=joined,
-            max_bad=None,
-            allows_gaps=self.max_bad is not None,
-            fetches_ahead=False,
-        )
-
-    def lacking_fields(self) -> list[LackingField]:
-        """The optional fields that are in none of the samples of a few shards."""
-        fields = self.recipes[0].fields
-        if not self.recipes[0].optional or self.index.counts is None:
-            return []
+    def lacking_fields(self) -> list[list[LackingField]]:
+        """The optional fields that are in none of the samples of a few shards of each component."""
         with OpenShards(self.index, self.cache, storages=self.storages) as shards:
-            return lacking_fields(shards, fields, self.index.counts)
+            parts = zip(self.recipes, self.index.parts, self.index.first_shards, strict=True)
+            return [
+                lacking_fields(shards, recipe.fields, part.counts, int(first))
+                for recipe, part, first in parts
+            ]
+
+    @contextmanager
+    def trying(self, place: Place) -> Generator[Callable[[int, int], Sample]]:
+        """As of `ShardSource`; tries are far from each other, as one cause may damage neighbours.
+
+        Each rank tries others.
+        """
+        with OpenShards(
+            self.index, self.cache, storages=self.storages, joined=self.joined
+        ) as shards:
+            made = self.seed, self._making, None, shards, StageClock()
+            maker = WorkerBatches(self.order, *made)
+
+            def made_row(number: int, attempt: int) -> Sample:
+                order = in_turn(self.index.parts[number])
+                at = (attempt * max(1, order.samples // SAMPLES_TRIED) + place.rank) % order.samples
+                ((shard, sample),) = order.at(0, at, at + 1).tolist()
+                return maker.row_alone(int(self.index.first_shards[number]) + shard, sample, at)
+
+            yield made_row
+
+    @property
+    def _making(self) -> Components:
+        """The components, whose recipes give pixels as arrays where they may."""
+        plain = self.collation.takes_arrays
+        recipes = tuple(each.with_arrays(plain=plain) for each in self.recipes)
+        return replace(self.components, recipes=recipes)
 
     def _require_members(self, shard: int, table: MemberTable) -> None:
         """Check that all samples of a shard that a filter keeps have all fields that they need.
@@ -278,7 +215,7 @@ class IndexedSource:
         Raises:
             MissingFieldError: One lacks a field, and no other sample may stand for it.
         """
-        if self.max_bad is not None or self.allows_gaps:
+        if self.max_bad is not None:
             return
         number = self.index.component_of(shard)
         kept, first = self.index.parts[number].kept, int(self.index.first_shards[number])
@@ -290,3 +227,195 @@ class IndexedSource:
             if len(lacking) and not (field.is_optional or field.is_joined):
                 where = f"sample {table.key(lacking[0])!r} of {redact(self.index.urls[shard])}"
                 raise field.lacking(where, table.suffixes_of(lacking[0]))
+
+
+@dataclass
+class WorkerBatches:
+    """Makes the batches of one worker.
+
+    The first good sample that follows in the order replaces a bad one. It does not depend on the
+    worker, so batches are equal under any number of workers.
+
+    Attributes:
+        order: Gives the sample at each position of an epoch.
+        seed: Key of the randomness of transforms.
+        components: The recipes of its samples, and what the user says of batches.
+        max_bad: Bad samples that may be replaced; None: the first one raises.
+        shards: The open shards that samples are read from.
+        clock: Measures the time of each stage.
+        arena: Memory for the tensors of batches, as far as they fit.
+        reader: Makes batches field by field; None if that is not possible.
+        unreadable: Ids of samples that could not be read. They are not tried again: n of them in a
+            row would cost n**2 reads.
+    """
+
+    order: Order
+    seed: int
+    components: Components
+    max_bad: int | None
+    shards: OpenShards
+    clock: StageClock
+    arena: Arena | None = None
+    reader: BatchReader | None = None
+    unreadable: set[tuple[int, int]] = dataclasses.field(default_factory=set[tuple[int, int]])
+
+    def batches(self, worker_epoch: WorkerEpoch) -> Iterator[LoadedBatch]:
+        """The batches of one epoch.
+
+        Raises:
+            ShardError: A shard has changed or is damaged, or a sample cannot be made.
+        """
+        self._begin(worker_epoch.epoch)
+        stretch = STRETCH * min(len(self.components.recipes), _MOST_STRETCHES)
+        spans = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
+        for _, together in groupby(spans, lambda step_span: step_span[1][0] // stretch):
+            steps, spans_of_steps = map(list, zip(*together, strict=True))
+            planned = [worker_epoch.weights(step) for step in steps]
+            self._look_up(spans_of_steps, planned)
+            for number, (span, weights) in enumerate(zip(spans_of_steps, planned, strict=True)):
+                loaded = _seeded(partial(self._batch, number, span, weights))
+                if self.components.collation.collate_fn is not None:
+                    with self.clock.on("collate"):  # told with the next batch
+                        loaded = self.components.collation.finished(loaded)
+                yield loaded
+
+    def row_alone(self, shard: int, sample: int, position: int) -> Sample:
+        """The row that a sample would be at this position of the first epoch.
+
+        Raises:
+            ShardError: It cannot be made.
+        """
+        self._begin(0)
+
+        def row() -> Sample:
+            with self._keeping_globals():
+                return self._row(position, shard, sample)
+
+        try:
+            return _seeded(row)
+        except BAD as error:
+            raise refused(error) from error.__cause__
+
+    def _begin(self, epoch: int) -> None:
+        """Make the transforms that the number of the epoch keys."""
+        self._epoch, seeds, components = epoch, SampleSeeds(self.seed, epoch), self.components
+        made = {
+            number: components.recipes[number].keyed(seeds, self.clock)
+            for number in set(components.made_by)
+        }
+        self._transforms = [made[number] for number in components.made_by]
+
+    def _look_up(self, spans: Sequence[tuple[int, int]], planned: Sequence[list[int]]) -> None:
+        """Find where the members of the batches at these positions lie."""
+        if self.reader is None:
+            return
+        weights = [
+            own if own or self.max_bad is None else [1] * (stop - start)
+            for own, (start, stop) in zip(planned, spans, strict=True)
+        ]
+        ids = self.order.at_spans(self._epoch, spans)
+        self.reader.look_up(ids, [range(*span) for span in spans], self._transforms, weights)
+
+    def _batch(self, number: int, span: tuple[int, int], weights: list[int]) -> LoadedBatch:
+        """The batch at these positions, which is number `number` of those that were looked up."""
+        if self.reader is not None:
+            try:
+                return self.reader.batch(number)
+            except BAD as error:
+                if self.max_bad is None and isinstance(error, TransformError):
+                    refused(error)
+                    raise  # it names the bad sample; a second try might succeed and hide it
+        return self._batch_by_samples(span, weights)
+
+    def _batch_by_samples(self, span: tuple[int, int], planned: list[int]) -> LoadedBatch:
+        """The same, made sample by sample; its errors name the bad sample."""
+        with self._keeping_globals():
+            rows, bad = self._rows(*span)
+        weights = planned if self.max_bad is None else weights_of(rows, planned)
+        # a bad sample that is repeated is counted only where it is no repeat
+        reported = [bad[row] for row in bad if not planned or planned[row]]
+        with self.clock.on("collate"):
+            numbers = self._numbers_of(rows)
+            loaded = self.components.batch_of(rows, numbers, weights, reported, self.arena)
+        return loaded._replace(stages=self.clock.take())
+
+    def _numbers_of(self, samples: Sequence[Sample]) -> list[int]:
+        """The component of each of these samples; empty if it is no mixture."""
+        if not self.components.is_mixture:
+            return []
+        return [self.components.of_shard(sample["__id__"][0]) for sample in samples]
+
+    @contextmanager
+    def _keeping_globals(self) -> Generator[None]:
+        with ExitStack() as stack:
+            for transforms in {id(each): each for each in self._transforms}.values():
+                stack.enter_context(transforms.keeping_globals())
+            yield
+
+    def _rows(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
+        """The rows at these positions of the epoch, and the bad samples by row."""
+        rows: list[Sample] = []
+        bad: dict[int, BadSample] = {}
+        ids = self.order.at(self._epoch, start, stop).tolist()
+        for position, (shard, sample) in enumerate(ids, start):
+            with self.clock.on("open"):
+                self.shards.reader(shard)  # a changed shard is not a bad sample
+            try:
+                rows.append(self._row(position, shard, sample))
+            except BAD as error:
+                rows.append(self._stand_in(position, (shard, sample), error))
+                bad[position - start] = bad_sample(shard, sample, error)
+        return rows, bad
+
+    def _row(self, position: int, shard: int, sample: int) -> Sample:
+        number = self.components.of_shard(shard)
+        transforms, fields = self._transforms[number], self.components.recipes[number].fields
+        transforms.seed_decoders(position)
+        try:
+            row = read_sample(self.shards, fields, shard, sample, self.clock)
+        except BAD:
+            self.unreadable.add((shard, sample))
+            raise
+        return transforms.apply(row, position)
+
+    def _stand_in(self, position: int, bad: tuple[int, int], error: Exception) -> Sample:
+        """The substitute of a bad sample; its error, if the budget ends before a good one."""
+        if self.max_bad is None:
+            raise refused(error)
+        tried = {bad}
+        # what follows in a small component begins again with the same ones
+        for sample_id in self._following(position):
+            if sample_id in tried:
+                continue
+            tried.add(sample_id)
+            if sample_id in self.unreadable:
+                continue
+            self.shards.reader(sample_id[0])
+            with suppress(*BAD):
+                return StandIn(self._row(position, *sample_id))
+        error.add_note(_none_is_good(len(tried) - 1))
+        raise error
+
+    def _following(self, position: int) -> Iterator[tuple[int, int]]:
+        """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
+        tries = min((self.max_bad or 0) + 1, self.order.samples)
+        tried, size = 0, 1
+        while tried < tries:
+            following = self.order.following(self._epoch, position, size).tolist()
+            yield from ((shard, sample) for shard, sample in following[tried:])
+            tried, size = size, min(2 * size, tries)
+
+
+def _seeded(make: Callable[[], _T]) -> _T:
+    """What this makes; made once more if it loaded torch, whose generators are seeded only now."""
+    had_torch = torch_if_loaded() is not None
+    made = make()
+    return made if had_torch or torch_if_loaded() is None else make()
+
+
+def _none_is_good(tried: int) -> str:
+    """What to say of a bad sample after so many others, none of which is good."""
+    if not tried:
+        return "there is no other sample that could stand for it"
+    follow = "sample that follows" if tried == 1 else f"{tried} samples that follow"
+    return f"the {follow} it in the order {'is' if tried == 1 else 'are'} bad, too"

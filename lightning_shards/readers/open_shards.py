@@ -2,10 +2,10 @@
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from lightning_shards.shards.tables import TableStore, mapped_bytes
 from lightning_shards.system.process import allow_open_files, files_allowed
 
 if TYPE_CHECKING:
-    from lightning_shards.readers.joined import Joined
+    from lightning_shards.readers.joined import Joined, JoinedMembers
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
@@ -41,36 +41,11 @@ _SHARDS_LOOKED_AT = 16
 """Shards whose tables are asked for optional fields before a fit; each may have to be fetched."""
 
 
-class SampleMembers(Mapping[str, Any]):
-    """The members of one sample by suffix, read when they are asked for."""
-
-    def __init__(self, reader: ShardReader, sample: int, url: str, clock: StageClock) -> None:
-        self._reader, self._sample, self._url, self._clock = reader, sample, url, clock
-
-    def __getitem__(self, suffix: str) -> Any:
-        if suffix == "__key__":
-            return self._reader.table.key(self._sample)
-        if suffix == "__url__":
-            return self._url
-        with self._clock.on("read"):
-            return self._reader.read(self._sample, suffix)
-
-    def __contains__(self, suffix: object) -> bool:
-        return self._reader.table.find(self._sample, str(suffix)) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reader.table.suffixes_of(self._sample))
-
-    def __len__(self) -> int:
-        return len(self._reader.table.suffixes_of(self._sample))
-
-
 class OpenShards:
     """Open shards of one process, the least recently used one closed when there are too many.
 
     Attributes:
         urls: Of all shards, by their numbers.
-        joined: The values of their samples that come from joins; None if there are none.
         storages: Their storages.
         mapped_bytes: Of the files that the member tables of the open shards are mapped from.
         on_open: Called with the number and the table of each shard that was opened.
@@ -82,7 +57,7 @@ class OpenShards:
         cache: CacheFolder,
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
-        joined: "Joined | None" = None,
+        joined: "Sequence[Joined]" = (),
         unwritten: UnwrittenTables | None = None,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
@@ -90,7 +65,7 @@ class OpenShards:
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(cache, storages=self.storages, unwritten=unwritten)
-        self.joined = None if joined is None else joined.open(cache, self._store)
+        self._joined = [each.opened(cache, self._store) for each in joined]
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self.mapped_bytes = 0
@@ -115,8 +90,7 @@ class OpenShards:
                 self._close_one()
         else:
             self._readers.move_to_end(url)
-            if self.joined is not None:  # another component may have opened it
-                self.joined.require_same(shard, reader.table)
+            self._require_same(shard, reader.table)  # another component may have opened it
         return reader
 
     def fetch_tables(self, shards: Ints) -> None:
@@ -172,9 +146,18 @@ class OpenShards:
                 sizes += sizes_of_shard
         return sizes
 
-    def members(self, shard: int, sample: int, clock: StageClock | None = None) -> SampleMembers:
-        """The members of one sample; raises what `reader` does."""
-        return SampleMembers(self.reader(shard), sample, self.urls[shard], clock or StageClock())
+    def joined(self, shard: int) -> "JoinedMembers | None":
+        """The values of the samples of a shard that come from joins; None if it has none."""
+        return next((joined for joined in self._joined if shard in joined.shards), None)
+
+    def release_joined(self) -> None:
+        """Count what was read of joins no longer as memory of this process."""
+        for joined in self._joined:
+            joined.release()
+
+    def _require_same(self, shard: int, table: MemberTable) -> None:
+        if (joined := self.joined(shard)) is not None:
+            joined.require_same(shard, table)
 
     def _open(self, shard: int) -> ShardReader:
         assert self._counts is not None  # the data module sees to it
@@ -182,8 +165,7 @@ class OpenShards:
         while True:
             try:
                 table = self._store.table_of(url, expected_samples=expected)
-                if self.joined is not None:
-                    self.joined.require_same(shard, table)
+                self._require_same(shard, table)
                 storage = self.storages.of(url)
                 refresh = partial(self._store.refresh, self.urls) if storage.is_remote else None
                 return ShardReader(url, table, storage, on_change=refresh)
@@ -209,17 +191,22 @@ class OpenShards:
         self.storages.close()
 
 
-def lacking_fields(shards: OpenShards, fields: Sequence[Field], counts: Ints) -> list[LackingField]:
+def lacking_fields(
+    shards: OpenShards, fields: Sequence[Field], counts: Ints | None, first_shard: int
+) -> list[LackingField]:
     """The optional fields that are in none of the member tables of a few shards.
+
+    `counts` are those of these shards, of which the first one has this number.
 
     Raises:
         ShardError: As of `OpenShards.reader`.
     """
     lacking = [field for field in fields if field.is_optional and not field.is_joined]
+    assert counts is not None  # the choice of the reader sees to it
     filled = np.flatnonzero(counts)
     chosen: list[int] = filled[:: max(1, -(-len(filled) // _SHARDS_LOOKED_AT))].tolist()
     for shard in chosen if lacking else ():
-        suffixes = shards.reader(shard).table.suffixes
+        suffixes = shards.reader(first_shard + shard).table.suffixes
         lacking = [field for field in lacking if not field.suffixes_in(suffixes)]
     looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')}"
     are_all = len(chosen) == len(filled)
@@ -238,21 +225,18 @@ def read_sample(
     Raises:
         ShardError: The shard changed or is damaged, or the sample has not what a field asks for.
     """
-    clock = clock or StageClock()
-    members, read_before = shards.members(shard, sample, clock), clock.seconds["read"]
-    try:
+    clock, reader, joined = clock or StageClock(), shards.reader(shard), shards.joined(shard)
+    suffixes = reader.table.suffixes_of(sample)
+    identity: Sample = {"__key__": reader.table.key(sample), "__url__": shards.urls[shard]}
+    decoded: Sample = {}
+    for field in fields:
+        with clock.on("read"):
+            if field.is_joined and joined is not None:
+                members: Sample = joined.of_sample(field, shard, sample)
+            else:
+                members = dict.fromkeys(suffixes) | {
+                    suffix: reader.read(sample, suffix) for suffix in field.suffixes_in(suffixes)
+                }
         with clock.on("decode"):
-            decoded: Sample = {
-                field.name: field.decode(
-                    shards.joined.of_sample(field, shard, sample, members)
-                    if field.is_joined and shards.joined is not None
-                    else members
-                )
-                for field in fields
-            }
-    finally:
-        clock.seconds["decode"] -= clock.seconds["read"] - read_before
-    for name in ("__key__", "__url__"):
-        decoded[name] = members[name]
-    decoded["__id__"] = (shard, sample)
-    return decoded
+            decoded[field.name] = field.decode(members | identity)
+    return decoded | identity | {"__id__": (shard, sample)}

@@ -21,13 +21,24 @@ from lightning_shards.samples.member_bytes import (
     Ints,
     ListedBytes,
     MemberBytes,
+    SampleKeys,
 )
 from lightning_shards.shards.checksums import crc32, joined_crc32
+from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
+from lightning_shards.shards.tables import release_pages
 
 MOST_BYTES = 64 * 2**20
 """Bytes of small members that are read ahead together. A default block of token sequences: what
 neighbours in it share is then read once."""
+
+_NEAR = 2**19
+"""Bytes between the starts of two samples that are announced together: as a rule, other workers
+want what lies between."""
+
+_KEPT_BYTES = 2**24
+"""Bytes of the tables of open shards, up to which their pages stay mapped: to map them again for
+each stretch costs 4 % of a batch of small samples."""
 
 _FIRST_BYTES = 4 * 2**20
 _GROWTH = 4
@@ -64,34 +75,23 @@ class Extents(NamedTuple):
         return (self.sizes.mean(axis=1) >= largest_ahead).tolist()
 
 
-class _SortedMembers(NamedTuple):
-    """Some members in the order of the disk; all int64 of one shape (n,).
+class _Reads(NamedTuple):
+    """What is read together, in the order of the disk, and the calls that read it.
 
     Attributes:
-        order: The number of each before they were sorted.
+        order: The number that each member has by fields and samples, int64 of shape (n,).
+        offsets: Where each member lies in its shard, shape (n,).
+        sizes: Its bytes, ABSENT for none, shape (n,).
+        firsts: The first member of each call, int64 of shape (calls,).
+        shards: What each call reads from, shape (calls,).
+        lengths: The bytes of each call, with the gaps between its members, shape (calls,).
     """
 
     order: Ints
-    shards: Ints
     offsets: Ints
     sizes: Ints
-
-
-class _Reads(NamedTuple):
-    """What is read in one call each; all int64 of one shape (reads,).
-
-    Attributes:
-        counts: Members of each.
-        shards: Of each.
-        begins: Where it begins in its shard.
-        buffer_starts: Where it begins in the buffer.
-        lengths: Its bytes.
-    """
-
-    counts: Ints
+    firsts: Ints
     shards: Ints
-    begins: Ints
-    buffer_starts: Ints
     lengths: Ints
 
 
@@ -188,11 +188,13 @@ class ReadAhead:
     Args:
         shards: The open shards.
         buffer: Where the members are read to.
-        stamps: Of these shards, when the members were looked up.
-        extents: Of the samples, in the order of the batches.
+        suffixes_of: Gives the suffixes of each field of a shard, as many fields of each shard. A
+            field that its samples do not have has none.
+        ids: Of the samples, in the order of the batches, int64 of shape (samples, 2).
         stops: Samples up to the end of each batch, int64.
 
     Attributes:
+        keys: Of the samples.
         samples: The numbers of those whose small members lie in the buffer.
     """
 
@@ -200,16 +202,16 @@ class ReadAhead:
         self,
         shards: OpenShards,
         buffer: ReadBuffer,
-        stamps: Stamps,
-        extents: Extents,
+        suffixes_of: Callable[[int], Sequence[tuple[str, ...]]],
+        ids: Ints,
         stops: Ints,
     ) -> None:
-        self._shards, self._buffer, self._stamps = shards, buffer, stamps
+        self._shards, self._buffer, self._stops = shards, buffer, stops
+        self._stamps, self.keys, extents = look_up_members(shards, suffixes_of, ids)
         self._storage = shards.storage(int(extents.shards[0]))  # that of all, as a rule
-        self._stops, is_large = stops, extents.large(self._storage.largest_ahead)
+        is_large = extents.large(self._storage.largest_ahead)
         self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
-        small = [field for field, large in enumerate(is_large) if not large]
-        self._small = extents.of(small)
+        self._small = extents.of([field for field, large in enumerate(is_large) if not large])
         self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
         self._members: list[MemberBytes] = []
         self._are_read = False
@@ -242,29 +244,94 @@ class ReadAhead:
     def _read(self, start: int) -> None:
         """Read the members of the batches that begin with this sample; one not read is absent."""
         self._members = []  # they keep the buffer, and a larger one may take its place
-        end, members, reads = self._planned(start)
+        end, reads = self._planned(start)
         buffer = self._buffer.take(int(reads.lengths.sum()))
         sizes, checksums = self._small.part(start, end)[2:]
         starts = np.empty(sizes.size, np.int64)
-        starts[members.order] = _fill(self._shards, self._stamps, members, reads, buffer)
-        starts = starts.reshape(sizes.shape)
-        rows = zip(starts, sizes, checksums, strict=True)
+        starts[reads.order] = _fill(self._shards, self._stamps, reads, buffer)
+        rows = zip(starts.reshape(sizes.shape), sizes, checksums, strict=True)
         self._members = [MemberBytes(buffer, *row) for row in rows]
         self._are_read = all(members.are_read for members in self._members)
         self.samples = range(start, end)
 
-    def _planned(self, start: int) -> tuple[int, _SortedMembers, _Reads]:
-        """What is read together from this sample on, and the number of the sample behind it."""
+    def _planned(self, start: int) -> tuple[int, _Reads]:
+        """The number of the sample behind those read together from this one on, and the reads."""
         limit, extents = self._buffer.limit, self._small
         stops = self._stops[self._stops > start][: self._buffer.most_batches()]
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
         end = _last_stop(stops, start + int(np.searchsorted(sizes, limit, side="right")))
         while True:
-            members = _sorted(extents.part(start, end))
-            reads = _coalesced(members, self._storage)
+            reads = _coalesced(extents.part(start, end), self._storage)
             if end <= stops[0] or reads.lengths.sum() <= 2 * limit:
-                return end, members, reads
+                return end, reads
             end = _last_stop(stops, (start + end) // 2)  # they are few among many others
+
+
+def look_up_members(
+    shards: OpenShards, suffixes_of: Callable[[int], Sequence[tuple[str, ...]]], ids: Ints
+) -> tuple[Stamps, SampleKeys, Extents]:
+    """What the tables say of these samples, shard by shard; the storage is told what is read."""
+    order = by_offset(ids[:, 0], ids[:, 1])
+    shard_numbers, samples = ids[order].T
+    stamps: Stamps = {}
+    keys: list[NDArray[np.uint8]] = []
+    lengths: list[Ints] = []
+    extents: list[Extents] = []
+    shards.fetch_tables(shard_numbers)
+    for start, stop in _pieces(shard_numbers[1:] != shard_numbers[:-1]):
+        shard, samples_of_shard = int(shard_numbers[start]), samples[start:stop]
+        reader = shards.reader(shard)
+        stamps[shard] = reader.expected
+        begins = reader.table.offsets[reader.table.sample_starts[samples_of_shard]]
+        _announce(reader, samples_of_shard, begins)
+        keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
+        keys.append(keys_of_shard)
+        lengths.append(lengths_of_shard)
+        begun = (shard_numbers[start:stop], samples_of_shard, begins)
+        extents.append(_extents(reader, suffixes_of(shard), *begun))
+        if shards.mapped_bytes > _KEPT_BYTES:
+            release_pages(reader.table)
+    back, key_lengths = inverse(order), np.concatenate(lengths)
+    key_starts = np.cumsum(key_lengths) - key_lengths
+    joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
+    return (
+        stamps,
+        SampleKeys(np.concatenate(keys), key_starts[back], key_lengths[back]),
+        Extents(*(values[..., back] for values in joined)),
+    )
+
+
+def _announce(reader: ShardReader, samples: Ints, begins: Ints) -> None:
+    """Tell the storage what will be read."""
+    pieces = [
+        reader.table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
+        for first, last in _pieces(begins[1:] - begins[:-1] > _NEAR)
+    ]
+    stops = [start + length for start, length in pieces]
+    reader.storage.prefetch([ShardReads(reader.url, [start for start, _ in pieces], stops)])
+
+
+def _extents(
+    reader: ShardReader,
+    suffixes: Sequence[tuple[str, ...]],
+    shards: Ints,
+    samples: Ints,
+    begins: Ints,
+) -> Extents:
+    table = reader.table
+    members = np.array([reader.members_with(of_field)[samples] for of_field in suffixes])
+    is_absent = members < 0
+    sizes = np.where(is_absent, ABSENT, table.sizes[members])
+    # where nothing is to be read, the read of what is near is not cut
+    offsets = np.where(is_absent, begins, table.offsets[members])
+    sums = np.full_like(sizes, ABSENT) if table.crc32 is None else table.crc32[members]
+    return Extents(shards, offsets, sizes, sums.astype(np.int64))
+
+
+def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Starts and stops of the pieces of a sequence that is cut behind item i where cuts[i]."""
+    ends = [0, *(np.flatnonzero(cuts) + 1).tolist(), len(cuts) + 1]
+    return pairwise(ends)
 
 
 def _last_stop(stops: Ints, most: int) -> int:
@@ -297,17 +364,12 @@ def inverse(order: Ints) -> Ints:
     return back
 
 
-def _sorted(extents: Extents) -> _SortedMembers:
-    shards = np.tile(extents.shards, len(extents.sizes))
-    offsets, sizes = extents.offsets.ravel(), extents.sizes.ravel()
-    order = by_offset(shards, offsets)
-    return _SortedMembers(order, shards[order], offsets[order], sizes[order])
-
-
-def _coalesced(members: _SortedMembers, storage: Storage) -> _Reads:
+def _coalesced(extents: Extents, storage: Storage) -> _Reads:
     """The reads that give these members, and the gaps between neighbours with them."""
-    shards, offsets = members.shards, members.offsets
-    stops = offsets + np.maximum(members.sizes, 0)
+    shards, offsets = np.tile(extents.shards, len(extents.sizes)), extents.offsets.ravel()
+    order = by_offset(shards, offsets)
+    shards, offsets, sizes = shards[order], offsets[order], extents.sizes.ravel()[order]
+    stops = offsets + np.maximum(sizes, 0)
     cuts = (
         (shards[1:] != shards[:-1])
         | (offsets[1:] > stops[:-1] + storage.coalesced_gap)
@@ -315,37 +377,23 @@ def _coalesced(members: _SortedMembers, storage: Storage) -> _Reads:
     )
     firsts = np.concatenate([[0], np.flatnonzero(cuts) + 1])
     lengths = np.maximum.reduceat(stops, firsts) - offsets[firsts]
-    counts = np.diff(firsts, append=len(offsets))
-    buffer_starts = np.cumsum(lengths) - lengths
-    return _Reads(counts, shards[firsts], offsets[firsts], buffer_starts, lengths)
+    return _Reads(order, offsets, sizes, firsts, shards[firsts], lengths)
 
 
-def _fill(
-    shards: OpenShards,
-    stamps: Stamps,
-    members: _SortedMembers,
-    reads: _Reads,
-    buffer: NDArray[np.uint8],
-) -> Ints:
+def _fill(shards: OpenShards, stamps: Stamps, reads: _Reads, buffer: NDArray[np.uint8]) -> Ints:
     """Where each member begins in the buffer, once it is filled; ABSENT for one that is not."""
-    read = shards.read_ranges(list(_requests(shards.urls, stamps, reads, buffer.data)))
-    within = members.offsets - np.repeat(reads.begins, reads.counts)
-    starts = within + np.repeat(reads.buffer_starts, reads.counts)
-    is_read = within + members.sizes <= np.repeat(np.array(read), reads.counts)
-    starts[(members.sizes < 0) | ~is_read] = ABSENT
+    begins, stops = reads.offsets[reads.firsts], np.cumsum(reads.lengths)  # in shards, in buffer
+    requests: list[tuple[int, ShardReads]] = []
+    for first, last in _pieces(reads.shards[1:] != reads.shards[:-1]):
+        shard, lengths = int(reads.shards[first]), reads.lengths[first:last]
+        starts = begins[first:last]
+        into = buffer.data[int(stops[first] - lengths[0]) : int(stops[last - 1])]
+        ranges = starts.tolist(), (starts + lengths).tolist()
+        requests.append((shard, ShardReads(shards.urls[shard], *ranges, stamps[shard], into)))
+    read = np.array(shards.read_ranges(requests))
+    counts = np.diff(reads.firsts, append=len(reads.offsets))  # members of each read
+    within = reads.offsets - np.repeat(begins, counts)
+    starts = within + np.repeat(stops - reads.lengths, counts)
+    is_read = within + reads.sizes <= np.repeat(read, counts)
+    starts[(reads.sizes < 0) | ~is_read] = ABSENT
     return starts
-
-
-def _requests(
-    urls: Sequence[str], stamps: Stamps, reads: _Reads, into: memoryview
-) -> Iterator[tuple[int, ShardReads]]:
-    """What is read of each shard."""
-    starts, stops = reads.begins.tolist(), (reads.begins + reads.lengths).tolist()
-    buffer_stops = np.cumsum(reads.lengths).tolist()
-    cuts = np.flatnonzero(reads.shards[1:] != reads.shards[:-1]) + 1
-    begin = 0
-    for first, last in pairwise([0, *cuts.tolist(), len(starts)]):
-        shard, end = int(reads.shards[first]), buffer_stops[last - 1]
-        ranges = starts[first:last], stops[first:last]
-        yield shard, ShardReads(urls[shard], *ranges, stamps[shard], into[begin:end])
-        begin = end

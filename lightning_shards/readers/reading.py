@@ -1,6 +1,6 @@
 """What one worker reads its batches from: open shards, fetched ahead where they are remote."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -72,10 +72,9 @@ def reading_shards(
     order: Order,
     epochs: EpochSchedule,
     *,
-    joined: "Joined | None" = None,
+    joined: "Sequence[Joined]" = (),
     place: Place,
     cursor: Cursor,
-    fetches_ahead: bool = True,
 ) -> Generator[Reading]:
     """What one worker reads these shards by from the cursor on; it is closed at the end."""
     if storages is None:
@@ -92,7 +91,7 @@ def reading_shards(
         shards = stack.enter_context(opened)
         stack.callback(tables.close)
         at, ahead = shards.storages, None
-        if fetches_ahead and any(storage.fetches_ahead for storage, _ in at.grouped(index.urls)):
+        if any(storage.fetches_ahead for storage, _ in at.grouped(index.urls)):
             ahead = FetchAhead(plan.announcements(), at, tables.close)
             stack.callback(ahead.close)
 

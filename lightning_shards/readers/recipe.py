@@ -1,15 +1,46 @@
-"""The recipe of a data set: how the members of a sample become the values of a row."""
+"""The components of a source, each with a recipe: how the members of a sample become a row.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+A data set is its only component. Components of one batch must have fields of the same names, and
+values that fit into one tensor. It is enough to look at one sample of each before a fit: whether
+the others of it are alike is checked where they are collated.
+"""
 
-from lightning_shards.samples.collate import BatchFormat, PixelLayout, Sample
+import dataclasses
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, Final, Self, TypeAlias, cast
+
+import numpy as np
+
+from lightning_shards.errors import ConfigError, SampleError, ShardError
+from lightning_shards.plan.epoch import EpochSchedule
+from lightning_shards.plan.kept_order import KeptOrder
+from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.place import Place
+from lightning_shards.plan.slots import MixtureSlots
+from lightning_shards.readers.bad_samples import first_good
+from lightning_shards.readers.source import SourceDescription
+from lightning_shards.samples.collate import (
+    BUILT_IN_COLLATION,
+    BadSample,
+    BatchFormat,
+    Collation,
+    Column,
+    LoadedBatch,
+    PixelLayout,
+    Sample,
+    column_of,
+)
 from lightning_shards.samples.decoders import Decoder, DecoderChoice, OwnDecoder
 from lightning_shards.samples.fields import (
     Field,
+    LackingField,
     decoding_loads_torch,
     optional_names,
+    require_found,
     with_arrays,
 )
 from lightning_shards.samples.generators import (
@@ -18,15 +49,38 @@ from lightning_shards.samples.generators import (
     may_draw_from_globals,
     watched,
 )
+from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.samples.tensors import (
+    Arena,
+    bytes_of,
+    is_tensor,
+    map_columns,
+    new_array,
+    new_tensor,
+    tensor_of,
+)
 from lightning_shards.samples.transforms import (
     SampleTransform,
     SampleTransforms,
     Transform,
     batch_fields_of,
+    fields_of,
     layouts_of,
     sample_steps,
 )
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.storage.schemes import MakeStorage
+
+_APART = "set unit to a multiple of the batch size, so that each batch is of one component"
+
+_REMEDY = (
+    "give the field of one component a decoder or transform that makes them alike, or " + _APART
+)
+
+
+Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
+"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +91,21 @@ class Recipe:
         fields: The fields that are taken from each sample.
         transforms: One callable per field that has one.
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
+        stages: Those of a stream, after the fields are decoded and before all transforms.
+        shuffle_buffer: Samples that webdataset's shuffle of a stream holds; 0 for none.
     """
 
     fields: tuple[Field, ...] = ()
-    transforms: Mapping[str, Transform] = field(default_factory=dict[str, Transform])
+    transforms: Mapping[str, Transform] = dataclasses.field(default_factory=dict[str, Transform])
     sample_transforms: tuple[SampleTransform, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    shuffle_buffer: int = 0
+
+    def in_order_of(self, first: "Recipe") -> "Recipe":
+        """The recipe, whose fields are decoded in the order of the first one's, then the others."""
+        places = {name: place for place, name in enumerate(first.names)}
+        fields = sorted(self.fields, key=lambda field: places.get(field.name, len(places)))
+        return replace(self, fields=tuple(fields))
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +131,8 @@ class Recipe:
             if any(isinstance(own, OwnDecoder) for own in field.decoders)
         }
 
-    def callables(self, stages: Sequence[object] = ()) -> tuple[tuple[str, object], ...]:
+    @property
+    def callables(self) -> tuple[tuple[str, object], ...]:
         """The user's decoders, transforms and stages, each with its name in errors."""
         of_samples, transforms = enumerate(self.sample_transforms), self.transforms.items()
         return (
@@ -78,16 +143,17 @@ class Recipe:
             ),
             *((f"sample_transforms[{number}]", each) for number, each in of_samples),
             *((f"the transform of {name!r}", transform) for name, transform in transforms),
-            *((f"stages[{number}]", stage) for number, stage in enumerate(stages)),
+            *((f"stages[{number}]", stage) for number, stage in enumerate(self.stages)),
         )
 
-    def draw_from_globals(self, stages: Sequence[object] = ()) -> tuple[str, ...]:
+    @property
+    def draw_from_globals(self) -> tuple[str, ...]:
         """Those that may draw from the generators of the whole process, as errors call them."""
-        own: Any = self.callables()
+        own: Any = replace(self, stages=()).callables
         drawing = [name for name, function in own if may_draw_from_globals(function)]
         drawing += [
             f"stages[{number}]"
-            for number, stage in enumerate(stages)
+            for number, stage in enumerate(self.stages)
             if getattr(stage, "deterministic", False) is not True
         ]
         return tuple(dict.fromkeys(drawing))
@@ -168,3 +234,305 @@ def _with_watched_decoders(field: Field) -> Field:
 
     by_suffix = tuple((end, watched_decoder(own)) for end, own in field.by_suffix)
     return replace(field, decoder=watched_decoder(field.decoder), by_suffix=by_suffix)
+
+
+@dataclass(frozen=True)
+class Components:
+    """The components whose samples a source puts into batches; of a data set, this alone.
+
+    Attributes:
+        recipes: Of each of them, in the order of the mix.
+        names: Of each of them; of a data set alone it is empty.
+        first_shards: The shards before those of each of them, int64 of shape (components,).
+        batch_format: A dict, or the fields of the first one in order as a tuple.
+        collation: The `collate_fn` and the reserved entries of the batches.
+    """
+
+    recipes: tuple[Recipe, ...]
+    names: tuple[str, ...] = ("",)
+    first_shards: Ints = dataclasses.field(default_factory=lambda: np.zeros(1, np.int64))
+    batch_format: BatchFormat = "dict"
+    collation: Collation = BUILT_IN_COLLATION
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether they are those of a mixture, which may have only one."""
+        return bool(self.names[0])
+
+    @cached_property
+    def made_by(self) -> list[int]:
+        """By component the number of the first one whose rows are made in the same way."""
+        firsts: list[int] = []
+        for number, recipe in enumerate(self.recipes):
+            alike = (first for first in firsts if self.recipes[first].makes_alike(recipe))
+            firsts.append(next(alike, number))
+        return firsts
+
+    @cached_property
+    def _layouts(self) -> list[dict[str, PixelLayout]]:
+        """By component, of the fields that crops make."""
+        return [recipe.layouts for recipe in self.recipes]
+
+    def of_shards(self, shards: Ints) -> Ints:
+        """The components of these shards; empty if it is no mixture."""
+        if not self.is_mixture:
+            return np.empty(0, np.int64)
+        return np.searchsorted(self.first_shards, shards, side="right") - 1
+
+    def of_shard(self, shard: int) -> int:
+        """The component of one shard."""
+        return int(np.searchsorted(self.first_shards, shard, side="right")) - 1
+
+    def in_order(self, names: Iterable[str]) -> list[str]:
+        """The names as the first component of the mix has them, and then the others."""
+        places = {name: place for place, name in enumerate(self.recipes[0].names)}
+        return sorted(names, key=lambda name: places.get(name, len(places)))
+
+    def layouts(self, numbers: Iterable[int] = (0,)) -> dict[str, PixelLayout]:
+        """Of the fields that crops make alike in all of these components."""
+        first, *others = (self._layouts[number] for number in sorted({*numbers} or {0}))
+        alike = (name for name in first if all(o.get(name) == first[name] for o in others))
+        return {name: first[name] for name in alike}
+
+    def batch_of(
+        self,
+        rows: Sequence[Sample],
+        numbers: Sequence[int],
+        weights: Sequence[int] = (),
+        bad: Sequence[BadSample] = (),
+        arena: Arena | None = None,
+    ) -> LoadedBatch:
+        """The batch of these rows, of which `finished` makes the user's.
+
+        `numbers` are the components of the rows, empty where there is no mixture; the others are as
+        of `Collation.begun`.
+
+        Raises:
+            TransformError: The fields of the rows differ.
+            SampleError: As of `Collation.begun`; a note says of which components the rows are.
+        """
+        names: list[str] = []
+        with self._named_in_errors(numbers):
+            if not (numbers and self.collation.collate_fn):  # which may take other fields of each
+                names = self.recipes[numbers[0] if numbers else 0].batch_names(
+                    rows, self.batch_format
+                )
+            names = self.in_order(names) if numbers else names
+            made = (rows, names, weights, self.batch_format, bad, arena, self.layouts(numbers))
+            return self.collation.begun(*made, components=numbers)
+
+    @contextmanager
+    def _named_in_errors(self, numbers: Collection[int]) -> Generator[None]:
+        """Let an error of samples that do not fit together say of which components they are."""
+        try:
+            yield
+        except SampleError as error:
+            names = ", ".join(repr(self.names[number]) for number in sorted(set(numbers)))
+            if len(set(numbers)) > 1:
+                error.add_note(f"the batch has samples of {names}; {_REMEDY}")
+            raise
+
+    def require_alike(self, rows: Sequence[Sample]) -> None:
+        """Check that rows of all components, one of each, fit into one batch.
+
+        Raises:
+            ConfigError: Their fields have other names.
+            SampleError: The values of a field do not fit into one tensor.
+        """
+        fields = [sorted(fields_of(row)) for row in rows]
+        for name, others in zip(self.names, fields, strict=True):
+            if others != fields[0]:
+                raise ConfigError(
+                    f"the components of one batch need the same fields, {self.names[0]!r} has "
+                    f"{fields[0]} and {name!r} has {others}; name them alike, or {_APART}, with "
+                    "batch_format='dict'"
+                )
+        numbers = range(len(rows))
+        self.batch_of(rows, numbers)
+        for name in fields[0]:
+            values = [row[name] for row in rows if row[name] is not None]
+            are_lists = {isinstance(column_of([{name: each}], name), list) for each in values}
+            if len(are_lists) > 1:
+                with self._named_in_errors(numbers):
+                    raise SampleError(f"field {name!r} has numbers in some components, not in all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSource:
+    """What the sources of both readers have.
+
+    Attributes:
+        index: The shards and, where known, how many samples each holds; of a mixture those of all
+            components, one after the other.
+        epochs: The schedule that cuts the sequence of samples into epochs and steps.
+        seed: Keys the randomness of transforms, and every draw and shuffle of a stream.
+        recipes: How samples become rows, one recipe for each component; a data set is the only
+            component.
+        slots: Where in the sequence of a mixture each component stands; None: it is no mixture.
+        batch_format: A dict, or the fields in order as a tuple.
+        max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+        storages: By scheme, what makes the storages that read remote shards, with the cache of the
+            run, in the process that reads; it is pickled. None: all shards are local, or are read
+            by the defaults.
+        collation: The `collate_fn` and the reserved entries of the batches.
+    """
+
+    index: ShardIndex
+    epochs: EpochSchedule
+    seed: int
+    recipes: tuple[Recipe, ...]
+    slots: MixtureSlots | None = None
+    batch_format: BatchFormat = "dict"
+    max_bad: int | None = None
+    storages: Mapping[str, MakeStorage] | None = None
+    collation: Collation = BUILT_IN_COLLATION
+
+    def with_epochs(self, epochs: EpochSchedule) -> Self:
+        """The same samples, cut into other epochs."""
+        return replace(self, epochs=epochs)
+
+    @property
+    def components(self) -> Components:
+        """What it makes batches of."""
+        names = ("",) if self.slots is None else self.slots.names
+        of_batches = self.batch_format, self.collation
+        return Components(self.recipes, names, self.index.first_shards, *of_batches)
+
+    def first_sample(self, place: Place) -> LoadedBatch:
+        """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
+
+        Of a mixture it is the largest of those that are made, one of each component. Nothing is
+        fetched ahead for it, so it needs one table of a component and no more.
+
+        Raises:
+            ShardError: It cannot be made, which a note says of which component it is, or samples of
+                several components do not fit into one batch where they have to.
+        """
+        tried = replace(
+            self,
+            recipes=tuple(recipe.watched() for recipe in self.recipes),
+            max_bad=None,
+            collation=self.collation.watched(),
+        )
+        components, rows = tried.components, list[Sample]()
+        is_mixture = components.is_mixture
+        require_found(tried.lacking_fields())
+        with tried.trying(place) as make:
+            for number, name in enumerate(components.names):
+                try:
+                    rows.append(first_good(partial(make, number), self.max_bad))
+                except ShardError as error:
+                    if name:
+                        error.add_note(f"this is component {name!r} of the mixture")
+                    raise
+        are_apart = self.slots is None or self.slots.schedule.unit % self.epochs.batch_size == 0
+        if not (are_apart or self.collation.collate_fn):
+            components.require_alike(rows)
+        weights = [1] if self.epochs.remainder != "drop" or self.max_bad is not None else []
+        made: list[LoadedBatch] = []
+        for number, row in enumerate(rows):
+            numbers = [number] if is_mixture else []
+            begun = components.batch_of([row], numbers, weights)
+            made.append(tried.collation.finished(begun))
+        return max(made, key=_num_bytes)
+
+    def lacking_fields(self) -> list[list[LackingField]]:
+        """The optional fields that none of a few samples of each component has."""
+        raise NotImplementedError
+
+    def trying(self, place: Place) -> AbstractContextManager[Callable[[int, int], Sample]]:
+        """Gives what makes a row of a component for a try, by the numbers of both."""
+        raise NotImplementedError
+
+    def described(self, reader: str, sampling: str, **others: Any) -> SourceDescription:
+        """Its properties, with the others that the reader knows."""
+        named = list(zip(self.components.names, self.recipes, strict=True))
+        drawing = [(name, each) for name, recipe in named for each in recipe.draw_from_globals]
+        called = [(name, *each) for name, recipe in named for each in recipe.callables]
+        functions = [(of_component(name, each), function) for name, each, function in called]
+        return SourceDescription(
+            reader=reader,
+            sampling=sampling,
+            index=self.index,
+            max_bad=self.max_bad,
+            fields=tuple(field for recipe in self.recipes for field in recipe.fields),
+            draws_from_globals=tuple(of_component(*each) for each in drawing),
+            callables=(*functions, *self.collation.callables),
+            reserved=self.collation.reserved,
+            storages=self.storages,
+            **others,
+        )
+
+
+def of_component(name: str, what: str) -> str:
+    """What is said of a component; of a data set alone, which has no name, as it is."""
+    return f"{what} of component {name!r}" if name else what
+
+
+def in_turn(index: ShardIndex, seed: int = 0) -> Order:
+    """The order of all samples of shards with counts, one after the other."""
+    assert index.kept_counts is not None  # the caller asks for it
+    order = SampleOrder(index.kept_counts, seed, "sequential")
+    return order if index.kept is None else KeptOrder(order, index.kept)
+
+
+def _num_bytes(loaded: LoadedBatch) -> int:
+    """The bytes in its arrays and tensors."""
+    sizes: list[int] = []
+    map_columns(loaded.batch, lambda column: sizes.append(bytes_of(column)))
+    return sum(sizes)
+
+
+_NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
+"""The types of columns of numbers: of several the first one holds all."""
+
+
+def joined_column(
+    parts: Sequence[tuple[Ints, Column]],
+    count: int,
+    layout: PixelLayout | None = None,
+    arena: Arena | None = None,
+) -> "Column | None":
+    """A column of `count` rows from columns of some of them; None if these do not fit together.
+
+    Numbers may be of several types, as in a batch that is made sample by sample; arrays next to
+    tensors become tensors.
+
+    Args:
+        parts: The rows of each part, int64 of shape (n,), and its column.
+        count: Rows of all parts.
+        layout: How pixels of crops lie in memory, where all parts are of such.
+        arena: Where the column is made, if it fits.
+    """
+    rows, columns = [rows for rows, _ in parts], [column for _, column in parts]
+    if all(isinstance(column, list) for column in columns):
+        values: list[Any] = [None] * count
+        for row, value in zip(np.concatenate(rows).tolist(), chain(*columns), strict=True):
+            values[row] = value
+        return values
+    has_tensors = any(map(is_tensor, columns))
+    if any(isinstance(column, list) for column in columns):
+        return None
+    if has_tensors:
+        columns = list(map(tensor_of, columns))
+    dtype = _dtype_of(columns)
+    if dtype is None:
+        return None
+    if layout is not None and not has_tensors:
+        joined: Any = layout.new_column(count, arena)
+    else:
+        new: Any = new_tensor if has_tensors else new_array
+        joined = new((count, *cast("Any", columns[0]).shape[1:]), dtype, arena)
+    for places, column in zip(rows, columns, strict=True):
+        joined[places] = column
+    return joined
+
+
+def _dtype_of(columns: Sequence[Any]) -> Any:
+    """The type of a column with all of these in it; None if there is none."""
+    shapes = {tuple(column.shape[1:]) for column in columns}
+    dtypes = {column.dtype for column in columns}
+    if len(shapes) == len(dtypes) == 1:
+        return dtypes.pop()
+    are_numbers = shapes == {()} and dtypes.issubset(_NUMBERS)
+    return next(dtype for dtype in _NUMBERS if dtype in dtypes) if are_numbers else None

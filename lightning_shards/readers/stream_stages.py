@@ -1,20 +1,18 @@
-"""The stages of a stream: slices of shards, their samples, decoded fields and transforms.
+"""What a stream is made of: slices of shards, their undecoded samples, and the user's stages.
 
 Which slices a worker reads in an epoch, `plan/` decides.
 """
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from lightning_shards.errors import (
     ConfigError,
     DamagedShardError,
-    SampleError,
     ShardError,
     TransformError,
     count_of,
@@ -23,12 +21,10 @@ from lightning_shards.errors import (
 from lightning_shards.plan.draws import shard_draws, shard_order, spans, stream_start
 from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.bad_samples import BadSampleLedger
+from lightning_shards.readers.recipe import Stage
 from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.samples.fields import Field, LackingField
-from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
@@ -46,46 +42,38 @@ _DRAWS_AT_ONCE = 64
 
 
 class ShardSlice(NamedTuple):
-    """The samples to read of one shard: `take` samples after the first `skip`; None: the rest.
+    """The samples `skip` to `stop` of one shard; None: the rest, and nothing may follow.
 
     Where a filter is known to leave some of a shard, these are samples of what is left.
     """
 
     shard: int
     skip: int = 0
-    take: int | None = None
+    stop: int | None = None
 
 
-class Draws(NamedTuple):
-    """The draws of shards that one worker takes out of a sequence that all workers share.
-
-    Attributes:
-        seed: Key of the sequence, with the next two.
-        epoch: The epoch that it begins in; 0 where it is that of the whole run.
-        resumed_at: Samples of this epoch that were trained before.
-        slot: The first of its draws; all workers begin with draws of their own.
-        stride: How many draws later the next one of its own comes.
-    """
-
-    seed: int
-    epoch: int
-    resumed_at: int
-    slot: int
-    stride: int
-
-
-def drawn_slices(index: ShardIndex, draws: Draws, skip: int) -> Iterator[ShardSlice]:
+def drawn_slices(
+    index: ShardIndex, seed: int, begin: tuple[int, int], draws: tuple[int, int], skip: int
+) -> Iterator[ShardSlice]:
     """The shards that one worker draws, without end, behind `skip` samples of them.
 
     To skip any, the counts of the shards must be known.
+
+    Args:
+        index: The shards.
+        seed: Key of the sequence of draws that all workers share.
+        begin: The epoch that it begins in, and the samples of this epoch that were trained before;
+            both 0 where it is that of the whole run.
+        draws: The first draw of this worker, and how many draws later the next of its own comes.
+        skip: Samples that it took before.
     """
-    counts, seed, epoch = index.kept_counts, draws.seed, draws.epoch
+    counts, (epoch, resumed_at), (slot, stride) = index.kept_counts, begin, draws
     if counts is not None:
-        skip += stream_start(counts, seed, draws.slot)
-    for start in count(0, draws.stride * _DRAWS_AT_ONCE):
-        span = start, start + draws.stride * _DRAWS_AT_ONCE
-        of_all = shard_draws(index.num_shards, seed, epoch, *span, resumed_at=draws.resumed_at)
-        drawn = of_all[draws.slot :: draws.stride]
+        skip += stream_start(counts, seed, slot)
+    for start in count(0, stride * _DRAWS_AT_ONCE):
+        span = start, start + stride * _DRAWS_AT_ONCE
+        of_all = shard_draws(index.num_shards, seed, epoch, *span, resumed_at=resumed_at)
+        drawn = of_all[slot::stride]
         if skip:
             assert counts is not None
             ends = np.cumsum(counts[drawn])
@@ -123,135 +111,14 @@ def exact_slices(
         position = span.start
         while position < span.stop:
             number = int(np.searchsorted(stops, position, side="right"))
-            begin = int(stops[number] - counts[order[number]])
-            stop = min(span.stop, int(stops[number]))
-            yield ShardSlice(int(order[number]), position - begin, stop - position)
-            position = stop
-
-
-@dataclass
-class Watch:
-    """Raises if shards or stages give no sample, because the stream would read for ever then."""
-
-    limit: int
-    slices: int = 0
-
-    def opened(self) -> None:
-        """Count a slice of a shard before it is read."""
-        self.slices += 1
-        if self.slices > self.limit:
-            raise SampleError(
-                f"no sample came out of {self.limit} shards in a row: they are empty, or a stage "
-                "or a filter drops every sample; look at the shards, `stages`, `keep` and `exclude`"
-            )
-
-    def arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The last stage, in which each sample that arrives sets the count to 0."""
-        for sample in samples:
-            self.slices = 0
-            yield sample
+            begin, end = int(stops[number] - counts[order[number]]), int(stops[number])
+            stop = None if span.stop >= end else span.stop - begin
+            yield ShardSlice(int(order[number]), position - begin, stop)
+            position = end
 
 
 _SAMPLES_LOOKED_AT = 100
 """Samples of a stream that are read for an optional field before a fit."""
-
-
-class _Wanted(NamedTuple):
-    """The samples of one shard that are to be read.
-
-    Attributes:
-        numbers: Their numbers in the shard, ascending.
-        end_shard: Whether none of those that are left comes after them, so that the shard is read
-            to its end, to see that nothing follows.
-    """
-
-    numbers: Sequence[int]
-    end_shard: bool
-
-
-@dataclass(frozen=True)
-class ReadSlices:
-    """The stage that reads slices of shards; a sample that comes out knows its `__id__`.
-
-    Shards are numbered from `first_shard` on, as those of a component of a mixture are.
-
-    A damaged shard costs samples, which the ledger replaces if it may. An error of the store does
-    not: it is raised, since others could read what this process could not.
-    """
-
-    index: ShardIndex
-    watch: Watch
-    ledger: BadSampleLedger
-    is_planned: bool
-    clock: StageClock
-    storages: Storages
-    first_shard: int = 0
-
-    def __call__(self, slices: Iterator[ShardSlice]) -> Generator[Sample]:
-        """The samples of these slices, one after the other."""
-        for part in slices:
-            wanted = self._wanted(part)
-            if wanted is not None and not wanted.numbers:
-                continue  # not worth opening, and no sign of a stream that gives nothing
-            self.watch.opened()
-            yield from self._read(part, wanted)
-
-    def _wanted(self, part: ShardSlice) -> _Wanted | None:
-        """The samples of a slice; None where it is not known how many or which ones a shard has."""
-        counts, kept = self.index.kept_counts, self.index.kept
-        if kept is not None:
-            numbers: Sequence[int] = kept.of_shard(part.shard).tolist()
-        elif counts is not None:
-            numbers = range(int(counts[part.shard]))
-        else:
-            return None
-        stop = len(numbers) if part.take is None else part.skip + part.take
-        return _Wanted(numbers[part.skip : stop], stop == len(numbers))
-
-    def _read(self, part: ShardSlice, wanted: _Wanted | None) -> Iterator[Sample]:
-        shard, url, done = part.shard, self.index.urls[part.shard], 0
-        numbers = None if wanted is None else wanted.numbers
-        number = part.skip if numbers is None else numbers[0]
-        stop = None if wanted is None or wanted.end_shard else len(wanted.numbers)
-        try:
-            with closing(read_shard(url, self._count(shard), number, self.storages)) as samples:
-                stamped = self.clock.each(samples, "read")
-                while done != stop:
-                    sample = next(stamped, None)
-                    if sample is None:
-                        break
-                    if self._is_wanted(sample, (shard, number), numbers, done):
-                        sample["__id__"] = (self.first_shard + shard, number)
-                        yield sample
-                        done += 1
-                    number += 1
-        except DamagedShardError as error:
-            self._lose((shard, number), None if numbers is None else numbers[done:], error)
-
-    def _count(self, shard: int) -> int | None:
-        """All samples of a shard, with those that a filter leaves out."""
-        return None if self.index.counts is None else int(self.index.counts[shard])
-
-    def _is_wanted(
-        self, sample: Sample, sample_id: tuple[int, int], numbers: Sequence[int] | None, done: int
-    ) -> bool:
-        """Whether this is the next wanted sample, of which `done` have come."""
-        if numbers is not None:
-            return done < len(numbers) and numbers[done] == sample_id[1]
-        tests = self.index.key_tests
-        return tests is None or tests.keeps(*sample_id, sample["__key__"])
-
-    def _lose(
-        self, sample_id: tuple[int, int], left: Sequence[int] | None, error: DamagedShardError
-    ) -> None:
-        """Leave out what could not be read from this sample on; `left` are those wanted of it."""
-        (shard, number), expected = sample_id, self._count(sample_id[0])
-        if left is not None and not left and expected is not None and number >= expected:
-            raise error  # nothing is lost: there is more than there was
-        if left and self.is_planned:
-            self.ledger.lose_planned(self.first_shard + shard, left, error)
-        else:
-            self.ledger.lose_rest(self.first_shard + shard, number, error)
 
 
 def lacking_members(
@@ -368,91 +235,24 @@ def _require_count(is_right: bool, url: str, found: str, expected: int | None) -
         )
 
 
-OnBad: TypeAlias = Callable[[Sample, SampleError], None]
-"""Called with a sample that a stage cannot make: it raises, or the sample is left out."""
+def staged(number: int, stage: Stage, samples: Iterator[Sample]) -> Iterator[Sample]:
+    """What a stage, of this number in `stages`, makes of these samples.
 
-_KEPT = ("__key__", "__url__", "__local_path__", "__id__")
-"""The keys of a sample that are not suffixes of members."""
-
-
-@dataclass(frozen=True)
-class DecodeFields:
-    """A stage that turns members into fields and keeps the keys that identify the sample.
-
-    `seed_decoders` is called with the number of each sample before its members are decoded.
+    Raises:
+        TransformError: The stage raised an error, which is the cause of this one.
+        ShardError: What is read or decoded before the stage failed.
     """
-
-    fields: tuple[Field, ...]
-    on_bad: OnBad
-    clock: StageClock
-    seed_decoders: Callable[[int], None]
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Decode sample by sample."""
-        for number, members in enumerate(samples):
-            self.seed_decoders(number)
-            kept = {key: members[key] for key in _KEPT if key in members}
-            try:
-                with self.clock.on("decode"):
-                    decoded = {field.name: field.decode(members) for field in self.fields}
-            except SampleError as error:
-                self.on_bad(members, error)
-                continue
-            yield kept | decoded
-
-
-@dataclass(frozen=True)
-class ApplyTransforms:
-    """A stage that transforms its sample number i as the one at position ``first + i * stride``.
-
-    No other worker or rank has the same position in this epoch.
-    """
-
-    transforms: SampleTransforms
-    first: int
-    stride: int
-    on_bad: OnBad
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """Transform sample by sample."""
-        for number, sample in enumerate(samples):
-            try:
-                transformed = self.transforms.apply(sample, self.first + number * self.stride)
-            except SampleError as error:
-                self.on_bad(sample, error)
-                continue
-            yield transformed
-
-
-Stage: TypeAlias = Callable[[Iterator[Any]], Iterator[Any]]
-"""A webdataset-style stage: from an iterator of samples to an iterator of samples."""
-
-
-@dataclass(frozen=True)
-class NamedStage:
-    """A stage whose errors name it by its number in `stages`."""
-
-    number: int
-    stage: Stage
-
-    def __call__(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The samples that the stage makes of these.
-
-        Raises:
-            TransformError: The stage raised an error, which is the cause of this one.
-            ShardError: What is read or decoded before the stage failed.
-        """
-        try:
-            yield from self.stage(samples)
-        except ShardError:
-            raise
-        except Exception as error:
-            leave_out_own_frames(error)
-            name = getattr(self.stage, "__name__", type(self.stage).__name__)
-            raise TransformError(
-                f"stages[{self.number}], which is {name}, failed: {type(error).__name__}: {error}; "
-                "it is called with an iterator of samples, each a dict of fields"
-            ) from error
+    try:
+        yield from stage(samples)
+    except ShardError:
+        raise
+    except Exception as error:
+        leave_out_own_frames(error)
+        name = getattr(stage, "__name__", type(stage).__name__)
+        raise TransformError(
+            f"stages[{number}], which is {name}, failed: {type(error).__name__}: {error}; "
+            "it is called with an iterator of samples, each a dict of fields"
+        ) from error
 
 
 def require_no_stages(stages: Sequence[object]) -> None:

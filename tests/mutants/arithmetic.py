@@ -136,8 +136,8 @@ def streams_begin_at_heads_of_shards(before, *given, **named):
 
 
 @breaks("seek", "drawn_slices", "readers/test_stream_order.py")
-def a_stream_that_begins_later_begins_with_its_first_draw(before, index, draws, skip):
-    return before(index, draws, 0)
+def a_stream_that_begins_later_begins_with_its_first_draw(before, index, seed, begin, draws, skip):
+    return before(index, seed, begin, draws, 0)
 
 
 @breaks("uniform", "scale_words", "plan/test_draws.py")

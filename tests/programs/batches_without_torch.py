@@ -68,8 +68,14 @@ def digest_of(url: str, cache: str, transforms: Mapping[str, Callable[..., Any]]
     fields = make_fields(names, raw | {"small": "gray", "plain": "gray"}, frozenset())
     order = SampleOrder(index.counts, 7, "shuffled")
     epochs = EpochSchedule(SAMPLES, SAMPLES // BATCHES, "drop")
-    recipe = Recipe(fields, dict(transforms))
-    source = IndexedSource(index, epochs, order, 7, (recipe,), folder)
+    source = IndexedSource(
+        index=index,
+        epochs=epochs,
+        order=order,
+        seed=7,
+        recipes=(Recipe(fields, dict(transforms)),),
+        cache=folder,
+    )
     digest = hashlib.sha256()
     for loaded in islice(source.batches(Place(), Cursor()), BATCHES):
         for name in ("small", "label", "x", "__id__", *raw):

@@ -14,9 +14,8 @@ from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.recipe import Components, Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.readers import member_lookup
+from lightning_shards.readers import read_ahead
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
@@ -111,10 +111,10 @@ def test_no_file_descriptor_at_all_is_one_clear_error(shards, number, caplog):
 @pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
 @pytest.mark.parametrize("kept_bytes", [0, 2**24], ids=["few", "many"])
 def test_tables_stay_mapped_while_they_are_few(shards, tmp_path, monkeypatch, kept_bytes):
-    monkeypatch.setattr(member_lookup, "_KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr(read_ahead, "_KEPT_BYTES", kept_bytes)
     with shards() as opened:
         ids = np.array([[shard, 0] for shard in range(SHARDS)])
-        member_lookup.find_members(opened, lambda _: [("cls",)], ids)
+        read_ahead.look_up_members(opened, lambda _: [("cls",)], ids)
         table = re.compile(rf"{re.escape(str(tmp_path))}\S+\.members\n[\s\S]*?Rss: +(\d+) kB")
         resident = [int(kib) > 0 for kib in table.findall(Path("/proc/self/smaps").read_text())]
         assert len(resident) == SHARDS

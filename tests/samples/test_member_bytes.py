@@ -10,10 +10,9 @@ import pytest
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadBuffer
-from lightning_shards.readers.recipe import Recipe
+from lightning_shards.readers.recipe import Components, Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes

@@ -24,10 +24,9 @@ from lightning_shards import (
 )
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.mixed import Components
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.recipe import Recipe
-from lightning_shards.readers.stream import Pipeline, StreamSource
+from lightning_shards.readers.recipe import Components, Recipe
+from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
@@ -95,10 +94,11 @@ def test_the_stream_reader_takes_any_storage(tmp_path):
     storages = {"mem": partial(DictStorage, files)}
     found, wanted = (
         StreamSource(
-            ShardIndex(tuple(urls), np.array([5, 5])),
-            EpochSchedule(10, 4, "drop"),
+            index=ShardIndex(tuple(urls), np.array([5, 5])),
+            epochs=EpochSchedule(10, 4, "drop"),
             seed=3,
-            pipelines=(Pipeline("shuffled", Recipe((Field("data", ("bin",), "raw"),))),),
+            sampling="shuffled",
+            recipes=(Recipe((Field("data", ("bin",), "raw"),), shuffle_buffer=1000),),
             storages=storages,
         ).batches(Place(), Cursor())
         for urls in (files, local)

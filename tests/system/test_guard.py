@@ -46,7 +46,7 @@ def main():
     from lightning_shards.samples.fields import Field
     from lightning_shards.plan.epoch import EpochSchedule
     from lightning_shards.readers.recipe import Recipe
-    from lightning_shards.readers.stream import Pipeline, StreamSource
+    from lightning_shards.readers.stream import StreamSource
     from lightning_shards.plan.place import Cursor
     from lightning_shards.shards.index import ShardIndex
     from lightning_shards.plan.place import Place
@@ -56,7 +56,7 @@ def main():
     recipe = Recipe((Field("label", ("cls",)),), {"label": Transform()})
     source = StreamSource(
         index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), seed=0,
-        pipelines=(Pipeline("resampled", recipe),),
+        sampling="resampled", recipes=(recipe,),
     )
     print("starts", flush=True)
     stream = ProcessPool(2, start_method=start_method).start(source, Place(), Cursor())

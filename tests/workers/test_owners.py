@@ -14,7 +14,7 @@ import sys
 from lightning_shards.samples.fields import Field
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.readers.stream import Pipeline, StreamSource
+from lightning_shards.readers.stream import StreamSource
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Cursor
 from lightning_shards.shards.index import ShardIndex
@@ -25,7 +25,7 @@ def main():
     url, start_method, num_workers = sys.argv[1:]
     source = StreamSource(
         index=ShardIndex((url,), None), epochs=EpochSchedule(100, 2, "drop"), seed=0,
-        pipelines=(Pipeline("resampled", Recipe((Field("label", ("cls",)),))),),
+        sampling="resampled", recipes=(Recipe((Field("label", ("cls",)),)),),
     )
     pool = ProcessPool(int(num_workers), start_method=start_method)
     stream = pool.start(source, Place(), Cursor())

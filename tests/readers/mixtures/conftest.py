@@ -54,7 +54,7 @@ def make_mixture(make_source, shards_of):
             index=join_indexes([each.index for each in alone]),
             epochs=epochs,
             seed=slots.seed,
-            pipelines=tuple(each.pipelines[0] for each in alone),
+            recipes=tuple(each.recipes[0] for each in alone),
             slots=slots,
         )
 

@@ -9,7 +9,7 @@ from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.readers import batches as batch_makers
+from lightning_shards.readers import indexed
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
 WEB, LABELS, MORE = ("web", "labels", "more")
@@ -118,7 +118,7 @@ def test_a_field_may_be_a_member_of_one_component_and_joined_to_another(
     def refused(*arguments):
         raise AssertionError("a batch is made sample by sample")
 
-    monkeypatch.setattr(batch_makers._Epoch, "batch_by_samples", refused)
+    monkeypatch.setattr(indexed.WorkerBatches, "_batch_by_samples", refused)
     table = write(MORE, column="label", values=list(range(100, 100 + sum(COUNTS[MORE]))))
     join = {"label": {"table": table, "missing": "raise"}}
     joined = {"fields": {"image": "png"}, "join": join}

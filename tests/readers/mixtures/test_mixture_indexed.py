@@ -1,6 +1,7 @@
 """The indexed reader of a mixture: its batches hold what its order says, however they are made."""
 
 from collections import Counter
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers import batches as making
 from lightning_shards.readers import indexed
 from lightning_shards.readers.indexed import IndexedSource
 from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
@@ -29,7 +29,7 @@ def way(request, monkeypatch):
     if request.param == "by samples":
         monkeypatch.setattr(indexed, "can_decode", lambda _: False)
     else:
-        monkeypatch.setattr(making._Epoch, "batch_by_samples", refused)
+        monkeypatch.setattr(indexed.WorkerBatches, "_batch_by_samples", refused)
 
 
 def mixture(tmp_path, names=DIFFERENT, split=None, components=None, **settings):
@@ -194,11 +194,10 @@ def test_shapes_that_differ_inside_a_batch_are_told_with_both_components(tmp_pat
     mix["web"]["urls"] = pack_component(tmp_path / "large", "web", [9], size=8)
     source = module_of(tmp_path, mix).source("train")
     message = r"\(1, \d, \d\) uint8 in sample '\w+', but \(1, \d, \d\) uint8 in sample"
-    with pytest.raises(SampleError, match=rf"{message}(.|\n)*'web', '{names[1]}'.*set unit to"):
-        next(source.batches(Place(), Cursor()))
-    message = rf"uint8 in component 'web', but .*uint8 in component '{names[1]}'.*set unit to"
-    with pytest.raises(SampleError, match=message):
-        source.first_sample(Place())
+    in_training = partial(next, source.batches(Place(), Cursor()))
+    for make in (in_training, partial(source.first_sample, Place())):
+        with pytest.raises(SampleError, match=rf"{message}(.|\n)*'web', '{names[1]}'.*set unit to"):
+            make()
 
 
 @pytest.mark.usefixtures("way")

@@ -63,11 +63,11 @@ def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, crop
     source = make_mixture(PAIR, batch_size=8, decode={"image": "rgb"}, **IMAGE)
     crop = {"image": DecodeCenterCrop(size=4, resize=4, channels_last=channels_last)}
     fields = make_fields(IMAGE["fields"], {}, frozenset(), crop)
-    pipelines = (
-        replace(each, recipe=Recipe(fields, crop)) if name in cropped else each
-        for name, each in zip(PAIR, source.pipelines, strict=True)
+    recipes = (
+        Recipe(fields, crop) if name in cropped else each
+        for name, each in zip(PAIR, source.recipes, strict=True)
     )
-    (loaded,) = batches(replace(source, pipelines=tuple(pipelines)), 1)
+    (loaded,) = batches(replace(source, recipes=tuple(recipes)), 1)
     image = torch.as_tensor(loaded.batch["image"])
     assert (image.shape, image.dtype) == ((8, 3, 4, 4), torch.uint8)
     assert image[:, 0, 0, 0].tolist() == list(map(int, loaded.batch["__key__"]))

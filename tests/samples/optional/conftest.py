@@ -4,7 +4,7 @@ import pytest
 from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.readers import batches, indexed
+from lightning_shards.readers import indexed
 from lightning_shards.shards.storage.local import LocalStorage
 from tests.samples.optional.lacking_shards import COUNTS, FIELDS, LACKING, png
 
@@ -57,5 +57,5 @@ def reader(request, monkeypatch):
     elif request.param == "large members":
         monkeypatch.setattr(LocalStorage, "largest_ahead", 1)
     if request.param != "by samples":  # and no batch is made so in silence
-        monkeypatch.setattr(batches._Epoch, "batch_by_samples", refused)
+        monkeypatch.setattr(indexed.WorkerBatches, "_batch_by_samples", refused)
     return "stream" if request.param == "stream" else "indexed"
