@@ -123,10 +123,11 @@ _COMPARED = (str, bytes, int, float, complex, np.ndarray, np.generic)
 _log = logging.getLogger(__name__)
 
 
-def seeded_objects(transform: object) -> list[Any]:
+def own_generators(function: Callable[..., Any]) -> list[Any]:
     """The outermost objects in a transform that have `set_random_seed`, itself included.
 
-    They are searched in all that it holds: attributes, collections, closures, arguments.
+    They are searched in all that it holds: attributes, collections, closures, arguments. One that
+    says that it is deterministic has none.
     """
     seeded: list[Any] = []
     seen: dict[int, object] = {}  # keeps the objects alive, so that no id is used again
@@ -146,7 +147,8 @@ def seeded_objects(transform: object) -> list[Any]:
         for part in parts if len(parts) <= _MOST_PARTS else ():
             look(part, depth + 1)
 
-    look(transform, 0)
+    if not _is_deterministic(function):
+        look(function, 0)
     return seeded
 
 
@@ -167,11 +169,6 @@ def takes_rng(function: Callable[..., Any]) -> bool:
         return "rng" in inspect.signature(function).parameters
     except ValueError:  # a builtin without a signature
         return False
-
-
-def own_generators(function: Callable[..., Any]) -> list[Any]:
-    """The objects in a transform that are seeded for each sample by their `set_random_seed`."""
-    return [] if _is_deterministic(function) else seeded_objects(function)
 
 
 def may_draw_from_globals(function: Callable[..., Any]) -> bool:
@@ -263,7 +260,7 @@ class Watched:
 
     def _made(self, value: Any, settings: dict[str, Any]) -> tuple[Any, bool]:
         """The result for a copy, and whether global generators were drawn from or seeded."""
-        for generator in seeded_objects(self.__wrapped__):
+        for generator in () if self._makes_batches else own_generators(self.__wrapped__):
             generator.set_random_seed(0)
         SampleSeeds(0, 0).seed_globals(0)
         before = _globals_state()
