@@ -30,12 +30,14 @@ from lightning_shards.samples.decoders import (
     Decoder,
     DecoderChoice,
     Decoding,
+    OwnDecoder,
     SuffixDecoders,
     decoding_of,
     ends_in,
     own_decoder,
     require_libraries,
 )
+from lightning_shards.samples.generators import takes_rng
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -365,6 +367,12 @@ def _raw_where_bytes_are_taken(
                 f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
                 f"would do so before it; leave {name!r} out of decode"
             )
+        if _ALL_ENDING_IN in fields[name]:
+            raise ConfigError(
+                f"the transform of {name!r} decodes one member, and {fields[name]!r} gives a list "
+                f"of them; set decode: {{{name}: raw}} and let a transform take the list of bytes, "
+                "or leave the transform out"
+            )
     return dict.fromkeys(decoding, RAW)
 
 
@@ -390,6 +398,13 @@ def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
+    for decoder in field.decoders:
+        if isinstance(decoder, OwnDecoder) and takes_rng(decoder.function):
+            raise ConfigError(
+                f"the decoder of {field.name!r}, {decoder.name}, has a parameter `rng`, and "
+                "decoders draw nothing; make it a transform of that field, with an attribute "
+                "`takes_bytes = True`"
+            )
     names = {decoder for decoder in field.decoders if isinstance(decoder, str)}
     unknown = names - DECODERS.keys() - {CLASS}
     if unknown:

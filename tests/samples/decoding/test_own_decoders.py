@@ -15,6 +15,10 @@ READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SAMPLES = 8
 
 
+def with_rng(data, rng):
+    return data
+
+
 def wav(number, size=3):
     return b"WAVE" + np.arange(number, number + size, dtype="<i2").tobytes()
 
@@ -121,6 +125,7 @@ def test_threads_want_one_that_says_that_it_draws_nothing(load):
             {".wave": decode_wav},
             r"suffix '\.wave', in which none .* ends: \['wav'\]; correct it",
         ),
+        ({"audio": with_rng}, r"'audio', .*with_rng, has a parameter `rng`.*takes_b"),
         ({"audio": 3}, r"decoder of 'audio' must be .*a callable.*got 3"),
         ({"audio": "wave"}, "asks for decoder 'wave', which does not exist"),
         ({}, "'wav', a suffix without a decoder"),
