@@ -35,7 +35,7 @@ from lightning_shards.shards.joins.tables import (
     changed,
     load_arrow,
     look_at,
-    open_table,
+    open_join_table,
     table_keys,
 )
 from lightning_shards.shards.members import ENCODING, MemberTable
@@ -207,7 +207,7 @@ class KeptJoins:
         for shard in self._tables():
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
-        with open_table(join, storages, self._cache, self._store) as table:
+        with open_join_table(join, storages, self._cache, self._store) as table:
             rows = self._matched(join.settings.name, table, arrow.concat_arrays(keys), arrow)
             with progress_bar(f"join {join.settings.name!r}", len(rows), " samples") as step:
                 column = _gathered(table.values(rows), path.parent, step)

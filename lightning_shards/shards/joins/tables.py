@@ -430,7 +430,7 @@ class JoinTable:
 
 
 @contextmanager
-def open_table(
+def open_join_table(
     join: Join, storages: Storages, cache: CacheFolder, store: TableStore
 ) -> Generator[JoinTable]:
     """The table of a join; copies of remote files are removed at the end.
