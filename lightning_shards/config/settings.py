@@ -134,8 +134,8 @@ class ShardSettings(Settings):
     """Which samples of which shards are read, and in which order; see `SplitConfig`."""
 
     urls: str | list[str] | None = None
-    _: KW_ONLY
     sampling: Literal["resampled", "shuffled", "sequential"] | None = None
+    _: KW_ONLY
     join: dict[str, Any] | None = None
     stages: list[Any] | None = None
     shuffle_buffer: int | None = None
