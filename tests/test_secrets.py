@@ -56,9 +56,9 @@ def test_no_secret_is_in_the_repr_of_a_split(as_list, url):
 
 
 def test_the_repr_of_a_split_still_says_what_it_is():
-    assert repr(SplitConfig("/data/{0..9}.tar", batch_size=3)).startswith(
-        "SplitConfig(urls='/data/{0..9}.tar', sampling=None, reader='auto'"
-    )
+    told = repr(SplitConfig("/data/{0..9}.tar", batch_size=3))
+    assert told.startswith("SplitConfig(urls='/data/{0..9}.tar', ")
+    assert ", reader='auto', " in told
     assert "urls=['https://host/0.tar', 'b.tar']" in repr(
         SplitConfig([f"https://user:{SECRET}@host/0.tar", "b.tar"])
     )

@@ -63,8 +63,9 @@ def test_plan_and_trace_of_an_indexed_split_load_neither_torch_nor_lightning(loa
 
 def test_the_settings_are_the_arguments_of_the_data_module():
     of_module = inspect.signature(ShardDataModule).parameters
-    assert [field.name for field in fields(DataConfig)] == list(of_module)
-    of_config = inspect.signature(DataConfig).parameters
+    of_config = dict(inspect.signature(DataConfig).parameters)
+    assert {field.name for field in fields(DataConfig)} == set(of_config) == set(of_module)
+    assert of_config.pop("fields").default is None  # needed, as the settings themselves say
     splits = {"train", "val", "test", "predict"}  # which may be given by their shards alone
     for name, parameter in of_config.items():
         annotation = of_module[name].annotation if name in splits else parameter.annotation

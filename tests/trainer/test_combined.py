@@ -179,5 +179,7 @@ def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return batch["label"]
 
-    with pytest.raises(ConfigError, match="no dict or tuple, but a Tensor, which a hook"):
+    with pytest.raises(
+        ConfigError, match="the batch, a Tensor, has no such entry"
+    ):
         seen(lambda ours: ours, kind=Labels)
