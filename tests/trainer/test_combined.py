@@ -179,7 +179,5 @@ def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return batch["label"]
 
-    with pytest.raises(
-        ConfigError, match="the batch, a Tensor, has no such entry"
-    ):
+    with pytest.raises(ConfigError, match="the batch, a Tensor, has no such entry"):
         seen(lambda ours: ours, kind=Labels)

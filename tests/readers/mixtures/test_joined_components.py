@@ -180,9 +180,13 @@ def test_a_changed_table_of_a_component_that_was_not_trained_changes_nothing(tmp
 BAD = {
     "settings": ({"join": {"t": "t.csv"}}, {}, "component 'web': table of join 't' is"),
     "no mapping": ({"join": ["t"]}, {}, r"mix\.web\.join: - Expected a <class 'dict'>"),
-    "stream": ({"join": {"t": "t.parquet"}}, {"reader": "stream"}, "reader='stream' was asked"),
-    "stages": ({"join": {"t": "t.parquet"}, "stages": [iter]}, {}, "stages need a stream"),
-    "stages of the split": ({"join": {"t": "t.parquet"}}, {"stages": [iter]}, "stages need a"),
+    "stream": ({"join": {"t": "t.parquet"}}, {"reader": "stream"}, "go with reader='stream'"),
+    "stages": ({"join": {"t": "t.parquet"}, "stages": [iter]}, {}, "does not go with stages"),
+    "stages of the split": (
+        {"join": {"t": "t.parquet"}},
+        {"stages": [iter]},
+        "does not go with stages",
+    ),
 }
 
 
