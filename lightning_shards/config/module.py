@@ -173,26 +173,24 @@ class DataConfig(Settings):
 
     def _require_device_names(self) -> None:
         """Refuse device transforms of names that can be in no batch of any split."""
-        splits = self.splits.items()
-        entries = [self._entries_of(split) for split, config in splits if config is not None]
-        known = {name for names in entries for name in names or ()}
+        splits = [name for name, config in self.splits.items() if config is not None]
+        known = set[str]()
+        for split in splits if self.device_transforms else ():
+            config = self.split(split)
+            parts = list(config.component_splits().values()) or [config]
+            own = config.collate_fn is not None or any(
+                p.stages or p.sample_transforms for p in parts
+            )
+            if own and self.batch_format == "dict":
+                return  # code of the user's may add entries
+            known |= {name for part in parts for name in (*(part.fields or {}), *(part.join or {}))}
+            known |= {*self.collation_of(split).reserved}
         unknown = sorted((self.device_transforms or {}).keys() - known)
-        if unknown and entries and None not in entries:
+        if unknown and splits:
             raise ConfigError(
                 f"device_transforms names {unknown}, and batches have {sorted(known)}; name an "
                 "entry of theirs"
             )
-
-    def _entries_of(self, split: SplitName) -> list[str] | None:
-        """The entries of the batches of a split; None where code of the user's may add some."""
-        config = self.split(split)
-        parts = list(config.component_splits().values()) or [config]
-        names = [name for part in parts for name in (*(part.fields or {}), *(part.join or {}))]
-        if self.batch_format == "tuple":
-            return names
-        if config.collate_fn is not None or any(p.stages or p.sample_transforms for p in parts):
-            return None
-        return [*names, *self.collation_of(split).reserved]
 
     def _check_fields(self, split: SplitName) -> None:
         """Refuse fields that cannot be taken from any shard, and a mix that is not trained on."""
