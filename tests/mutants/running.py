@@ -190,7 +190,7 @@ def the_first_bytes_of_a_piece_are_served_for_all(before, self, start, into):
 
 @breaks("cache", "PieceCache.load", "remote/cache/test_piece_cache.py")
 def an_answer_that_is_cut_short_is_filled_up(before, self, piece, fetch):
-    return before(self, piece, lambda: bytes(fetch())[: piece.size].ljust(piece.size))
+    return before(self, piece, lambda: [b"".join(fetch())[: piece.size].ljust(piece.size)])
 
 
 @breaks("cache", "RemoteTransport.read", "remote/test_remote_storage.py")
