@@ -26,7 +26,6 @@ from lightning_shards.remote.backend import (
     TransportSettings,
     version_of,
 )
-from lightning_shards.shards.scheme_table import require_store_options
 
 _NAMES: Final[Mapping[str, str]] = {
     "anonymous": "skip_signature",
@@ -73,7 +72,6 @@ class CloudClient(RangeClient):
 
     def __init__(self, scheme: str, settings: TransportSettings) -> None:
         self._options = dict(settings.options.get(scheme, {}))
-        require_store_options(scheme, self._options)
         if find_spec("obstore") is None:
             raise ConfigError(
                 f"{scheme}:// shards need obstore, which is not installed; run pip install "

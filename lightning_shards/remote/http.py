@@ -18,7 +18,7 @@ from hashlib import sha256
 from os import fdopen
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import urllib3
@@ -37,7 +37,7 @@ from lightning_shards.remote.backend import (
     version_of,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import PINNED, SCHEMES, require_store_options
+from lightning_shards.shards.scheme_table import PINNED, SCHEMES
 from lightning_shards.shards.urls import split_user
 
 LARGEST_WHOLE: Final = 64 << 20
@@ -72,11 +72,8 @@ for _name in ("connection", "connectionpool", "poolmanager", "util.retry"):
     logging.getLogger(f"urllib3.{_name}").setLevel(logging.ERROR)
 
 
-class HttpTarget(NamedTuple):
-    """A URL without user and password, and the headers that only its host may see."""
-
-    url: str
-    credentials: Mapping[str, str]
+_Target = tuple[str, Mapping[str, str]]
+"""A URL without user and password, and the headers that only its host may see."""
 
 
 class HttpClient(RangeClient):
@@ -93,7 +90,6 @@ class HttpClient(RangeClient):
 
     def __init__(self, scheme: str, settings: TransportSettings) -> None:
         options = dict(settings.options.get(scheme, {}))
-        require_store_options(scheme, options)
         policy, client = settings.policy, SCHEMES[scheme].client
         self._settings: dict[str, Any] = {
             "maxsize": settings.connections,
@@ -141,7 +137,7 @@ class HttpClient(RangeClient):
     def request(
         self,
         method: str,
-        target: HttpTarget,
+        target: _Target,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
         *,
@@ -152,13 +148,14 @@ class HttpClient(RangeClient):
         Raises:
             RequestFailure: There is none.
         """
+        url, credentials = target
         try:
-            return self._manager(target.url).urlopen(
+            return self._manager(url).urlopen(
                 method,
-                target.url,
+                url,
                 follows,
                 body=body,
-                headers={"User-Agent": "lightning-shards", **(headers or {}), **target.credentials},
+                headers={"User-Agent": "lightning-shards", **(headers or {}), **credentials},
                 preload_content=False,
                 decode_content=False,
             )
@@ -166,7 +163,7 @@ class HttpClient(RangeClient):
             failure = _failure_of(error, is_known=self._has_answered)
         raise failure
 
-    def _target_of(self, url: str) -> HttpTarget:
+    def _target_of(self, url: str) -> _Target:
         """Where the object is; the query of a signed URL is kept."""
         if self._hub is not None:
             return self._hub.target_of(url, self.request)
@@ -174,7 +171,7 @@ class HttpClient(RangeClient):
             bucket, _, name = url.partition("://")[2].partition("/")
             url = f"{self._gateway}/v1/objects/{quote(bucket)}/{quote(name)}?provider=ais"
         plain, user = split_user(url)
-        return HttpTarget(plain, {"Authorization": _basic(user)} if user else {})
+        return plain, {"Authorization": _basic(user)} if user else {}
 
     def _manager(self, url: str) -> urllib3.PoolManager:
         """The connections to a host, and to those that it redirects to, by its proxy."""
@@ -345,7 +342,7 @@ class HubLocations:
         with suppress(OSError):
             self._file(url).unlink()
 
-    def target_of(self, url: str, request: Callable[..., BaseHTTPResponse]) -> HttpTarget:
+    def target_of(self, url: str, request: Callable[..., BaseHTTPResponse]) -> _Target:
         """The location that this process, or another one of this machine, has found.
 
         Raises:
@@ -377,11 +374,11 @@ class HubLocations:
             resolved = following
         raise RequestFailure(f"the hub redirects more than {MAX_REDIRECTS} times", "final")
 
-    def _target(self, location: str) -> HttpTarget:
+    def _target(self, location: str) -> _Target:
         """The location, with the token of the user if it is the hub itself."""
         is_hub = location.startswith(f"{self._endpoint}/")
         token = hub_token() if is_hub and not self._is_anonymous else ""
-        return HttpTarget(location, {"Authorization": f"Bearer {token}"} if token else {})
+        return location, {"Authorization": f"Bearer {token}"} if token else {}
 
     def _resolved(self, url: str) -> tuple[str, str]:
         """Repository and revision, which are pinned together, and the URL of the object there."""

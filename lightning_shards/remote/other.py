@@ -19,7 +19,6 @@ from lightning_shards.remote.backend import (
     TransportSettings,
     version_of,
 )
-from lightning_shards.shards.scheme_table import require_store_options
 
 _ETAGS: Final = ("ETag", "etag", "e_tag", "md5Hash")
 _TIMES: Final = ("LastModified", "last_modified", "mtime", "modified", "modify", "created")
@@ -36,14 +35,10 @@ class OtherClient(RangeClient):
         scheme: What fsspec knows it by.
         settings: Options are the arguments of that file system, such as `host` and `port`; what a
             URL says goes before them.
-
-    Raises:
-        ConfigError: An option looks like a secret.
     """
 
     def __init__(self, scheme: str, settings: TransportSettings) -> None:
         self._scheme, self._options = scheme, dict(settings.options.get(scheme, {}))
-        require_store_options(scheme, self._options)
         self._of_thread = threading.local()  # file systems by host and user
         self._has_answered = False
 

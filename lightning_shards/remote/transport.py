@@ -36,7 +36,7 @@ from lightning_shards.remote.backend import (
     RetryPolicy,
     TransportSettings,
 )
-from lightning_shards.shards.scheme_table import FURTHER, SCHEMES
+from lightning_shards.shards.scheme_table import FURTHER, SCHEMES, require_store_options
 from lightning_shards.shards.urls import redact, scheme_of
 
 _PROGRESS: Final = 1 << 20
@@ -419,6 +419,7 @@ def make_client(scheme: str, settings: TransportSettings) -> RangeClient:
     row = SCHEMES.get(scheme, FURTHER)
     if row.reading != "ranges":
         raise ConfigError(f"{scheme or 'local'} shards are not fetched by ranges")
+    require_store_options(scheme, settings.options.get(scheme, {}))
     if row.client == "cloud":
         from lightning_shards.remote.cloud import CloudClient
 
