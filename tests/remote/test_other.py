@@ -8,19 +8,14 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from tests.remote.conftest import QUICK
 
-OLD, NEW = (np.random.default_rng(seed).bytes(5_000) for seed in range(2))
+DATA = np.random.default_rng(0).bytes(5_000)
 URL = "dropping://me:p%40ss@host/data/a.tar"
 
 
 class SshException(Exception):  # noqa: N818 as that of paramiko
-    pass
-
-
-class Unknown(Exception):  # noqa: N818
     pass
 
 
@@ -30,7 +25,6 @@ class Dropping(MemoryFileSystem):
     protocol = "dropping"
     breaks: ClassVar[list[Exception | None]] = []
     made: ClassVar[list[dict]] = []
-    file: ClassVar[list] = [OLD, 7]  # and its time of change
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -43,12 +37,11 @@ class Dropping(MemoryFileSystem):
 
     def info(self, path, **settings):
         self._use()
-        data, changed = self.file
-        return {"size": len(data), "created": None, "uid": 1000, "mtime": changed}
+        return {"size": len(DATA), "created": None, "uid": 1000, "mtime": 7}
 
     def cat_file(self, path, start=None, end=None, **settings):
         self._use()
-        return self.file[0][start:end]
+        return DATA[start:end]
 
     def _use(self):
         if self.is_broken:
@@ -63,7 +56,6 @@ class Dropping(MemoryFileSystem):
 def dropping():
     fsspec.register_implementation("dropping", Dropping, clobber=True)
     Dropping.breaks, Dropping.made = [], []
-    Dropping.file[:] = OLD, 7
     yield Dropping
     Dropping.clear_instance_cache()
 
@@ -72,13 +64,6 @@ def dropping():
 def transport(dropping):
     settings = TransportSettings({"dropping": {"encoding": "latin-1"}}, policy=QUICK)
     return RemoteTransport(settings, sleep=lambda _: None)
-
-
-def test_a_file_that_was_replaced_by_one_of_its_size_is_another_version(dropping, transport):
-    old = transport.read(URL, 0, 9)
-    dropping.file[:] = NEW, 8
-    with pytest.raises(IndexMismatchError):
-        transport.read(URL, 0, 9, old.version)
 
 
 def test_options_and_what_a_url_says_reach_the_file_system(dropping, transport):
@@ -94,12 +79,6 @@ def test_options_and_what_a_url_says_reach_the_file_system(dropping, transport):
 def test_a_connection_that_breaks_is_made_again(error, num_good, dropping, transport):
     transport.read(URL, 0, 9)
     dropping.breaks = [None] * num_good + [error]
-    assert transport.read(URL, 0, 4_000).data == OLD[:4_000]
+    assert transport.read(URL, 0, 4_000).data == DATA[:4_000]
     assert transport.counts.repeated == 1
     assert len(dropping.made) == 2
-
-
-def test_an_error_that_is_unknown_is_final_where_no_call_has_worked(dropping, transport):
-    dropping.breaks = [Unknown()]
-    with pytest.raises(StorageError, match=r"raised Unknown \(try 1 of 10\); .* storage_opt"):
-        transport.read(URL, 0, 9)
