@@ -6,7 +6,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -19,7 +18,6 @@ from typing import Any, Literal, TypeAlias, cast
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import take_from
@@ -28,7 +26,7 @@ from lightning_shards.workers.fork_server import ForkServerWorker, fork_server, 
 from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, pinned
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
-from lightning_shards.workers.worker import WorkerShare, raise_failure, run_worker
+from lightning_shards.workers.worker import MessageStream, WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import (
     from_main,
     modules_to_preload,
@@ -157,7 +155,7 @@ def _not_started(error: Exception) -> str:
     )
 
 
-class _ProcessStream:
+class _ProcessStream(MessageStream):
     def __init__(
         self,
         workers: list[BaseProcess],
@@ -165,40 +163,26 @@ class _ProcessStream:
         timeout_s: float,
         device: int | None,
     ) -> None:
+        super().__init__(len(workers))
         self._workers, self._ends = workers, ends
-        self._ready: list[deque[LoadedBatch]] = [deque() for _ in workers]
-        self._failures: list[Any] = [None] * len(workers)
-        self._step, self._is_open = 0, True
         self._watch = ProcessWatch(workers, ends)
         self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
         self._pinning = None if device is None else _PinningThread(ends, device)
-        self._end = weakref.finalize(
+        self._finalizer = weakref.finalize(
             self, _end_stream, os.getpid(), self._watchdog, self._pinning, workers, ends
         )
 
-    def __next__(self) -> LoadedBatch:
-        if not self._is_open:
-            raise StopIteration
-        worker = self._step % len(self._ready)
-        ready = self._ready[worker]
-        if not ready and not self._failures[worker]:  # the next message is of this worker
-            self._watch.worker = worker
-            loaded, self._failures[worker] = self._receive(worker)
-            ready.extend(loaded)
-        if not ready:
-            self.close()
-            raise_failure(self._failures[worker])
-        self._step += 1
-        return ready.popleft()
+    def _end(self) -> None:
+        self._finalizer()
 
     def _receive(self, worker: int) -> Received:
+        self._watch.worker = worker
         try:
             with self._watchdog:
                 return self._pinning.take() if self._pinning else self._ends[worker].receive()
         except Exception as error:
             # the connection to a worker that is gone breaks, which raises one of several errors
             ended = self._watch.error()
-            self.close()
             if ended is None and isinstance(error, WorkerError):
                 raise
             raise ended or WorkerError(
@@ -206,11 +190,6 @@ class _ProcessStream:
                 f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
                 "or take pool='threads' or 'inline'"
             ) from error
-
-    def close(self) -> None:
-        self._is_open = False
-        self._end()
-        self._ready = []
 
 
 def _end_stream(

@@ -9,12 +9,14 @@ import multiprocessing
 import pickle
 import signal
 import traceback
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
@@ -25,7 +27,7 @@ from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
 from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import MessageMaker, SharedBuffer, WorkerEnd
+from lightning_shards.workers.connection import MessageMaker, Received, SharedBuffer, WorkerEnd
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import BatchBytes, message_sizes, require_picklable
 from lightning_shards.workers.pool import BatchStream
@@ -80,6 +82,45 @@ def raise_failure(failure: Failure) -> NoReturn:
     """Raise in the trainer the error that a worker failed with."""
     _log.debug("an error in a worker process: %s", failure.stack)
     raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
+
+
+class MessageStream(ABC):
+    """The batches of workers in step order, from messages that hold several of them."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._ready: list[deque[LoadedBatch]] = [deque() for _ in range(num_workers)]
+        self._failures: list[Failure | None] = [None] * num_workers
+        self._step = 0
+
+    @abstractmethod
+    def _receive(self, worker: int) -> Received:
+        """Wait for the next message of a worker."""
+
+    @abstractmethod
+    def _end(self) -> object:
+        """End the workers, unless that was done."""
+
+    def __next__(self) -> LoadedBatch:
+        if not self._ready:
+            raise StopIteration
+        worker = self._step % len(self._ready)
+        ready = self._ready[worker]
+        try:
+            if not ready and not self._failures[worker]:
+                loaded, self._failures[worker] = self._receive(worker)
+                ready.extend(loaded)
+            if not ready:
+                raise_failure(cast("Failure", self._failures[worker]))
+        except BaseException:
+            self.close()
+            raise
+        self._step += 1
+        return ready.popleft()
+
+    def close(self) -> None:
+        """End the workers; they are gone when this returns. Closing twice does nothing."""
+        self._end()
+        self._ready = []
 
 
 def last_message(maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure) -> bytes:

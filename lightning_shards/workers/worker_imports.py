@@ -11,13 +11,13 @@ import multiprocessing.context as contexts
 import pickle
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from multiprocessing import process
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.readers.source import Source
@@ -32,6 +32,8 @@ _OURS = ("numpy", "lightning_shards.workers.worker")
 
 _IMAGE_LIBRARIES = ("cv2", "simplejpeg", "PIL.Image")
 """Imported with the first image. If the trainer has made a sample with them, workers need them."""
+
+_T = TypeVar("_T")
 
 _context: Any = contexts
 _process: Any = process
@@ -58,26 +60,31 @@ def require_sendable(source: Source, start_method: str) -> dict[str, str]:
         ConfigError: A callable of the user's cannot be sent.
         WorkerError: Workers would import the main script, which has no main guard.
     """
-    try:
-        modules = modules_of(source)
-    except Exception:
-        for name, function in source.describe().callables:
-            _require_sendable(name, function)
-        raise
+    modules = tried_to_pickle(source, modules_of, "worker processes")
     if start_method == "spawn" or from_main(modules) is not None:
         require_main_guard()
     return modules
 
 
-def _require_sendable(name: str, function: object) -> None:
+def tried_to_pickle(source: Source, pickled: Callable[[Any], _T], where: str) -> _T:
+    """What this function makes of a source.
+
+    Raises:
+        ConfigError: It cannot pickle a callable of the user's, which is named.
+    """
     try:
-        modules_of(function)
-    except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
-        kind = getattr(function, "__qualname__", type(function).__qualname__)
-        raise ConfigError(
-            f"{name} is {kind}, which cannot be sent to worker processes "
-            f"({type(error).__name__}: {error}); {_remedy(error)}, or set num_workers=0"
-        ) from None
+        return pickled(source)
+    except Exception:
+        for name, function in source.describe().callables:
+            try:
+                pickled(function)
+            except Exception as error:  # noqa: BLE001 whatever its own __reduce__ raises
+                kind = getattr(function, "__qualname__", type(function).__qualname__)
+                raise ConfigError(
+                    f"{name} is {kind}, which cannot be sent to {where} "
+                    f"({type(error).__name__}: {error}); {_remedy(error)}, or set num_workers=0"
+                ) from None
+        raise
 
 
 def _remedy(error: Exception) -> str:
@@ -150,7 +157,7 @@ class _Recorder(ForkingPickler):
     def reducer_override(self, obj: Any) -> Any:
         is_named = isinstance(obj, type | FunctionType | BuiltinFunctionType)
         named: Any = obj if is_named else type(obj)
-        if is_named and named.__module__ in _MAIN and not _is_imported(named.__module__):
+        if is_named and named.__module__ in _MAIN and _main_script() is None:
             raise pickle.PicklingError(
                 f"{named.__qualname__} is defined in __main__, which workers cannot import: it is "
                 "a notebook, standard input, `python -c` or `python -m package`"
@@ -160,17 +167,15 @@ class _Recorder(ForkingPickler):
         return (int, ()) if is_tensor(obj) else NotImplemented  # torch counts who gets its memory
 
 
-def _is_imported(main: str) -> bool:
-    """Whether workers import this main script, as `multiprocessing.spawn` does or does not."""
-    module = sys.modules.get(main)
-    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    if spec is not None:
-        return _is_module(spec.name)
-    return file is not None and Path(_process.ORIGINAL_DIR or "", file).is_file()
-
-
-def _is_module(name: str) -> bool:
-    return name.rpartition(".")[2] != "__main__"
+def _main_script() -> Path | None:
+    """The main script that workers import; None in a notebook, or with `python -m package`."""
+    main = sys.modules["__main__"]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    name = file if spec is None else spec.name
+    if name is None or (spec is not None and name.rpartition(".")[2] == "__main__"):
+        return None
+    script = Path(_process.ORIGINAL_DIR or "", file or name)
+    return script if spec is not None or script.is_file() else None
 
 
 def require_main_guard() -> None:
@@ -182,18 +187,14 @@ def require_main_guard() -> None:
     Raises:
         WorkerError: The main script has no ``if __name__ == "__main__":``.
     """
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    if file is None or (spec is not None and not _is_module(spec.name)):
-        return  # a notebook, or `python -m package`: workers do not import these
-    try:
-        script = Path(file).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return  # it is no text: a zip archive, for instance
-    if not re.search(r"^if\b.*\b__name__\b", script, re.MULTILINE):
+    script = _main_script()
+    text = ""
+    with suppress(OSError, ValueError):  # it is no text: a zip archive, for instance
+        text = "" if script is None else script.read_text(encoding="utf-8")
+    if text and not re.search(r"^if\b.*\b__name__\b", text, re.MULTILINE):
         raise WorkerError(
-            f'{file} has no `if __name__ == "__main__":`. Worker processes import this script, and '
-            "would run the training in it once more. Put what it does into a function main() and "
-            'end the script with\n\n    if __name__ == "__main__":\n        main()\n\n'
+            f'{script} has no `if __name__ == "__main__":`. Worker processes import this script, '
+            "and would run the training in it once more. Put what it does into a function main() "
+            'and end the script with\n\n    if __name__ == "__main__":\n        main()\n\n'
             'or set LoaderConfig(multiprocessing_context="fork") or num_workers=0'
         )

@@ -261,12 +261,12 @@ def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path,
     Path(urls[0]).unlink()
     made = maker.BatchMaker(Place(), None)
     made._source = pickle.loads(packed)
-    message, _ = made.try_node([], Place(), is_elsewhere=is_elsewhere)
+    sent, _ = made.try_node([], Place(), is_elsewhere=is_elsewhere)
     remedy = "let all nodes reach the shards, by s3:// or a shared file system"
     with pytest.raises(
         ShardNotFoundError, match=rf"node far cannot make the first sample: .*{urls[0]}.*{remedy}"
     ):
-        pool._raise_of_node("far", message.failure.error)
+        pool._raise_of_node("far", pool._unpacked(sent)[1].error)
 
 
 def write_images(folder):

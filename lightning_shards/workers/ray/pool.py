@@ -9,7 +9,7 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,11 +18,11 @@ from typing import Any, Literal
 from lightning_shards.errors import ConfigError, ShardError, WorkerError, count_of
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
+from lightning_shards.workers.connection import Received
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.messages import Packed, unpacked
 from lightning_shards.workers.pool import BatchStream, PoolDescription
@@ -30,7 +30,7 @@ from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts, library_versions
 from lightning_shards.workers.ray.travel import digest_of_source, packed_source
 from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S
-from lightning_shards.workers.worker import raise_failure
+from lightning_shards.workers.worker import MessageStream
 
 _PLACED_S = 60.0
 """Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""
@@ -232,12 +232,12 @@ def _result_of(call: Any) -> Any:
     return ray.get(call)
 
 
-def _unpacked(value: Packed) -> tuple[list[LoadedBatch], Any]:
+def _unpacked(value: Packed) -> Received:
     """Batches, and the failure after them; what lies in Ray's store cannot be written to."""
     return unpacked(value._replace(parts=[part.copy() for part in value.parts]))
 
 
-class _RayStream:
+class _RayStream(MessageStream):
     """The batches in step order; each actor has `prefetch_factor` calls under way."""
 
     def __init__(
@@ -249,16 +249,14 @@ class _RayStream:
         sent: Sequence[object],
         begun: tuple[Source, Place, Cursor],
     ) -> None:
+        super().__init__(len(actors))
         self._pool, self._actors, self._where, self._begun = pool, actors, list(where), begun
         self._start_actor = start_actor
         self._sent: Sequence[object] = sent
-        self._step = 0
         self._numbers = list(range(len(actors)))  # of the first batch of each actor's next call
         self._calls: list[deque[Any]] = [deque() for _ in actors]
-        self._ready: list[Iterator[LoadedBatch]] = [iter(()) for _ in actors]
-        self._failures: list[Any] = [None] * len(actors)
         own = [] if pool.share else actors  # shared ones end with the trainer that started them
-        self._end = weakref.finalize(self, _end_actors, os.getpid(), own, self._calls)
+        self._finalizer = weakref.finalize(self, _end_actors, os.getpid(), own, self._calls)
         for _ in range(pool.prefetch_factor):
             for worker in range(len(actors)):
                 self._ask(worker)
@@ -270,38 +268,20 @@ class _RayStream:
         self._calls[worker].append(make.remote(self._sent, cursor, self._numbers[worker], count))
         self._numbers[worker] += count * len(self._actors)
 
-    def __next__(self) -> LoadedBatch:
-        if not self._ready:
-            raise StopIteration
-        worker = self._step % len(self._ready)
-        loaded = next(self._ready[worker], None)
-        if loaded is None and not self._failures[worker]:
-            made, self._failures[worker] = self._receive(worker)
-            self._ready[worker] = iter(made)
-            loaded = next(self._ready[worker], None)
-        if loaded is None:
-            failure = self._failures[worker]
-            self.close()
-            raise_failure(failure)
-        self._step += 1
-        return loaded
+    def _end(self) -> None:
+        self._finalizer()
+        self._actors, self._sent = [], []
 
-    def _receive(self, worker: int) -> tuple[list[LoadedBatch], Any]:
+    def _receive(self, worker: int) -> Received:
         try:
             value, _, where = self._made_by(worker)
         except ray.exceptions.RayTaskError as error:
-            self.close()
             raise WorkerError(
                 f"what an actor made cannot be sent to the trainer ({error.cause}); let fields be "
                 "tensors, numbers or texts, or take pool='threads' or 'inline'"
             ) from error
         except ray.exceptions.RayError as error:
-            text = self._lost_text(worker, error)
-            self.close()
-            raise WorkerError(text) from error
-        except BaseException:
-            self.close()
-            raise
+            raise WorkerError(self._lost_text(worker, error)) from error
         is_new = where != self._where[worker]
         repeated = is_new * len(self._calls[worker]) * self._pool.batches_per_call
         self._where[worker] = where
@@ -365,10 +345,6 @@ class _RayStream:
             f"batches of its call: it died {self._pool.most_retries + 1} times. Likely causes: out "
             f"of memory, or a crash in a decoder; num_workers=0 shows the crash itself ({error})"
         )
-
-    def close(self) -> None:
-        self._end()
-        self._actors, self._ready, self._sent = [], [], []
 
 
 def _end_actors(owner_pid: int, actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples
 from lightning_shards.readers.source import Source
 from lightning_shards.remote.cache import PieceCache
@@ -23,32 +22,16 @@ from lightning_shards.shards.joins.tables import TableFile
 from lightning_shards.shards.private_files import MappedNumbers
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
+from lightning_shards.workers.worker_imports import tried_to_pickle
 
 
 def packed_source(source: Source) -> bytes:
     """A source, pickled for actors; `pickle.loads` unpacks it.
 
     Raises:
-        ConfigError: Something in it cannot be pickled; the message names the field if it is a
-            callable of the user's.
+        ConfigError: A callable of the user's in it cannot be pickled, which is named.
     """
-    try:
-        return _packed(source)
-    except Exception as error:
-        for name, function in source.describe().callables:
-            try:
-                _packed(function)
-            except Exception as own:
-                kind = getattr(function, "__qualname__", type(function).__qualname__)
-                raise ConfigError(
-                    f"{name} is {kind}, which cannot be sent to Ray actors "
-                    f"({type(own).__name__}: {own}); let it hold only what can be pickled: open "
-                    "files, databases and sessions in its first call, which each actor makes"
-                ) from own
-        raise ConfigError(
-            f"the source cannot be sent to Ray actors ({type(error).__name__}: {error}); take "
-            "pool='threads' or 'inline'"
-        ) from error
+    return tried_to_pickle(source, _packed, "Ray actors")
 
 
 def digest_of_source(source: Source, *others: object) -> str:
