@@ -200,6 +200,7 @@ class BatchReader:
             for fields in members
         ]
         self._recipes = sorted(set(components.made_by))
+        self._are_joined = any(field.is_joined for recipe in recipes for field in recipe.fields)
 
     def look_up(
         self,
@@ -303,7 +304,9 @@ class BatchReader:
 
     def _joined_members(self, ids: Ints) -> _Members:
         """The joined values of these samples, which are made by one recipe."""
-        joined = self._shards.joined(int(ids[0, 0]) if len(ids) else 0)
+        joined = None
+        if self._are_joined:
+            joined = self._shards.joined(int(ids[0, 0]) if len(ids) else 0)
         return {} if joined is None else {**joined.members(ids)}
 
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
