@@ -60,11 +60,10 @@ _BUFFER = 1000  # samples, of a stream's shuffle
 def index_of_kept(
     index: ShardIndex,
     chosen: SampleFilter,
-    config: SplitConfig,
     choice: ReaderChoice,
     data: DataConfig,
     *,
-    in_mixture: bool,
+    has_size: bool,
 ) -> ShardIndex:
     """The index, which knows what the filter leaves; or what a stream asks of each sample.
 
@@ -73,10 +72,9 @@ def index_of_kept(
     Args:
         index: The shards.
         chosen: The filter.
-        config: The settings of the split, or of the component.
-        choice: Its name and patterns, for messages.
+        choice: The name, the sampling and the patterns of the split, or of the component.
         data: How remote shards are reached, and where tables are kept.
-        in_mixture: Whether it is a component, whose samples make no epoch.
+        has_size: Whether the samples of an epoch are known without what is left.
 
     Raises:
         ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
@@ -89,23 +87,9 @@ def index_of_kept(
         tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):
             return filtered_index(index, chosen, tables, cache)
-    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
     _require_streamable(index, chosen, choice, has_size=has_size)
     _log.info("%s: %s is asked of each sample as it is read", choice.split, chosen.names)
     return replace(index, key_tests=read_key_tests(chosen, index))
-
-
-def require_applied(split: str, chosen: SampleFilter | None, index: ShardIndex) -> None:
-    """Refuse an index that was made without asking the filter of the split.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    if chosen is not None and index.kept is None and index.key_tests is None:
-        raise ConfigError(
-            f"{chosen.names} of {split!r} asks the member tables of the shards, and no shard was "
-            "looked at; leave --index out, or the filter"
-        )
 
 
 def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
@@ -228,7 +212,8 @@ def _find(
     chosen = sample_filter(config.keep, config.exclude)
     if chosen is None:
         return index
-    return index_of_kept(index, chosen, config, choice, data, in_mixture=in_mixture)
+    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
+    return index_of_kept(index, chosen, choice, data, has_size=has_size)
 
 
 def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderChoice:
@@ -275,15 +260,13 @@ def make_source(
     config, seed = data.split(split), data.seed
     _require_forkable(data, config, index)
     components = config.component_splits() or {"": config}
-    named = zip(components.items(), index.parts, strict=True)
     parts = [
         _Part(name, part, of_part, component_seed(seed, name) if name else seed)
-        for (name, part), of_part in named
+        for (name, part), of_part in zip(components.items(), index.parts, strict=True)
     ]
-    if not index.components:
-        require_applied(split, sample_filter(config.keep, config.exclude), index)
-    keys = [f"{split}.mix.{part.name}" if part.name else split for part in parts]
-    choices = [_choice(key, part.config) for key, part in zip(keys, parts, strict=True)]
+    choices = [
+        _choice(f"{split}.mix.{part.name}" if part.name else split, part.config) for part in parts
+    ]
     reader = choose_reader(choices, index.parts, is_mixture=bool(index.components))
     of_both = _of_both(data, split, index)
     if reader == "indexed":

@@ -152,7 +152,7 @@ def test_a_shard_that_is_listed_twice_is_open_once(tmp_path, open_files):
     index = ShardIndex((str(path), str(path)), np.array([5, 5]))
     with OpenShards(index, CacheFolder(tmp_path), limit=1) as shards:
         assert shards.reader(0) is shards.reader(1)
-        assert shards.members(1, 4)["cls"] == b"4"
+        assert shards.reader(1).read(4, "cls") == b"4"
         assert open_files() == [str(path)]
     gc.collect()
     assert open_files() == []
@@ -203,8 +203,8 @@ def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
     index = ShardIndex(tuple(files), np.array([5, 5]))
     makers = {"mem": partial(DictStorage, files)}
     with OpenShards(index, CacheFolder(tmp_path), limit=1, storages=makers) as shards:
-        assert shards.members(1, 4)["cls"] == b"4"
-        assert shards.members(0, 0)["bin"] == bytes(2) * 9000
+        assert shards.reader(1).read(4, "cls") == b"4"
+        assert shards.reader(0).read(0, "bin") == bytes(2) * 9000
 
 
 class Told:
