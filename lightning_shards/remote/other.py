@@ -46,12 +46,14 @@ class OtherClient(RangeClient):
     def get(
         self, url: str, begin: int, end: int, etag: str | None
     ) -> Generator[RangeAnswer, None, None]:
-        """Ask what the object is, and read a range: one that is replaced later is another one."""
+        """Read a range, and ask before and after it what the object is."""
 
         def read(files: Any, path: str) -> RangeAnswer:
-            version, size = _described(files, path)
+            version, size = found = _described(files, path)
             stop = max(begin, min(end, size))
             data: bytes = files.cat_file(path, begin, stop) if stop > begin else b""
+            if _described(files, path) != found:
+                raise RequestFailure("it changed while it was read")
             return RangeAnswer(begin, stop, size, version, (data,))
 
         yield self._called(url, read)

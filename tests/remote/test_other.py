@@ -25,6 +25,8 @@ class Dropping(MemoryFileSystem):
     protocol = "dropping"
     breaks: ClassVar[list[Exception | None]] = []
     made: ClassVar[list[dict]] = []
+    file: ClassVar[list] = [DATA, 7]  # and its time of change
+    replaced_by: ClassVar[list] = []
 
     def __init__(self, **settings):
         super().__init__(**settings)
@@ -37,11 +39,15 @@ class Dropping(MemoryFileSystem):
 
     def info(self, path, **settings):
         self._use()
-        return {"size": len(DATA), "created": None, "uid": 1000, "mtime": 7}
+        data, changed = self.file
+        return {"size": len(data), "created": None, "uid": 1000, "mtime": changed}
 
     def cat_file(self, path, start=None, end=None, **settings):
         self._use()
-        return DATA[start:end]
+        data = self.file[0][start:end]
+        if self.replaced_by:
+            self.file[:] = self.replaced_by.pop()
+        return data
 
     def _use(self):
         if self.is_broken:
@@ -55,7 +61,8 @@ class Dropping(MemoryFileSystem):
 @pytest.fixture
 def dropping():
     fsspec.register_implementation("dropping", Dropping, clobber=True)
-    Dropping.breaks, Dropping.made = [], []
+    Dropping.breaks, Dropping.made, Dropping.replaced_by = [], [], []
+    Dropping.file[:] = DATA, 7
     yield Dropping
     Dropping.clear_instance_cache()
 
@@ -64,6 +71,15 @@ def dropping():
 def transport(dropping):
     settings = TransportSettings({"dropping": {"encoding": "latin-1"}}, policy=QUICK)
     return RemoteTransport(settings, sleep=lambda _: None)
+
+
+def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_again(
+    dropping, transport
+):
+    new = DATA[::-1]
+    dropping.replaced_by = [(new, 8)]
+    assert transport.read(URL, 0, 9).data == new[:9]
+    assert transport.counts.repeated == 1
 
 
 def test_options_and_what_a_url_says_reach_the_file_system(dropping, transport):
