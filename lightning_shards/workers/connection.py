@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import Arena, aligned
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
-from lightning_shards.workers.messages import Packed, packed, unpacked
+from lightning_shards.workers.messages import Packed, put_together, taken_apart
 
 _HEADER = aligned(2)
 """Bytes before the content of a buffer: two flags, and padding that aligns the content."""
@@ -186,7 +186,7 @@ class MessageMaker:
         Raises:
             Exception: Something in them cannot be pickled; then a message of others may be made.
         """
-        value = packed((list(loaded), failure))
+        value = taken_apart((list(loaded), failure))
         if value.parts or len(value.content) > _PIPE_BYTES:
             message: tuple[Any, ...] = self._placed(value, len(loaded))
         else:
@@ -261,7 +261,7 @@ class TrainerEnd:
         return int(self._buffers[0].flags[1])
 
     def receive(self) -> Received:
-        """Wait for what the worker has packed, and let it make one more message.
+        """Wait for what the worker has sent, and let it make one more message.
 
         Raises:
             EOFError: The worker has ended, or the connection is shut.
@@ -279,7 +279,7 @@ class TrainerEnd:
     def _unpacked(self, number: int | None, content: Any, places: Sequence[slice]) -> Received:
         """What is packed: as bytes in the message, or in these places of the buffer of a number."""
         if number is None:
-            return unpacked(Packed(content, []))
+            return put_together(Packed(content, []))
         buffer = self._buffers[number]
         buffer.follow(content.stop)
         lease = Lease(buffer)
@@ -288,7 +288,7 @@ class TrainerEnd:
         if len(self._leases) >= _SPARE_BUFFERS:
             parts = [part.copy() for part in parts]
         self._leases.add(lease)
-        return unpacked(Packed(memory[content], parts))
+        return put_together(Packed(memory[content], parts))
 
     def shut(self) -> None:
         """End the stream; a thread that waits for a message wakes up soon."""

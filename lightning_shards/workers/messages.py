@@ -52,7 +52,7 @@ class Packed(NamedTuple):
         return len(self.content) + sum(map(len, self.parts))
 
 
-def packed(value: object, least: int = KEPT_BYTES) -> Packed:
+def taken_apart(value: object, least: int = KEPT_BYTES) -> Packed:
     """A value, pickled but for its arrays and tensors of at least so many bytes.
 
     Raises:
@@ -65,7 +65,7 @@ def packed(value: object, least: int = KEPT_BYTES) -> Packed:
     return Packed(file.getvalue(), packer.parts)
 
 
-def unpacked(value: Packed) -> Any:
+def put_together(value: Packed) -> Any:
     """The value; its large arrays and tensors share the memory of the parts."""
     return pickle.loads(value.content, buffers=value.parts)  # noqa: S301 a worker of our own
 
@@ -180,8 +180,8 @@ def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
     inline = shared = 0
     for name, column in (("the batch", type(sample)), *_columns(sample)):
         try:
-            value = packed(column, 0)
-            unpacked(value)
+            value = taken_apart(column, 0)
+            put_together(value)
         except Exception as error:
             raise ConfigError(f"{name} {_cannot_travel(error)}") from error
         shared += sum(map(len, value.parts))
@@ -212,7 +212,7 @@ def require_picklable(batch: Batch) -> None:
         has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):
             try:
-                packed(value)
+                taken_apart(value)
             except Exception as error:
                 where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
                 raise SampleError(f"{name} of {where} {_cannot_travel(error)}") from error

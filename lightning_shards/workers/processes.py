@@ -174,6 +174,7 @@ class _ProcessStream(MessageStream):
 
     def _end(self) -> None:
         self._finalizer()
+        self._ends.clear()  # its shared memory lives on while a tensor uses it
 
     def _receive(self, worker: int) -> Received:
         self._watch.worker = worker

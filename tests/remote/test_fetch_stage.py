@@ -17,7 +17,7 @@ from lightning_shards.samples.stage_clock import stage_of
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.system import process
 from lightning_shards.system.process import Cancellable
-from lightning_shards.workers.messages import packed, unpacked
+from lightning_shards.workers.messages import put_together, taken_apart
 from tests.remote.published import module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -104,7 +104,7 @@ def test_a_process_that_waits_for_a_server_says_that_it_fetches(
 
 def test_totals_travel_in_messages_and_local_ones_cost_one_byte():
     totals = FetchTotals(1, 2, 3, 4, 5.0, 6.0)
-    (received,) = unpacked(packed([LoadedBatch({"a": [1]}, fetched=totals)]))
+    (received,) = put_together(taken_apart([LoadedBatch({"a": [1]}, fetched=totals)]))
     assert received.fetched == totals
     local = LoadedBatch({"a": [1]})
     assert len(pickle.dumps(local)) == len(pickle.dumps(local._replace(fetched=0))) - 1

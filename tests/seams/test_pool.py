@@ -33,7 +33,6 @@ POOLS = [
     pytest.param(example("thread_pool").OneThread(), id="example"),
     pytest.param(InlinePool(), id="inline"),
     pytest.param(ThreadPool(3), id="threads"),
-    pytest.param(ThreadPool(2, most_batches=3), id="threads, several at once"),
     pytest.param(ProcessPool(3, start_method="fork"), id="fork", marks=pytest.mark.ddp),
     pytest.param(
         ProcessPool(2, start_method="fork", threads=2), id="threads-in-fork", marks=pytest.mark.ddp
@@ -298,7 +297,7 @@ class LargeBatches:
 
 def buffers_of(stream):
     """The buffers of shared memory that the trainer has open."""
-    return [buffer for each in stream._buffers for buffer in each.by_number.values()]
+    return [buffer for end in stream._ends for buffer in end._buffers if len(buffer.content)]
 
 
 def is_shared(tensor, stream):

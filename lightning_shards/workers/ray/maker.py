@@ -20,7 +20,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals
 from lightning_shards.samples.tensors import on_load
 from lightning_shards.workers.inline import produce
-from lightning_shards.workers.messages import Packed, packed
+from lightning_shards.workers.messages import Packed, taken_apart
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
 
@@ -94,7 +94,7 @@ class BatchMaker:
             _drop_oldest(self._open, _MOST_OPEN if self._most_kept else 1)
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             failure = failure_of(error)
-        return packed((loaded, failure)), failure is not None, self.whereabouts()
+        return taken_apart((loaded, failure)), failure is not None, self.whereabouts()
 
     def make_shared(
         self, sent: Sequence[object], cursor: Cursor, number: int, count: int
@@ -149,7 +149,7 @@ class BatchMaker:
             loaded = [source.first_sample(place)]
         except Exception as error:  # noqa: BLE001 raised in the trainer
             failure = failure_of(error)
-        return packed((loaded, failure)), library_versions()
+        return taken_apart((loaded, failure)), library_versions()
 
 
 def _drop_oldest(entries: dict[Any, Any], most: int) -> None:

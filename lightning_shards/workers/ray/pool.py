@@ -24,7 +24,7 @@ from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 from lightning_shards.workers.connection import Received
 from lightning_shards.workers.inline import try_first_sample
-from lightning_shards.workers.messages import Packed, unpacked
+from lightning_shards.workers.messages import Packed, put_together
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts, library_versions
@@ -234,7 +234,7 @@ def _result_of(call: Any) -> Any:
 
 def _unpacked(value: Packed) -> Received:
     """Batches, and the failure after them; what lies in Ray's store cannot be written to."""
-    return unpacked(value._replace(parts=[part.copy() for part in value.parts]))
+    return put_together(value._replace(parts=[part.copy() for part in value.parts]))
 
 
 class _RayStream(MessageStream):
