@@ -54,6 +54,10 @@ _T = TypeVar("_T")
 _TABLES: Final = 128
 """Member tables that are fetched together."""
 
+_MOST_HELD: Final = 64
+"""So few tables stay open for the next blocks. To open one takes longer than to look up its pieces,
+but more of them would take too much memory, and too many file descriptors."""
+
 _OTHERS_S: Final = 0.5
 """Seconds for which the tables that other processes of the node fetch are waited for."""
 
@@ -99,6 +103,7 @@ class ShardTables:
         self.unwritten = UnwrittenTables()
         self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
         self._closed, self._just_fetched = Event(), set[str]()
+        self._held: dict[int, MemberTable] = {}
 
     def each(self, shards: Sequence[int]) -> Iterator[MemberTable]:
         """The tables of these shards, many fetched at once where they are not kept.
@@ -108,11 +113,17 @@ class ShardTables:
         """
         counts = self._index.counts
         assert counts is not None  # the indexed reader has them
+        held = self._held
         for first in range(0, len(shards), _TABLES):
-            self._fetch(shards[first : first + _TABLES])
-            for shard in shards[first : first + _TABLES]:
-                url = self._index.urls[shard]
-                yield self._tables.table_of(url, expected_samples=int(counts[shard]))
+            some = shards[first : first + _TABLES]
+            self._fetch([shard for shard in some if shard not in held])
+            for shard in some:
+                if shard not in held:
+                    if len(held) >= _MOST_HELD:
+                        held.clear()
+                    url = self._index.urls[shard]
+                    held[shard] = self._tables.table_of(url, expected_samples=int(counts[shard]))
+                yield held[shard]
 
     def require_same(self, shards: Sequence[int]) -> None:
         """Ask the stores whether remote ones of these shards are what their tables say.
