@@ -421,13 +421,10 @@ class Collation:
         collate_fn: Makes a batch of a list of samples; None: we make it.
         reserved: The reserved entries of a batch; `__weight__` only where the split has weights,
             `__component__` only where it is a mixture.
-        component: The component of all samples, where a source of one component of a mixture makes
-            batches alone; None for any other source.
     """
 
     collate_fn: CollateFn | None = None
     reserved: tuple[str, ...] = RESERVED_KEYS
-    component: int | None = None
 
     @property
     def takes_arrays(self) -> bool:
@@ -501,8 +498,6 @@ class Collation:
             SampleError: A stage dropped the key of one.
         """
         keys = values_of(samples, "__key__")
-        if self.component is not None:
-            components = [self.component] * len(samples)
         as_tensors = frozenset[str]() if self.takes_arrays else layouts.keys()
         given: list[Sample] = []
         for row, sample in enumerate(samples):
