@@ -188,6 +188,7 @@ class BatchReader:
         self._shards, self._components, self._clock = shards, components, clock
         self._arena, self._buffer = arena, buffer or ReadBuffer()
         recipes = components.recipes
+        self._names = [recipe.names for recipe in recipes]
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
         members = [
             {field.name: field for field in recipe.fields if not field.is_joined}
@@ -374,8 +375,7 @@ class BatchReader:
             name: layout.new_column(len(part.ids), arena)
             for name, layout in transforms.layouts.items()
         }
-        names = self._components.recipes[part.recipe].names
-        is_joint = bool(transforms.sample_transforms)
+        is_joint, names = bool(transforms.sample_transforms), self._names[part.recipe]
         samples, growing = list[Sample](), dict[str, GrowingColumn]()
         for made in self._samples(part, keys, decoders, pixels):
             begin = self._clock.begin("collate")
