@@ -60,6 +60,19 @@ class ForkServer(forkserver.ForkServer):
             self.set_forkserver_preload([*self._preload_modules, *missing])
         self.ensure_running()
 
+    def ensure_running(self) -> None:
+        """Start the server unless it runs. It finds modules where this process does."""
+        path = os.pathsep.join(spawn.get_preparation_data("")["sys_path"])
+        environment = os.environ  # noqa: TID251 workers get back the trainer's
+        before = {name: environment.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
+        environment.update(PYTHONPATH=path, PYTHONSAFEPATH="1")
+        try:
+            super().ensure_running()
+        finally:
+            for name, value in before.items():
+                del environment[name]
+                environment.update({} if value is None else {name: value})
+
     def end_unused(self) -> None:
         """End the server if it has no workers; it starts again when it is needed."""
         if not any(isinstance(child, ForkServerWorker) for child in active_children()):

@@ -217,3 +217,16 @@ def test_workers_find_the_environment_of_their_start(
         assert called == (a, b)
         assert unpickled == (() if start_method == "fork" else (a, b))
         stream.close()
+
+
+def test_the_server_finds_modules_where_the_trainer_does(start, server_pid, monkeypatch, tmp_path):
+    """Another version of this package may be installed; workers would be forked with it."""
+    (tmp_path / "only_here.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = os.environ.copy()
+    fork_server.end_unused()
+    fork_server.start(["only_here"])
+    told_by(start(ProcessPool(1), Tells()), 1)
+    assert os.environ.copy() == before
+    environment = Path(f"/proc/{server_pid()}/environ").read_bytes()
+    assert b"PYTHONPATH=" + os.fsencode(tmp_path) in environment
