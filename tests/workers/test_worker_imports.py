@@ -46,9 +46,10 @@ def make_module(monkeypatch):
 
 @pytest.mark.parametrize("name", ["__main__", "__mp_main__"])
 def test_the_main_script_is_imported_where_something_of_it_travels(
-    name, make_module, pack_shards, make_source
+    name, make_module, pack_shards, make_source, monkeypatch
 ):
     kind = make_module(name, __spec__=ModuleSpec("train", None))  # as `python -m train` has it
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules[name])
     urls = pack_shards([4])
     for what in (kind(), partial(kind()), Adds(kind), Adds([{"deep": kind}])):
         assert from_main(modules_of(make_source(urls, transforms={"label": what}))) == "Transform"

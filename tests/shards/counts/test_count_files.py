@@ -231,7 +231,7 @@ def test_a_server_that_fails_is_asked_for_no_other_file(serve, load):
     ("answer", "reason"),
     [
         (405, "405 Method Not Allowed"),
-        (b"<html>log in</html>", "page for people"),
+        (b"<html>log in</html>", "it is no JSON"),
         (b"[", "is no JSON: Expecting value"),
         (b"\x1f\x8bx", "is no JSON: 'utf-8' codec"),
     ],
