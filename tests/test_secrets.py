@@ -23,7 +23,7 @@ from lightning_shards import (
 )
 from lightning_shards.errors import ShardError
 from lightning_shards.readers.stream_stages import read_shard
-from tests.readers.test_stream_http import serving
+from tests.readers.file_server import serving
 
 SECRET = "s3cr3t"
 URLS = [

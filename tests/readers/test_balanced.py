@@ -128,23 +128,6 @@ def test_a_checkpoint_of_other_settings_is_refused(make, other):
             loader.load_state_dict(state)
 
 
-def test_labels_are_read_once_and_read_again_where_a_file_is_damaged(make, folder, tmp_path):
-    cache = LoaderConfig(cache_dir=str(tmp_path / "cache"))
-    expected = shares(make(loader=cache))
-    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache/balance").iterdir()}
-    assert sorted(path.name.split(".", 1)[1] for path in made) == [
-        "json",
-        "samples.npy",
-        "starts.npy",
-    ]
-    assert shares(make(loader=cache)) == expected
-    assert made == {path: path.stat().st_mtime_ns for path in made}
-    for path, time in made.items():
-        path.write_bytes(path.read_bytes()[:-3])
-        assert shares(make(loader=cache)) == expected
-        assert path.stat().st_mtime_ns != time
-
-
 REFUSED = {
     "list": ({"balance": "list"}, "needs one int or the name of a class, and sample '000'"),
     "none": ({"balance": "odd"}, "sample '000' of .*shard-0.tar has 'None'; name another field"),

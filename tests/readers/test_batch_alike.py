@@ -68,7 +68,13 @@ def padding(steps, batch_size):
 
 @pytest.mark.parametrize(
     ("batch_size", "world_size", "workers"),
-    [(5, 1, {}), (1, 2, {}), (5, 5, {}), (5, 2, {"num_workers": 2, "pool": "threads"})],
+    [
+        (5, 1, {}),
+        (1, 2, {}),
+        (5, 5, {}),
+        (5, 2, {"num_workers": 2, "pool": "threads"}),
+        (10, 1, {"num_workers": 2}),  # processes find the sizes themselves
+    ],
 )
 def test_the_order_is_one_for_all_batch_sizes_ranks_and_workers(
     make, batch_size, world_size, workers
@@ -76,11 +82,6 @@ def test_the_order_is_one_for_all_batch_sizes_ranks_and_workers(
     whole, _ = steps_of(make(batch_size=1))
     assert sorted(flat(whole)) == list(range(SAMPLES))
     assert flat(steps_of(make(batch_size=batch_size, **workers), world_size)[0]) == flat(whole)
-
-
-def test_workers_in_processes_find_the_sizes_themselves(make):
-    whole, _ = steps_of(make(batch_size=10))
-    assert steps_of(make(batch_size=10, num_workers=2))[0] == whole
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "resampled", "sequential"])

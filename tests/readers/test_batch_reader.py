@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadBuffer
@@ -24,7 +23,6 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage import local
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("big", "bin"), "raw"))
@@ -91,72 +89,6 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
                 has_big = one.table.find(sample, "big") is not None
                 assert text == one.read(sample, "txt")
                 assert blob == one.read(sample, "big" if has_big else "bin")
-
-
-def test_what_is_read_ahead_grows_fourfold_up_to_a_limit():
-    buffer, limits = ReadBuffer(100, lambda: 5000), []
-    for size in (90, 30, 360, 1440, 9000):
-        assert len(buffer.take(size)) >= size
-        limits.append(buffer.limit)
-    assert limits == [360, 360, 1440, 5000, 5000]
-
-
-def count_reads(monkeypatch):
-    reads = []
-    alone, together = local.read_at, local._read_into
-
-    def read_at(file, offset, size):
-        reads.append(size)
-        return alone(file, offset, size)
-
-    def read_into(file, offset, into):
-        reads.append(len(into))
-        return together(file, offset, into)
-
-    monkeypatch.setattr(local, "read_at", read_at)
-    monkeypatch.setattr(local, "_read_into", read_into)
-    return reads
-
-
-def test_small_neighbours_are_read_in_one_call_and_large_members_alone(urls, tmp_path, monkeypatch):
-    reads = count_reads(monkeypatch)
-    with open_shards(urls, tmp_path) as shards:
-        ids = [(2, sample) for sample in range(40)][::-1]
-        made = look_up(shards, ids, [40])
-        reads.clear()  # those of the headers
-        made.members(0, 40)
-        assert len(reads) == 1
-        reads.clear()
-        large = look_up(shards, [(0, 2), (0, 5), (1, 0)], [3], fields=FIELDS[1:])
-        reads.clear()
-        (blobs,) = large.members(0, 3).values()
-        assert reads == []  # each is read just before it is decoded
-        assert list(map(len, blobs)) == [9000, 8192, 30_000]
-        assert reads == [9000, 8192, 30_000]
-
-
-def test_a_shard_that_is_cut_while_it_is_open_spoils_what_is_behind_the_cut(urls, tmp_path):
-    path = tmp_path / "cut.tar"
-    path.write_bytes(Path(urls[2]).read_bytes())
-    with open_shards([str(path)], tmp_path, with_crc32=True) as shards:
-        made = look_up(shards, [(0, 0), (0, 39)], [1, 2])
-        os.truncate(path, 20 * 512)
-        assert made.batch(0)
-        with pytest.raises(SampleError):
-            made.batch(1)
-
-
-def test_a_sample_without_the_member_spoils_its_batch_alone(tmp_path):
-    path = tmp_path / "some.tar"
-    with tarfile.open(path, "w") as tar:
-        for name in ("a.txt", "a.bin", "b.txt", "c.bin", "c.txt"):
-            tar.addfile(tarfile.TarInfo(name))
-    with open_shards([str(path)], tmp_path) as shards:
-        made = look_up(shards, [(0, 0), (0, 1), (0, 2)], [1, 2, 3])
-        assert made.batch(0).batch["blob"] == [b""]
-        with pytest.raises(SampleError):
-            made.batch(1)
-        assert made.batch(2).batch["__key__"] == ["c"]
 
 
 def test_a_batch_owns_its_memory(urls, tmp_path):

@@ -47,27 +47,9 @@ class Target:
     rest: object = None
 
 
-def everything(samples):
-    """A batch of all that may travel."""
-    numbers = torch.tensor([sample["label"] for sample in samples])
-    large = torch.stack([sample["image"] for sample in samples]).repeat(1, 1, 200, 200)
-    return {
-        "tensor": large,
-        "array": numbers.numpy(),
-        "targets": [Target(torch.full((2, 4), n), f"n{n}", {"m": [n, None]}) for n in numbers],
-        "nested": UserDict(mask=numbers > 3, deep={"list": [numbers, (numbers + 1, "text")]}),
-        "texts": [str(n) for n in numbers.tolist()],
-        "nothing": None,
-    }
-
-
 def fail_on_three(samples):
     numbers = [sample["label"] for sample in samples]
     return {"label": [10 / (3 - number) for number in numbers]}
-
-
-def jitter_label(label, rng):
-    return label + rng.random()
 
 
 def split_of(urls, reader, **settings):
@@ -146,30 +128,9 @@ class Gives:
         return copy.copy(self.value)
 
 
-POOLS = {
-    "inline": (0, {}),
-    "threads": (2, {"pool": "threads"}),
-    "forkserver": pytest.param((2, {}), marks=[pytest.mark.ddp, pytest.mark.slow]),
-}
-
-
-@pytest.mark.parametrize("pool", [*POOLS.values()], ids=POOLS)
-def test_anything_travels_from_every_pool(pack_shards, make_module, pool):
-    num_workers, settings = pool
-    split = split_of(pack_shards([4]), "indexed", collate_fn=everything)
-    fields = {"fields": FIELDS, "decode": {"image": "gray"}}
-    alone = make_module(split, **fields).loader("train")
-    module = make_module(split, loader=LoaderConfig(**settings), num_workers=num_workers, **fields)
-    with module.loader("train") as loader:
-        batches = list(loader)
-    assert plain(batches) == plain(list(alone))
-    targets = batches[1]["targets"]
-    assert [target.boxes[0, 0].item() for target in targets] == [2, 3]
-    assert type(batches[1]["array"]) is torch.Tensor
-    assert batches[1]["nothing"] is None
-
-
-ODD = [None, [1, "a"], 5, torch.ones(2), np.ones(2), (1, None), Target(torch.ones(3), "t")]
+TARGET = Target(torch.ones(3), "t")
+NESTED = [1, {"targets": [TARGET], "deep": UserDict(list=[torch.ones(2), (None, "text")])}]
+ODD = [None, NESTED, 5, torch.ones(2), np.ones(2), (1, None), TARGET]
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
@@ -296,7 +257,7 @@ def test_one_that_draws_is_warned_about(
         assert (random.getstate(), torch.get_rng_state().tolist()) == states
 
 
-@pytest.mark.parametrize("collate_fn", [labels_alone, everything, fail_on_three])
+@pytest.mark.parametrize("collate_fn", [labels_alone, fail_on_three])
 @READERS
 def test_one_that_draws_nothing_is_not_warned_about(
     pack_shards, make_module, reader, caplog, collate_fn

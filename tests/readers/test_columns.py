@@ -12,7 +12,7 @@ from safetensors.torch import save
 
 from lightning_shards import SplitConfig
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.batch_reader import can_decode, decode_column
+from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.collate import column_of
 from lightning_shards.samples.decoders import DECODERS
 from lightning_shards.samples.fields import Field
@@ -176,9 +176,3 @@ def test_npy_of_numbers_that_torch_has_not_is_one_error_on_all_paths(
         f"field 'x' does not fit into a tensor: (3,) {np.dtype(dtype)} in sample '0': torch has no "
         f"{np.dtype(dtype)}; give the field a transform that makes it one of numbers torch has"
     )
-
-
-def test_a_field_of_two_decoders_is_made_by_samples():
-    assert can_decode(Field("x", ("jpg", "png")))
-    assert not can_decode(Field("x", ("txt", "json")))
-    assert can_decode(Field("x", ("txt", "json"), "raw"))

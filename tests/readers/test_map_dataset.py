@@ -10,16 +10,13 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_shards import ShardDataset
-from lightning_shards.build import reader_choice
 from lightning_shards.callbacks.set_epoch import find_set_epochs
 from lightning_shards.errors import (
     ConfigError,
     ShardNotFoundError,
-    StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.stream import StreamSource
-from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.samples.tensors import with_tensors
 
 COUNTS = [5, 0, 9, 6]
@@ -63,10 +60,6 @@ def plain(sample):
     }
 
 
-def test_it_is_as_long_as_the_shards_hold_samples(make_dataset):
-    assert len(make_dataset()) == NUM
-
-
 def test_samples_come_in_file_order_with_their_ids(make_dataset):
     samples = list(make_dataset())  # asks for numbers until there is an IndexError
     assert [sample["__id__"].tolist() for sample in samples] == IDS
@@ -96,12 +89,6 @@ def test_numbers_count_as_in_a_list(number, make_dataset):
 def test_a_number_beyond_the_end_is_an_index_error(number, make_dataset):
     with pytest.raises(IndexError, match="in a data set of 20"):
         _ = make_dataset()[number]
-
-
-def test_many_samples_are_those_asked_one_by_one(make_dataset):
-    dataset, numbers = make_dataset(transforms={"image": noisy}), [3, 17, 3, -1]
-    together = [plain(sample) for sample in dataset.__getitems__(numbers)]
-    assert together == [plain(dataset[number]) for number in numbers]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -197,20 +184,7 @@ def test_wrong_options_are_refused_at_once(options, message, make_dataset):
         make_dataset(**options)
 
 
-def test_remote_shards_of_a_server_that_does_not_answer_are_an_error(make_dataset, monkeypatch):
-    monkeypatch.setattr(reader_choice, "LOOK_UP", RetryPolicy(tries=2).scaled(0.01))
-    with pytest.raises(StorageError, match=r"https://127.0.0.1:9/a.tar .*try 2 of 2"):
-        len(make_dataset("https://127.0.0.1:9/a.tar"))
-
-
 @pytest.mark.parametrize("epoch", [-1, 2.5, "3", None, True, 2**63])
 def test_what_is_no_epoch_is_refused(epoch, make_dataset):
     with pytest.raises(ConfigError, match=r"^epoch must be"):
         make_dataset().set_epoch(epoch)
-
-
-def test_the_id_of_a_sample_is_on_the_cpu_whatever_the_default_device_is(make_dataset):
-    dataset = make_dataset()
-    with torch.device("meta"):
-        sample = dataset[7]
-    assert sample["__id__"].tolist() == IDS[7]

@@ -1,17 +1,12 @@
 """Few open files: fewer shards are kept open, and where not one can be, one clear error."""
 
 import os
-import re
 import resource
-import sys
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lightning_shards.errors import FileAccessError
-from lightning_shards.readers import read_ahead
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
@@ -67,23 +62,6 @@ def test_few_file_descriptors_are_enough(shards, number, caplog):
     assert not caplog.records
 
 
-def test_files_that_others_open_later_hinder_no_shard(shards, caplog):
-    with files_left(60), shards() as opened:
-        for shard in range(10):
-            opened.reader(shard)
-        taken = []
-        with suppress(OSError):
-            while True:
-                taken.append(os.open(os.devnull, os.O_RDONLY))
-        try:
-            for shard in range(SHARDS):
-                assert opened.reader(shard).table.num_samples == 1
-        finally:
-            for file in taken:
-                os.close(file)
-    assert not caplog.records
-
-
 @pytest.mark.parametrize("number", [9, 40])
 def test_ranges_of_more_shards_than_can_be_open_are_read(shards, number, caplog, monkeypatch):
     """In more than one call: none is opened behind the back of who counts the open ones."""
@@ -106,16 +84,3 @@ def test_no_file_descriptor_at_all_is_one_clear_error(shards, number, caplog):
         opened.reader(0)
     assert "ulimit -n" in str(caught.value)
     assert not caplog.records
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell")
-@pytest.mark.parametrize("kept_bytes", [0, 2**24], ids=["few", "many"])
-def test_tables_stay_mapped_while_they_are_few(shards, tmp_path, monkeypatch, kept_bytes):
-    monkeypatch.setattr(read_ahead, "_KEPT_BYTES", kept_bytes)
-    with shards() as opened:
-        ids = np.array([[shard, 0] for shard in range(SHARDS)])
-        read_ahead.look_up_members(opened, lambda _: [("cls",)], ids)
-        table = re.compile(rf"{re.escape(str(tmp_path))}\S+\.members\n[\s\S]*?Rss: +(\d+) kB")
-        resident = [int(kib) > 0 for kib in table.findall(Path("/proc/self/smaps").read_text())]
-        assert len(resident) == SHARDS
-        assert set(resident) == {kept_bytes > 0}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_shards import SampleOrder, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.errors import TransformError
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
@@ -48,13 +48,6 @@ def test_a_transform_that_fails_once_is_an_error_at_once(tar_of, make_module, re
     with pytest.raises(TransformError, match="a file server was away"):
         next(iter(make_module(split, transforms={"label": transform}).loader("train")))
     assert transform.calls == 1
-
-
-def test_orders_of_other_counts_are_others():
-    orders = [SampleOrder(np.array(counts), 0, "shuffled") for counts in ([3, 4], [4, 3], [3, 4])]
-    assert orders[0] == orders[2] != orders[1]
-    seeds = [SampleOrder(np.array([3, 4]), seed, "shuffled") for seed in (0, 1)]
-    assert seeds[0] != seeds[1]
 
 
 def noise(value, rng):

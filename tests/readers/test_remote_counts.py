@@ -8,9 +8,9 @@ import pytest
 
 from lightning_shards import SplitConfig
 from lightning_shards.build import reader_choice
-from lightning_shards.errors import ConfigError, ShardNotFoundError, StorageError
+from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.remote.backend import RetryPolicy
-from tests.readers.test_stream_http import serving
+from tests.readers.file_server import serving
 
 
 @pytest.fixture
@@ -39,16 +39,6 @@ def uncounted_url(urls, tmp_path):
     shutil.copy(urls[0], folder)
     with serving(folder) as server:
         yield f"http://127.0.0.1:{server.server_port}/{Path(urls[0]).name}"
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("size", [None, 8])
-def test_a_url_that_leads_nowhere_is_told_so_before_a_size_is_asked_for(
-    size, make_module, uncounted_url
-):
-    gone = f"{uncounted_url.rpartition('/')[0]}/gone.tar"
-    with pytest.raises(ShardNotFoundError, match=r"gone.tar cannot be read: .* 404 Not Found"):
-        keys(make_module(SplitConfig(gone, dataset_size=size)).loader("train"))
 
 
 @pytest.mark.network

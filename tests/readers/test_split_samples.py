@@ -1,13 +1,9 @@
 """A sample whose members are not adjacent is an error, and not several samples."""
 
-import subprocess
-import sys
-
 import pytest
 
 from lightning_shards import ShardDataset, SplitConfig
 from lightning_shards.errors import SampleError
-from lightning_shards.shards import members
 
 OPTIONAL = {"label": "cls?", "text": "txt?"}
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
@@ -59,18 +55,3 @@ def test_a_split_sample_is_an_error_for_a_dataset(tar_of, tmp_path):
 def test_other_tars_are_read_as_before(tar_of, make_module, reader, names, samples):
     split = SplitConfig(tar_of(*names), sampling="sequential", reader=reader)
     assert len(list(make_module(split, fields=OPTIONAL, batch_size=1).loader("train"))) == samples
-
-
-def test_reshard_joins_the_members(tar_of, make_module, tmp_path):
-    command = [sys.executable, "-m", "lightning_shards", "reshard", tar_of(*SPLIT)]
-    subprocess.run([*command, "--out", str(tmp_path / "out")], check=True)
-    split = SplitConfig(str(tmp_path / "out/*.tar"), sampling="sequential")
-    assert len(list(make_module(split, fields=OPTIONAL, batch_size=1).loader("train"))) == 2
-
-
-def test_a_stream_remembers_a_bounded_number_of_keys(monkeypatch):
-    monkeypatch.setattr(members, "_MOST_KEYS", 2)
-    keys = members.StreamedKeys("x.tar")
-    for key in ("a", "b"):
-        keys.add(key, ["cls"])
-    keys.add("a", ["txt"])

@@ -81,24 +81,6 @@ def test_shuffled_opens_the_shards_in_a_new_order(single_samples):
         assert shards(source, NUM_SHARDS, epoch=epoch) == expected
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_ranks_and_then_workers_take_the_draws_in_turn(num_workers, single_samples):
-    """Node split, then worker split, of one sequence: no two of them get one draw."""
-    source, world_size = single_samples(), 3
-    draws = shard_draws(NUM_SHARDS, 0, 0, 0, 10 * world_size * num_workers)
-    for rank, worker in product(range(world_size), range(num_workers)):
-        place = Place(rank, world_size, worker, num_workers)
-        assert shards(source, 10, place) == draws[rank::world_size][worker::num_workers].tolist()
-
-
-def test_a_shard_is_read_to_its_end_before_the_next_draw(pack_shards, make_source):
-    counts = np.array([3, 4, 2])
-    source = make_source(pack_shards(counts), samples=1000, batch_size=1)
-    expected = [(s, n) for s in shard_draws(3, 0, 0, 0, 9).tolist() for n in range(counts[s])]
-    expected = expected[stream_start(counts, 0, 0) :]
-    assert ids(source, len(expected)) == expected
-
-
 # --- over the ends of epochs ----------------------------------------------------------------------
 
 
@@ -138,12 +120,6 @@ def test_a_stream_without_counts_begins_a_later_epoch_with_another_shard(single_
     source = single_samples()
     draws = shard_draws(NUM_SHARDS, 0, 3, 0, 30).tolist()
     assert shards(source, 30, epoch=3) == draws
-
-
-def test_short_epochs_see_whole_shards(pack_shards, make_source):
-    """Of 4 shards of 1,000 samples 20 epochs of 200 saw 943 when each began with a shard."""
-    source = make_source(pack_shards([1000] * 4), samples=200, batch_size=50, counted=False)
-    assert len(set(ids(source, 80))) == 1000 * len(set(shard_draws(4, 0, 0, 0, 4).tolist()))
 
 
 def test_a_resumed_stream_draws_from_another_sequence(single_samples):

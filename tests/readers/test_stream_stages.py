@@ -9,8 +9,9 @@ import torch
 from webdataset.filters import map as map_samples
 from webdataset.filters import shuffle
 
-from lightning_shards.errors import SampleError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.source import batch_keys
 
 ALONE = Place()
 PLACES = [Place(rank, 2, worker, 2) for rank, worker in product(range(2), range(2))]
@@ -51,22 +52,30 @@ def drawn_from_torch(value):
     return float(torch.rand(()))
 
 
-DRAWING = [drawn_by_rng, drawn_from_random, drawn_from_numpy, drawn_from_torch]
-FROM_GLOBALS = DRAWING[1:]
+def draw_for_each(samples):
+    for sample in samples:
+        yield sample | {"label": random.random()}
 
 
-@pytest.mark.parametrize("transform", DRAWING)
-def test_equal_epochs_and_seeds_alone_draw_equal_numbers(any_source, transform):
-    source, other = (any_source(transforms={"label": transform}, seed=seed) for seed in (0, 1))
+TRANSFORMS = [drawn_by_rng, drawn_from_random, drawn_from_numpy, drawn_from_torch]
+DRAWING = [{"stages": (draw_for_each,)}, *({"transforms": {"label": each}} for each in TRANSFORMS)]
+KINDS = pytest.mark.parametrize(
+    "drawing", DRAWING, ids=["stage", *(each.__name__ for each in TRANSFORMS)]
+)
+
+
+@KINDS
+def test_equal_epochs_and_seeds_alone_draw_equal_numbers(any_source, drawing):
+    source, other = (any_source(**drawing, seed=seed) for seed in (0, 1))
     drawn = labels(source, 6, epoch=2)
     assert labels(source, 6, epoch=2) == drawn
     assert not set(drawn) & set(labels(source, 6, epoch=3))
     assert not set(drawn) & set(labels(other, 6, epoch=2))
 
 
-@pytest.mark.parametrize("transform", DRAWING)
-def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_source, transform):
-    source = make_source(urls, transforms={"label": transform}, samples=80)
+@KINDS
+def test_each_sample_of_each_rank_and_worker_draws_its_own_numbers(urls, make_source, drawing):
+    source = make_source(urls, **drawing, samples=80)
     drawn = list(chain.from_iterable(labels(source, 5, place) for place in PLACES))
     assert len(set(drawn)) == len(drawn) == 5 * 2 * 4
 
@@ -75,34 +84,11 @@ def global_states():
     return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("transform", FROM_GLOBALS)
-def test_the_generators_of_the_trainer_are_left_untouched(any_source, transform):
+@KINDS
+def test_the_generators_of_the_trainer_are_left_untouched(any_source, drawing):
     before = global_states()
-    labels(any_source(transforms={"label": transform}), 8)
+    labels(any_source(**drawing), 8)
     assert global_states() == before
-
-
-def test_stages_leave_the_generators_of_the_trainer_untouched(any_source):
-    before = global_states()
-    labels(any_source(stages=(draw_for_each,)), 8)
-    assert global_states() == before
-
-
-def draw_for_each(samples):
-    for sample in samples:
-        yield sample | {"label": random.random()}
-
-
-def test_stages_draw_equal_numbers_in_equal_epochs(any_source):
-    source = any_source(stages=(draw_for_each,))
-    assert labels(source, 6, epoch=2) == labels(source, 6, epoch=2)
-    assert not set(labels(source, 6, epoch=2)) & set(labels(source, 6, epoch=3))
-
-
-def test_stages_of_ranks_and_workers_draw_their_own_numbers(urls, make_source):
-    source = make_source(urls, stages=(draw_for_each,), samples=80)
-    drawn = list(chain.from_iterable(labels(source, 5, place) for place in PLACES))
-    assert len(set(drawn)) == len(drawn)
 
 
 # --- failures -------------------------------------------------------------------------------------
@@ -183,28 +169,30 @@ def test_a_stage_may_add_samples_under_resampled(urls, make_source):
     assert found[::2] == found[1::2]
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_a_stage_that_drops_samples_is_an_error_where_each_is_planned(urls, make_source, sampling):
-    source = make_source(urls, sampling=sampling, stages=(keep_odd,))
-    with pytest.raises(SampleError, match=r"a stage dropped some.*need sampling='resampled'"):
-        labels(source, 6)
-
-
 def drop_first(samples):
     return islice(samples, 1, None)
 
 
-def test_a_stage_that_drops_one_sample_is_an_error_too(urls, make_source):
-    source = make_source(urls, sampling="sequential", stages=(drop_first,))
-    with pytest.raises(SampleError, match="only 1 of 2 samples are left for a batch"):
-        labels(source, 6)
-
-
 @pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_a_stage_that_adds_samples_is_an_error_where_each_is_planned(urls, make_source, sampling):
-    source = make_source(urls, sampling=sampling, stages=(repeat_each,))
-    with pytest.raises(SampleError, match=r"a stage made more samples.*need sampling='resampled'"):
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (keep_odd, r"a stage dropped some.*need sampling='resampled'"),
+        (drop_first, r"only 1 of 2 samples are left for a batch"),
+        (repeat_each, r"a stage made more samples.*need sampling='resampled'"),
+    ],
+)
+def test_a_stage_drops_and_adds_no_sample_where_each_is_planned(
+    urls, make_source, sampling, stage, said
+):
+    source = make_source(urls, sampling=sampling, stages=(stage,))
+    with pytest.raises(SampleError, match=said):
         labels(source, 6)
+
+
+def test_what_stages_make_has_no_replay(urls, make_source):
+    with pytest.raises(ConfigError, match="stages"):
+        batch_keys(make_source(urls, stages=(keep_odd,)), ALONE, 0, range(1), num_workers=1)
 
 
 @pytest.mark.timeout(30)

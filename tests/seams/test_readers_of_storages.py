@@ -1,6 +1,5 @@
 """Readers take any storage: batches, errors and tables are those of local files."""
 
-import gc
 import io
 import tarfile
 from functools import partial
@@ -17,22 +16,16 @@ from lightning_shards import (
     FileAccessError,
     IndexMismatchError,
     Place,
-    SampleError,
     SampleOrder,
     ShardIndex,
     ShardNotFoundError,
 )
-from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.recipe import Components, Recipe
+from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.stream import StreamSource
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import ANY_FURTHER
-from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 
@@ -146,35 +139,6 @@ class Failing(DictStorage):
         return super().read(url, start, stop, stat)
 
 
-def test_a_shard_that_is_listed_twice_is_open_once(tmp_path, open_files):
-    path = tmp_path / "0.tar"
-    path.write_bytes(tar_of(0))
-    index = ShardIndex((str(path), str(path)), np.array([5, 5]))
-    with OpenShards(index, CacheFolder(tmp_path), limit=1) as shards:
-        assert shards.reader(0) is shards.reader(1)
-        assert shards.reader(1).read(4, "cls") == b"4"
-        assert open_files() == [str(path)]
-    gc.collect()
-    assert open_files() == []
-
-
-def test_a_shard_that_gets_crc32s_between_lookup_and_reading_is_still_checked(tmp_path):
-    path, cache = tmp_path / "0.tar", CacheFolder(tmp_path / "cache")
-    path.write_bytes(tar_of(0))
-    index, fields = ShardIndex((str(path),), np.array([5])), (Field("data", ("bin",), "raw"),)
-    with OpenShards(index, cache) as shards:
-        recipe = Recipe(fields)
-        reader = BatchReader(shards, Components((recipe,)), StageClock())
-        reader.look_up(np.array([(0, 1)]), [range(1)], [recipe.keyed(SampleSeeds(0, 0))])
-        TableStore(cache, with_crc32=True).table_of(path)
-        shards.reader(0).close()
-        shards._readers.clear()
-        assert shards.reader(0).table.crc32 is not None
-        path.write_bytes(tar_of(0).replace(b"\0\1" * 9000, b"\0\7" * 9000))
-        with pytest.raises(SampleError):
-            reader.batch(0)
-
-
 def test_all_ranges_of_some_batches_are_one_call(tmp_path, monkeypatch):
     files = {f"mem://x/{number}.tar": tar_of(number) for number in range(3)}
     calls = []
@@ -205,24 +169,3 @@ def test_a_table_of_a_store_is_kept_by_its_url(tmp_path):
     with OpenShards(index, CacheFolder(tmp_path), limit=1, storages=makers) as shards:
         assert shards.reader(1).read(4, "cls") == b"4"
         assert shards.reader(0).read(0, "bin") == bytes(2) * 9000
-
-
-class Told:
-    """A storage that notes what it is to fetch ahead."""
-
-    fetches_ahead = True
-
-    def __init__(self):
-        self.urls = []
-
-    def prefetch(self, reads):
-        self.urls.append([read.url for read in reads])
-
-
-def test_a_storage_of_several_schemes_is_told_at_once_what_to_fetch_ahead():
-    """What it is told later stands in place of it."""
-    further, other = Told(), Told()
-    storages = Storages({ANY_FURTHER: lambda: further, "mem": lambda: other})
-    urls = ["smb://h/1.tar", "mem://b/1.tar", "lakefs://h/0.tar", "mem://b/0.tar", "smb://h/0.tar"]
-    storages.prefetch([ShardReads(url, [0], [1]) for url in urls])
-    assert (further.urls, other.urls) == ([urls[0::2]], [urls[1::2]])

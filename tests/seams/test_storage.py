@@ -214,14 +214,3 @@ def test_the_system_is_told_of_the_ranges_of_an_open_file(tmp_path, monkeypatch,
         local.storage.stat(reads.url)
         local.storage.prefetch([reads])
     assert found == asked
-
-
-def test_a_system_that_takes_no_advice_is_no_error(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EINVAL, "no")
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
-    with store_of("local", tmp_path) as local:
-        reads, _ = request(local, "a", [(0, 9)])
-        local.storage.stat(reads.url)
-        local.storage.prefetch([reads])

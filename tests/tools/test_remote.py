@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.tools import index, pack, reshard
-from tests.readers.test_stream_http import serving
+from tests.readers.file_server import serving
 from tests.tools.conftest import write_samples
 
 pytestmark = pytest.mark.network

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lightning_shards.samples.collate import GrowingColumn
-from lightning_shards.samples.tensors import new_tensor
 from lightning_shards.workers.messages import KEPT_BYTES
 from tests.workers.message_examples import Link
 
@@ -62,15 +61,6 @@ def test_a_worker_knows_whether_the_stream_was_closed_or_the_trainer_is_gone(is_
     assert not link.worker.wait_for_credit()
 
 
-def test_a_worker_can_look_whether_its_stream_is_closed_without_losing_a_credit():
-    link = Link(CREDIT)
-    for _ in range(3):
-        link.worker.raise_if_closed()
-        link.travelled({"x": 1})
-    link.send({"x": 1})
-    link.send({"x": 1})
-
-
 # --- shared memory --------------------------------------------------------------------------------
 
 
@@ -90,19 +80,6 @@ def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     assert torch.equal(small, column(1, 6))  # it keeps no memory of the message
 
 
-def test_while_a_batch_is_kept_later_ones_are_copied_and_their_buffer_is_used_again():
-    link = Link()
-    (first,) = link.travelled({"x": column(1)})
-    later = [link.travelled({"x": column(value)})[0]["x"] for value in (2, 3, 4)]
-    assert link.in_use() == [True, False]
-    assert [int(each.min()) for each in later] == [2, 3, 4]
-    assert torch.equal(first["x"], column(1))
-    del first
-    (kept,) = link.travelled({"x": column(5)})
-    assert link.in_use() == [True, False]
-    assert torch.equal(kept["x"], column(5))
-
-
 def test_a_fork_of_the_trainer_releases_no_buffer():
     link = Link()
     (batch,) = link.travelled({"x": column(1)})
@@ -112,30 +89,6 @@ def test_a_fork_of_the_trainer_releases_no_buffer():
     assert fork.exitcode == 0
     assert link.in_use() == [True, False]
     batch.clear()
-    assert link.in_use() == [False, False]
-
-
-@pytest.mark.parametrize("grows", [1, 100])
-def test_a_batch_is_made_in_the_memory_that_it_travels_in(grows):
-    link = Link()
-    link.travelled({"x": column(1)})
-    link.maker.prepare(1)
-    made = new_tensor((KEPT_BYTES,), torch.uint8, link.maker.arena).fill_(7)
-    content = link.buffers[0].content.ctypes.data
-    assert made.data_ptr() == content
-    (received,) = link.travelled({"x": made, "more": column(8, grows * KEPT_BYTES)})
-    assert torch.equal(received["x"], column(7))
-    assert torch.equal(received["more"], column(8, grows * KEPT_BYTES))
-    alone = new_tensor((9,), torch.uint8, link.maker.arena)
-    assert alone.data_ptr() not in range(content, content + KEPT_BYTES)
-
-
-def test_memory_that_was_prepared_and_not_needed_is_free_again():
-    link = Link()
-    link.travelled({"x": column(1)})
-    link.maker.prepare(16)
-    assert link.in_use() == [True, False]
-    assert link.travelled() == []
     assert link.in_use() == [False, False]
 
 

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from itertools import count
-from multiprocessing import util
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,6 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from lightning_shards.errors import WorkerError
-from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import worker_seed
@@ -26,26 +23,24 @@ from lightning_shards.workers.worker_imports import prepare_workers
 pytestmark = pytest.mark.ddp
 
 
-def semaphores():
-    """The memory of named semaphores in this process; a group that is killed leaves the names."""
-    maps = Path("/proc/self/maps").read_text().split("\n")
-    return {line.split(maxsplit=5)[-1] for line in maps if "/sem." in line}
+def environment():
+    return "A" in os.environ, os.environ.get("B")
 
 
 class Tells:
     """A source whose batches say what a worker finds."""
 
-    def __init__(self, shared=None):
-        self.shared = shared
+    def __init__(self, held=None):
+        self.held, self.unpickled_in = held, None
+
+    def __setstate__(self, state):
+        vars(self).update(state, unpickled_in=environment())
 
     def describe(self):
         return SourceDescription("telling", "sequential")
 
     def batches(self, place, cursor, arena=None):
         for number in count(place.worker, place.num_workers):
-            if self.shared is not None:
-                with self.shared.get_lock():
-                    self.shared.value += 1
             info = get_worker_info()
             told = {
                 "worker": [info.id, info.num_workers, info.seed, type(info.dataset) is Tells],
@@ -53,7 +48,8 @@ class Tells:
                 "drawn": float(np.random.random()),  # noqa: NPY002
                 "main": getattr(sys.modules["__main__"], "__file__", None),
                 "parent": multiprocessing.parent_process().pid,
-                "semaphores": semaphores(),
+                "type": torch.ones(1).dtype,
+                "environments": [self.unpickled_in, environment()],
             }
             yield LoadedBatch({"told": [told], "number": torch.tensor(number)})
 
@@ -79,7 +75,6 @@ def drawn_by_torchs_worker(worker):
 def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid):
     is_forked = start_method == "fork"
     main = getattr(sys.modules["__main__"], "__file__", None) if is_forked else None
-    inherited = semaphores() if is_forked else set()
     told = told_by(start(ProcessPool(2, start_method=start_method), Tells()))
     for worker in (0, 1):
         assert told[worker] == {
@@ -88,18 +83,10 @@ def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid)
             "drawn": drawn_by_torchs_worker(worker),
             "main": main,
             "parent": os.getpid(),
-            "semaphores": inherited,
+            "type": torch.float32,
+            "environments": [None if is_forked else environment(), environment()],
         }
     assert get_worker_info() is None
-
-
-class TellsType:
-    """Gives the type of a new tensor in its worker."""
-
-    deterministic = True
-
-    def __call__(self, label):
-        return str(torch.ones(1).dtype)
 
 
 @pytest.fixture
@@ -110,12 +97,8 @@ def float64():
     torch.set_default_dtype(before)
 
 
-def test_the_default_type_of_torch_is_that_of_the_trainer(
-    start, server_pid, float64, pack_shards, make_source
-):
-    source = make_source(pack_shards([4]), transforms={"label": TellsType()})
-    stream = start(ProcessPool(1), source)
-    assert next(stream).batch["label"] == ["torch.float64"] * 2
+def test_the_default_type_of_torch_is_that_of_the_trainer(start, server_pid, float64):
+    assert told_by(start(ProcessPool(1), Tells()), 1)[0]["type"] is torch.float64
 
 
 def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
@@ -162,60 +145,14 @@ def test_what_cannot_be_sent_is_no_error_before_the_loader_is_made(server_pid):
     prepare_workers([Tells(lambda: None)])
 
 
-def test_what_prevents_the_server_is_no_error_before_workers_start(monkeypatch, server_pid):
-    def refuse(*_, **__):
-        raise BlockingIOError("too many processes")
-
-    fork_server.end_unused()
-    monkeypatch.setattr(util, "spawnv_passfds", refuse)
-    prepare_workers([Tells()])
-    with pytest.raises(WorkerError, match=r"cannot be started \(BlockingIOError: too many proc"):
-        ProcessPool(1).start(Tells(), Place(), Cursor())
-
-
-def test_an_error_of_cuda_comes_before_any_worker_starts(monkeypatch, server_pid):
-    def refuse():
-        raise RuntimeError("CUDA error: no more memory")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", refuse)
-    before = set(psutil.Process().children())
-    with pytest.raises(RuntimeError, match="no more memory"):
-        ProcessPool(1, start_method="fork", pin_memory=True).start(Tells(), Place(), Cursor())
-    assert set(psutil.Process().children()) == before
-
-
-class TellsEnvironment:
-    """Gives the environment of its worker, where it is unpickled and when it is called."""
-
-    deterministic = True
-
-    def __init__(self, unpickled=()):
-        self.unpickled = unpickled
-
-    def __call__(self, label):
-        return (self.unpickled, ("A" in os.environ, os.environ.get("B")))
-
-    def __reduce__(self):
-        return _tells_environment, ()
-
-
-def _tells_environment():
-    return TellsEnvironment(("A" in os.environ, os.environ.get("B")))
-
-
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_workers_find_the_environment_of_their_start(
-    start_method, start, server_pid, monkeypatch, pack_shards, make_source
-):
-    source = make_source(pack_shards([4]), transforms={"label": TellsEnvironment()})
+def test_workers_find_the_environment_of_their_start(start_method, start, server_pid, monkeypatch):
     for a, b in ((True, "1"), (False, "2"), (True, "2")):
         monkeypatch.setenv("B", b)
         monkeypatch.setenv("A", "") if a else monkeypatch.delenv("A", raising=False)
-        stream = start(ProcessPool(1, start_method=start_method), source)
-        unpickled, called = next(stream).batch["label"][0]
-        assert called == (a, b)
-        assert unpickled == (() if start_method == "fork" else (a, b))
+        stream = start(ProcessPool(1, start_method=start_method), Tells())
+        unpickled = None if start_method == "fork" else (a, b)
+        assert told_by(stream, 1)[0]["environments"] == [unpickled, (a, b)]
         stream.close()
 
 

@@ -1,25 +1,20 @@
 """Batches on their way between processes: what comes is what was sent."""
 
-import warnings
 from collections import OrderedDict
 from copy import deepcopy
-from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.collate import BadSample, LoadedBatch
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.workers.messages import (
     KEPT_BYTES,
-    BatchBytes,
     batch_bytes,
-    message_sizes,
     pinned,
     require_picklable,
 )
@@ -180,15 +175,8 @@ def test_a_batch_of_any_class_is_the_same_with_and_without_a_message(batch):
 PARTS = [torch.arange(2.0), torch.arange(3.0)]
 
 
-def nested_tensor():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls them a prototype
-        return torch.nested.nested_tensor(PARTS, layout=torch.jagged)
-
-
 ODD = {
     "sparse": lambda: torch.eye(3).to_sparse(),
-    "nested": nested_tensor,
     "conjugated": lambda: torch.tensor([1 + 2j, 3j]).conj(),
     "packed": lambda: pack_sequence(PARTS[::-1]),
 }
@@ -204,9 +192,8 @@ def plain(value):
         return {name: plain(each) for name, each in value.items()}
     if not torch.is_tensor(value):
         return value
-    is_dense = value.layout in (torch.strided, torch.jagged)
-    numbers = value.unbind() if value.is_nested else [value if is_dense else value.to_dense()]
-    return value.layout, value.dtype, [each.tolist() for each in numbers]
+    dense = value if value.layout is torch.strided else value.to_dense()
+    return value.layout, value.dtype, dense.tolist()
 
 
 @pytest.mark.parametrize("make", ODD.values(), ids=ODD)
@@ -218,37 +205,6 @@ def test_a_tensor_that_is_no_block_of_numbers_travels_as_it_is(make):
     assert type(with_tensors(alone)) is type(with_tensors(make()))
     assert plain(with_tensors(alone)) == plain(with_tensors(make()))
     assert batch_bytes(make(), 2).total > 0
-
-
-class Gives:
-    """A collate function of one value."""
-
-    takes_arrays = True
-
-    def __init__(self, name):
-        self.name = name
-
-    def __call__(self, samples):
-        make = ODD[self.name]
-        return make() if self.name == "packed" else {"x": make(), "list": [make()] * 2}
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("sparse", {"pool": "threads"}),
-        ("nested", {"multiprocessing_context": "fork"}),
-        ("packed", {"multiprocessing_context": "fork"}),
-    ],
-)
-def test_every_pool_gives_what_the_trainer_alone_would_make(
-    pack_shards, make_module, settings, name
-):
-    split = SplitConfig(pack_shards([4]), sampling="sequential", collate_fn=Gives(name))
-    alone = list(make_module(split).loader("train"))
-    module = make_module(split, loader=LoaderConfig(**settings), num_workers=2)
-    with module.loader("train") as loader:
-        assert list(map(plain, loader)) == list(map(plain, alone))
 
 
 def flowing():
@@ -293,22 +249,3 @@ def test_all_tensors_of_a_nested_batch_are_pinned(monkeypatch):
 
 
 # --- sizes ----------------------------------------------------------------------------------------
-
-
-def test_messages_grow_up_to_a_number_of_bytes_or_batches():
-    assert list(islice(message_sizes(BatchBytes(inline=100)), 7)) == [1, 2, 4, 8, 16, 16, 16]
-    assert list(islice(message_sizes(BatchBytes(inline=2**18)), 4)) == [1, 2, 4, 4]
-    assert list(islice(message_sizes(BatchBytes(shared=2**21)), 3)) == [1, 2, 2]
-    assert list(islice(message_sizes(BatchBytes(shared=2**22 + 1)), 3)) == [1, 1, 1]
-    assert list(islice(message_sizes(BatchBytes()), 3)) == [1, 1, 1]  # nobody knows
-
-
-def test_the_bytes_of_a_batch_are_judged_by_one_sample():
-    sample = {"__key__": ["abc"], "image": torch.zeros(1, 3, 9, 9), "label": np.zeros(1)}
-    key_bytes = batch_bytes({"__key__": ["abc"]}, 1).inline
-    assert 0 < key_bytes < 100
-    assert batch_bytes(sample, 10) == BatchBytes(10 * key_bytes, shared=10 * (972 + 8))
-    assert batch_bytes(tuple(sample.values()), 10) == batch_bytes(sample, 10)
-    listed = batch_bytes({"targets": [{"boxes": torch.zeros(25_000), "tags": ["a"]}]}, 64)
-    assert listed.shared == 64 * 100_000
-    assert listed.inline < 64 * 1000

@@ -110,17 +110,6 @@ def test_large_tables_are_shared_and_small_arrays_are_copied(
     assert is_shared == [False, False, True, True, True]
 
 
-class CannotBeMade(Holds):
-    """Is pickled, and cannot be unpickled."""
-
-    def __reduce__(self):
-        return CannotBeMade._refuse, ()
-
-    @staticmethod
-    def _refuse():
-        raise ValueError("not here")
-
-
 def test_an_open_file_in_a_transform_has_a_remedy_of_its_own(table, pack_shards, make_source):
     with open(table, "rb") as file:  # noqa: PTH123
         source = make_source(pack_shards([4]), transforms={"label": Holds(file)})

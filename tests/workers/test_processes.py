@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 from importlib.machinery import ModuleSpec
-from itertools import islice
-from multiprocessing.util import Finalize
 from types import ModuleType
 
 import psutil
@@ -58,13 +56,6 @@ def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(
     assert "in _transformed" in caplog.text  # the whole stack
 
 
-def test_an_error_without_a_cause_brings_no_stack(pack_shards, make_source):
-    source = make_source(pack_shards([4]), fields={"label": "cls2"})
-    with pytest.raises(SampleError) as caught:
-        first_batch(ProcessPool(1, start_method="fork"), source)
-    assert caught.value.__cause__ is caught.value.__context__ is None
-
-
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own
 @pytest.mark.parametrize("kind", ["transforms", "stages"])
 def test_a_function_that_cannot_be_sent_is_named_with_its_remedy(kind, pack_shards, make_source):
@@ -77,21 +68,6 @@ def test_a_function_that_cannot_be_sent_is_named_with_its_remedy(kind, pack_shar
     assert "<lambda>, which cannot be sent to worker processes" in str(caught.value)
     assert "at the top level of a module" in str(caught.value)
     assert "set num_workers=0" in str(caught.value)
-
-
-def crash_when_leaving(label):
-    Finalize(None, os.abort, exitpriority=0)
-    return label
-
-
-def test_a_worker_that_crashes_on_its_way_out_disturbs_nobody(pack_shards, make_source):
-    """A thread that sends a batch when Python ends aborts its process, once in some hundred."""
-    source = make_source(pack_shards([40]), transforms={"label": crash_when_leaving})
-    loader = ShardLoader(source, ProcessPool(2), Place())
-    next(islice(loader, 1, None))  # one of each worker
-    workers = loader._open.stream._workers
-    loader.close()
-    assert {worker.exitcode for worker in workers} <= {-signal.SIGABRT, -signal.SIGKILL}
 
 
 @pytest.mark.slow  # torch looks for the dead every five seconds
@@ -190,12 +166,6 @@ def test_a_guard_may_be_written_in_many_ways(run_as_main, guard):
     require_main_guard()
 
 
-def test_a_guard_in_a_comment_is_none(run_as_main):
-    run_as_main(b'# if __name__ == "__main__":\nprint()\n')
-    with pytest.raises(WorkerError, match=r"(?s)main\(\).*num_workers=0"):
-        require_main_guard()
-
-
 class OfMain:
     """A transform as if it were defined in the main script."""
 
@@ -231,27 +201,6 @@ def test_what_workers_do_not_import_needs_no_guard(run_as_main, text, name):
 
 
 # --- epochs ---------------------------------------------------------------------------------------
-
-
-def keys(loader):
-    return [batch["__key__"] for batch in loader]
-
-
-@pytest.mark.slow
-def test_the_epoch_reaches_fresh_and_persistent_workers(pack_shards, make_source):
-    """Three batches an epoch: of two workers, the second one begins the second epoch."""
-    source = make_source(pack_shards([3, 0, 4]), shuffle_buffer=3)
-    inline = [source.batches(Place(0, 1, worker, 2), Cursor(1)) for worker in range(2)]
-    pool = ProcessPool(2)
-    with_workers = ShardLoader(source, pool, Place())
-    try:
-        first, persistent = keys(with_workers), keys(with_workers)
-        with_workers.set_epoch(1)
-        fresh = keys(with_workers)
-    finally:
-        with_workers.close()
-    assert first != persistent == fresh
-    assert fresh == keys(next(inline[step % 2]).batch for step in range(3))
 
 
 def test_dropping_a_loader_ends_its_workers(pack_shards, make_source):

@@ -97,12 +97,6 @@ def numbers(stream, count):
     return [int(next(stream).batch["x"][0]) for _ in range(count)]
 
 
-@pytest.mark.parametrize("pool", IN_ONE_PROCESS)
-@pytest.mark.parametrize("make", [a_lambda, PicklesNot, UnpicklesNot])
-def test_what_stays_in_the_process_may_be_anything(pool, make, start):
-    assert numbers(start(pool, Odd(make)), 7) == list(range(7))
-
-
 @pytest.mark.parametrize("pool", PROCESSES)
 @pytest.mark.parametrize(("make", "tensor"), [(a_lambda, 2), (PicklesNot, 2**18)])
 def test_a_value_that_cannot_be_pickled_is_an_error_of_its_sample(pool, make, tensor, start):

@@ -3,12 +3,10 @@
 import logging
 import os
 import signal
-import subprocess
 import threading
 from itertools import count
 from multiprocessing.connection import wait
 from multiprocessing.popen_fork import Popen
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,7 +19,7 @@ from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
-from lightning_shards.workers.watchdog import ProcessWatch, Watchdog
+from lightning_shards.workers.watchdog import Watchdog
 
 # torch's word to machines with a single core
 
@@ -160,27 +158,3 @@ def test_waits_are_not_added_up_and_time_between_them_is_none(watchdog, late):
             look(watchdog, 8)
         look(watchdog, 20)
     assert late == []
-
-
-def test_the_end_of_one_worker_is_the_end_of_all_and_of_the_wait_for_a_message():
-    started = [subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2)]
-    sentinels = [os.pidfd_open(process.pid) for process in started]
-    workers = [
-        SimpleNamespace(pid=process.pid, sentinel=sentinel, exitcode=None)
-        for process, sentinel in zip(started, sentinels, strict=True)
-    ]
-    ended = []
-    try:
-        watch = ProcessWatch(workers, [SimpleNamespace(shut=lambda: ended.append(True))] * 2)
-        watch.look()
-        assert not ended
-        started[0].kill()
-        started[0].wait(10)
-        watch.look()
-        assert started[1].wait(10) == -signal.SIGKILL
-        assert ended
-    finally:
-        for process, sentinel in zip(started, sentinels, strict=True):
-            process.kill()
-            process.wait(10)
-            os.close(sentinel)

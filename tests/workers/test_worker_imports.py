@@ -4,18 +4,14 @@ import multiprocessing
 import sys
 from functools import partial
 from importlib.machinery import ModuleSpec
-from multiprocessing import process
-from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.workers.worker_imports import (
     from_main,
     modules_of,
-    modules_to_preload,
     require_sendable,
 )
 
@@ -74,37 +70,6 @@ def test_what_is_defined_in_a_main_that_workers_do_not_import_cannot_be_sent(
             ConfigError, match=r"label. is .*Transform is defined in __main__, .*top level of a"
         ):
             require_sendable(source, "forkserver")
-
-
-def test_a_script_is_found_from_where_the_process_began(make_module, monkeypatch, tmp_path):
-    file = Path(__file__)
-    kind = make_module("__main__", __file__=file.name)
-    monkeypatch.setattr(process, "ORIGINAL_DIR", str(file.parent))
-    monkeypatch.chdir(tmp_path)
-    assert modules_of(kind())["__main__"] == "Transform"
-
-
-def test_a_cell_of_a_notebook_may_travel_by_its_value(make_module):
-    """As `cloudpickle` sends it, for instance."""
-    kind = make_module("__main__")
-    kind.__reduce__ = lambda _: (Adds, (7,))
-    assert __name__ in modules_of(kind())
-
-
-def test_installed_modules_of_the_users_are_imported_once_and_his_own_in_each_worker(
-    make_module, pack_shards, make_source
-):
-    kind = make_module("of_the_user", arrays=np, Processes=pytest.MonkeyPatch)
-    source = make_source(pack_shards([4]), transforms={"label": kind()})
-    modules = modules_to_preload(source, modules_of(source))
-    assert "of_the_user" not in modules
-    assert {"numpy", "_pytest.monkeypatch", "lightning_shards.readers.stream"} <= set(modules)
-
-
-def test_things_that_only_processes_may_have_travel(pack_shards, make_source):
-    value = multiprocessing.get_context("spawn").Value("i", 7)
-    source = make_source(pack_shards([4]), transforms={"label": Adds(value)})
-    assert "multiprocessing.sharedctypes" in modules_of(source)
 
 
 def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make_source):

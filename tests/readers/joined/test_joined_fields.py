@@ -2,7 +2,6 @@
 
 import json
 import logging
-import sys
 from collections import OrderedDict
 from typing import Any
 
@@ -10,10 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-import yaml
-from omegaconf import OmegaConf
 
-from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError
 
 COUNTS = [3, 0, 4, 2]
@@ -250,27 +247,3 @@ def test_only_samples_that_the_filter_keeps_must_have_values(
 
 
 # Lightning 2.6's own use of jsonargparse 4.53
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-@pytest.mark.filterwarnings("ignore:Starting from v1.9.0, `tensorboardX` has been removed")
-def test_a_join_is_a_setting_of_configurations(pack_shards, write_table, tmp_path, monkeypatch):
-    """In a dict, of omegaconf's or a plain one, and on the command line, whose output is read."""
-    table = write_table(KEYS, {"n": KEYS})
-    join = {"number": {"table": table, "column": "n", "missing": "raise"}}
-    train = {"urls": pack_shards(COUNTS), "sampling": "sequential", "join": join}
-    settings = {"train": train, "fields": {"label": "cls"}, "batch_size": 9, "num_workers": 0}
-    settings["loader"] = {"cache_dir": str(tmp_path / "cache")}
-    modules = [
-        ShardDataModule.from_config(given) for given in (settings, OmegaConf.create(settings))
-    ]
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": settings}))
-    monkeypatch.setattr(sys, "argv", ["lightning-shards"])
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
-    command = ["--model=lightning.pytorch.demos.boring_classes.BoringModel"]
-    command += ["--config", str(tmp_path / "config.yaml"), "--trainer.accelerator=cpu"]
-    cli = ShardCLI(args=command, run=False)
-    saved = cli.parser.dump(cli.config, skip_none=True)
-    (tmp_path / "saved.yaml").write_text(saved)
-    modules += [cli.datamodule, ShardDataModule.from_config(tmp_path / "saved.yaml")]
-    for module in modules:
-        (batch,) = module.loader("train", rank=0, world_size=1)
-        assert batch["number"].tolist() == KEYS

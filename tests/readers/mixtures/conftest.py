@@ -98,10 +98,6 @@ def with_indexes(source, change):
     return replace(source, index=join_indexes(changed))
 
 
-def with_components(samples):
-    return {"seen": [sample["__component__"] for sample in samples]}
-
-
 def not_three(label):
     if label == 3:
         raise RuntimeError("cannot bear 3")

@@ -88,19 +88,6 @@ def test_components_of_the_same_shards_have_each_its_own_table(tmp_path, write, 
     assert kinds == {"WEB", "other"}
 
 
-def test_what_matches_nothing_is_counted_by_component(tmp_path, write, caplog):
-    tables = [write(WEB), write(MORE, numbers=[0, 2, 3])]
-    mix, split = mix_of(tmp_path / "shards", (WEB, MORE)), {"join": {"text": {"table": tables}}}
-    made(tmp_path, mix, split).source("train").prepare()
-    of_web, of_more = [text for text in caplog.messages if text.startswith("join")]
-    web, more = sum(COUNTS[WEB]), sum(COUNTS[MORE])
-    assert of_web.startswith(f"join 'text' of component 'web' with {tables[0]} and 1 more: ")
-    assert of_web.endswith(f": of {web + 3} rows 3 match no sample of this component")
-    assert of_more.startswith("join 'text' of component 'more' with ")
-    assert f": {more - 3} of {more} samples have no value, first " in of_more
-    assert of_more.endswith(f"; of {web + 3} rows {web} match no sample of this component")
-
-
 def test_components_without_joins_stay_apart(tmp_path, write):
     mix = mix_of(tmp_path / "shards", (WEB, MORE), web={"join": {"text": write(WEB)}})
     with pytest.raises(ConfigError, match=r"'web' has the field 'text', and component 'more' has"):
@@ -162,31 +149,11 @@ def test_a_checkpoint_refuses_a_changed_table_of_a_component(tmp_path, write):
         made(tmp_path, mix).loader("train", rank=0, world_size=1).load_state_dict(state)
 
 
-def test_a_changed_table_of_a_component_that_was_not_trained_changes_nothing(tmp_path, write):
-    joins = {name: {"join": {"text": write(name)}} for name in (WEB, MORE)}
-    joins[MORE] |= {"weight": 0}
-    mix = mix_of(tmp_path / "shards", (WEB, MORE), **joins)
-    loader = made(tmp_path, mix).loader("train", rank=0, world_size=1)
-    next(iter(loader))
-    state = loader.state_dict()
-    write(MORE, values=["other"] * sum(COUNTS[MORE]))
-    later = {"schedule": [{"epoch": 1, "weights": {MORE: 1}}]}
-    made(tmp_path, mix, later).loader("train", rank=0, world_size=1).load_state_dict(state)
-    write(WEB, values=["other"] * sum(COUNTS[WEB]))
-    with pytest.raises(StateError, match=r"table of join 'web\.text' has changed since"):
-        made(tmp_path, mix, later).loader("train", rank=0, world_size=1).load_state_dict(state)
-
-
 BAD = {
     "settings": ({"join": {"t": "t.csv"}}, {}, "component 'web': table of join 't' is"),
     "no mapping": ({"join": ["t"]}, {}, r"mix\.web\.join: - Expected a <class 'dict'>"),
     "stream": ({"join": {"t": "t.parquet"}}, {"reader": "stream"}, "go with reader='stream'"),
     "stages": ({"join": {"t": "t.parquet"}, "stages": [iter]}, {}, "does not go with stages"),
-    "stages of the split": (
-        {"join": {"t": "t.parquet"}},
-        {"stages": [iter]},
-        "does not go with stages",
-    ),
 }
 
 

@@ -1,6 +1,5 @@
 """Optional fields of mixtures: one component may lack what another has, and all may not."""
 
-import logging
 from contextlib import closing
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from lightning_shards import LoaderConfig
 from lightning_shards.errors import MissingFieldError
 from lightning_shards.plan.place import Place
-from lightning_shards.readers import open_shards
 from tests.mixed_shards import mix_of, module_of
 
 FIELDS = {"image": "png", "label": "cls?", "caption": "txt?"}
@@ -62,12 +60,3 @@ def test_a_field_that_all_components_lack_is_an_error(make, num_workers):
         ),
     ):
         module.loader("train")
-
-
-def test_of_many_shards_only_those_that_were_looked_at_are_spoken_of(make, monkeypatch, caplog):
-    monkeypatch.setattr(open_shards, "_SHARDS_LOOKED_AT", 1)
-    with caplog.at_level(logging.WARNING):
-        make(own={"caption": "txt?"}).loader("train")
-    assert "'caption' is in no sample: no member" in caplog.text
-    assert "if the others have none" in caplog.text
-    assert "'label'" not in caplog.text

@@ -1,14 +1,11 @@
 """Mixtures that are streamed, as users configure them: a split, a loader, a fit and its resume."""
 
-from itertools import islice
-
 import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_shards import ExactResume, LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import StateError
 
 # lightning/pytorch/utilities/_pytree.py, torch 2.13
 pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
@@ -88,17 +85,3 @@ def test_a_fit_goes_on_with_another_batch_size_where_the_sequence_was(
     labels = slots.names.index("labels")
     # from 12 samples of epoch 1 on, 4 steps of 7; then an epoch of 5 steps with the new weights
     assert resumed.rows == sequence[52:80] + [labels] * 35
-
-
-def test_a_loader_goes_on_in_the_middle_of_a_round(make_module):
-    module = make_module(batch_size=3)
-    loader = module.loader("train")
-    rows = [row for batch in islice(loader, 3) for row in batch["__component__"].tolist()]
-    state = loader.state_dict()
-    other = make_module(batch_size=5).loader("train")
-    other.load_state_dict(state | {"global_batch": 5})
-    rows += [row for batch in other for row in batch["__component__"].tolist()]
-    assert rows == slots_of(module).components(0, 0, 39).tolist()
-    other = make_module(schedule=[{"samples": 8, "weights": {"web": 1}}]).loader("train")
-    with pytest.raises(StateError, match=r"weights web=1 from sample 8 .* may .* from sample 16"):
-        other.load_state_dict(state)

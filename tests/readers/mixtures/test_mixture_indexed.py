@@ -238,16 +238,6 @@ def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp
         next(source.batches(Place(), Cursor()))
 
 
-def test_what_is_told_of_a_mixture_names_its_components_and_their_shards(tmp_path):
-    module = mixture(tmp_path, components={"labels": {"transforms": {"label": halved}}})
-    description = module.source("train").describe()
-    assert (description.reader, description.sampling) == ("indexed", "mixture")
-    assert description.mixture.slots.names == DIFFERENT
-    assert [index.samples for index in description.index.components] == [17, 6, 7]
-    assert description.index.samples == 30
-    assert ("the transform of 'label' of component 'labels'", halved) in description.callables
-
-
 def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):
     source = mixture(tmp_path, split={"remainder": "pad"}, batch_size=7).source("train")
     loaded = list(islice(source.batches(Place(), Cursor()), 5))

@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,24 +29,8 @@ IMAGE = {"fields": {"image": "png"}}
 # --- components that differ -----------------------------------------------------------------------
 
 
-def widened(image):
-    return image.repeat(1, 1, 2)
-
-
 def as_float(label):
     return torch.tensor(float(label))
-
-
-def test_shapes_that_differ_inside_a_batch_name_both_components(make_mixture):
-    source = make_mixture(
-        PAIR, {"labels": {"transforms": {"image": widened}}}, batch_size=8, **IMAGE
-    )
-    for make in (partial(batches, source, 1), partial(source.first_sample, ALONE)):
-        with pytest.raises(SampleError) as caught:
-            make()
-        told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
-        for part in ("'image'", "'web'", "'labels'", "(3, 4, 4)", "(3, 4, 8)", "unit"):
-            assert part in told
 
 
 def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
@@ -88,16 +71,6 @@ def renamed(sample):
 def test_batch_keys_may_leave_the_component_out(make_mixture):
     source = make_mixture(PAIR, batch_size=8, collation=Collation(reserved=("__id__",)))
     assert list(batches(source, 1)[0].batch) == ["label", "__id__"]
-
-
-def test_a_single_stream_has_no_component(make_source, shards_of):
-    """Not even if a stage gives it one."""
-    source = make_source(shards_of["web"], stages=(with_a_component,))
-    assert "__component__" not in batches(source, 1)[0].batch
-
-
-def with_a_component(samples):
-    return (sample | {"__component__": 3} for sample in samples)
 
 
 # --- bad samples ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """A mixture as one source: what it says of itself, its checkpoints, and what is refused."""
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,19 +13,10 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.state import require_resumable
 from tests.readers.mixtures.conftest import (
     PAIR,
-    rows_in_turn,
     with_indexes,
 )
 
 # --- what it says of itself -----------------------------------------------------------------------
-
-
-def test_a_pickle_holds_nothing_that_can_be_computed(make_mixture):
-    source = make_mixture(PAIR, rounds=40)
-    fresh = pickle.dumps(source)
-    rows_in_turn(source)
-    source.describe()
-    assert len(pickle.dumps(source)) == len(fresh)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
