@@ -100,23 +100,6 @@ def expected_in(folder, urls):
         return list(map(hash_of, made_here(loader.source, 1, BATCHES)))
 
 
-def test_two_trainers_at_once_make_no_more_than_one(tmp_path, urls, environment):
-    noted, made = tmp_path / "noted", []
-    for trainers in (1, 2):
-        with ExitStack() as stack:
-            held = [trainer(tmp_path, urls, 1, environment) for _ in range(trainers)]
-            started = list(map(stack.enter_context, held))
-            said = [batches_of(process, 1) for process in started]
-            release(*started)
-            for first, process in zip(said, started, strict=True):
-                assert first + batches_of(process, BATCHES - 1) == expected_in(tmp_path, urls)
-                process.wait(60)
-        made.append(noted.stat().st_size)
-        noted.unlink()
-    print(f"samples made for one trainer and for two: {made}, {made[1] / made[0]:.3f}")
-    assert made[1] <= 1.15 * made[0]
-
-
 def test_a_late_trainer_and_the_deaths_of_an_actor_and_of_the_trainer_that_started_it(
     tmp_path, urls, environment
 ):

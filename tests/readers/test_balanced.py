@@ -9,7 +9,6 @@ from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.place import Cursor, Place
 
 COUNTS = [30, 0, 50, 20]
 CLASSES = ["cat", "dog", "owl"]
@@ -87,21 +86,6 @@ def test_only_what_a_filter_leaves_is_drawn(make, folder):
     (folder / "out.txt").write_text("000\n050\n")  # the owls
     found = shares(make({"exclude": str(folder / "out.txt")}))
     assert found == pytest.approx({"cat": 0.5, "dog": 0.5}, abs=SHARE)
-
-
-@pytest.mark.parametrize(("world_size", "num_workers"), [(1, 3), (2, 1), (3, 2)])
-def test_the_samples_of_a_step_depend_on_neither_ranks_nor_workers(make, world_size, num_workers):
-    alone = [batch["__key__"] for batch in make().loader("train")]
-    source = make(batch_size=60 // world_size).source("train")
-    places = [Place(rank, world_size) for rank in range(world_size)]
-    made = {
-        (place.rank, worker): source.batches(place.with_worker(worker, num_workers), Cursor())
-        for place in places
-        for worker in range(num_workers)
-    }
-    for step, keys in enumerate(alone[:12]):
-        batches = [next(made[place.rank, step % num_workers]).batch for place in places]
-        assert [key for batch in batches for key in batch["__key__"]] == keys
 
 
 def test_a_run_goes_on_with_the_next_draw(make):

@@ -200,8 +200,6 @@ BAD_SETTINGS = {
     "number": ({"exclude": 3}, "exclude must be the path of a text file"),
     "keep list": ({"keep": ["a"]}, "keep must be a mapping .* a list of keys goes to exclude"),
     "keep path": ({"keep": "lists/keys.txt"}, "'lists/keys.txt'; a list of keys goes to exclude"),
-    "no module": ({"keep": "no_such_module.f"}, "keep is 'no_such_module.f', which"),
-    "parts": ({"exclude": HALF | {"parts": [2]}}, "parts of exclude must be .* from 0 to 1"),
 }
 
 

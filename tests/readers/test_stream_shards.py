@@ -1,7 +1,5 @@
 """The bytes of a shard become samples by webdataset's rules, or an error that names the shard."""
 
-import io
-import tarfile
 from itertools import islice
 
 import pytest
@@ -16,25 +14,10 @@ BLOCK = 512
 
 
 @pytest.fixture
-def write_shard(tmp_path):
-    """Writes a tar of (name, data) pairs; gives its path."""
-
-    def write(members, tar_format=tarfile.USTAR_FORMAT):
-        path = tmp_path / "shard.tar"
-        with tarfile.open(path, "w", format=tar_format) as shard:
-            for name, data in members:
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                shard.addfile(info, io.BytesIO(data))
-        return path
-
-    return write
-
-
-@pytest.fixture
-def three_samples(write_shard):
+def three_samples(write_tar, tmp_path):
     """A shard of three samples; each member has a header and two blocks of data."""
-    return write_shard([(f"{number}.txt", bytes([number + 65]) * 600) for number in range(3)])
+    members = [(f"{number}.txt", bytes([number + 65]) * 600) for number in range(3)]
+    return write_tar(tmp_path / "shard.tar", members)
 
 
 def read(path, expected=None):

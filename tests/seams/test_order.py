@@ -146,22 +146,6 @@ def test_the_identity_is_plain_and_names_the_sampling(orders, data):
 
 
 @FEW
-@given(EITHER, EPOCHS, POSITIONS)
-def test_the_footing_of_positions_is_that_of_their_blocks(order, epoch, span):
-    """By hand: the block of each position, cut out of the sequence."""
-    if order.block <= 1 or order.sampling == "sequential":
-        return
-    length = 2**40 if order.sampling == "resampled" else order.samples
-    starts = {each % length // order.block * order.block for each in range(*span)}
-    expected = [
-        each
-        for start in sorted(starts)
-        for each in ids(order.at(epoch, start, min(start + order.block, length)))
-    ]
-    assert sorted(ids(order.footing(epoch, *span))) == sorted(expected)
-
-
-@FEW
 @given(EITHER, EITHER)
 def test_equal_orders_are_those_of_equal_arguments(first, second):
     assert first == pickle.loads(pickle.dumps(first))

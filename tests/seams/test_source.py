@@ -3,12 +3,11 @@
 import pickle
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import pytest
 from fakes import ListSource, example
 
-from lightning_shards import LoaderConfig, Order, ShardDataModule, Source, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.epoch import EpochSchedule
@@ -75,11 +74,6 @@ def epoch_of(source, rank, world_size, num_workers, epoch=0):
     places = [Place(rank, world_size).with_worker(each, num_workers) for each in range(num_workers)]
     workers = [source.batches(place, Cursor(epoch)) for place in places]
     return [next(workers[step % num_workers]) for step in range(steps)]
-
-
-@pytest.mark.parametrize(("protocol", "most"), [(Source, 8), (Order, 7)])
-def test_a_seam_asks_for_little(protocol, most):
-    assert len([name for name in vars(protocol) if not name.startswith("_")]) <= most
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)
@@ -187,10 +181,3 @@ def test_a_replay_tells_what_was_served_or_is_refused(source, world_size, num_wo
     made = epoch_of(source, place.rank, world_size, num_workers, epoch=1)[1:]
     served = [list(map(tuple, loaded.batch["__id__"].tolist())) for loaded in made]
     assert [[(row.shard, row.sample) for row in rows] for rows in told] == served
-
-
-def test_a_prepared_folder_is_what_the_indexed_reader_asks_for(make, tmp_path):
-    source = make()
-    source.prepare()
-    tables = [path for path in Path(tmp_path, "cache").rglob("*") if "members" in path.name]
-    assert bool(tables) is (source.describe().reader == "indexed")

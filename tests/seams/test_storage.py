@@ -1,8 +1,6 @@
 """What every storage owes to a reader, checked on all of them."""
 
 import errno
-import os
-from contextlib import contextmanager
 from functools import partial
 from zlib import crc32
 
@@ -74,13 +72,7 @@ class Store:
 
 @pytest.fixture(params=["local", "example", "remote"])
 def store(request, tmp_path):
-    with store_of(request.param, tmp_path) as made:
-        yield made
-
-
-@contextmanager
-def store_of(kind, folder):
-    made = Store(kind, folder)
+    made = Store(request.param, tmp_path)
     for name, data in CONTENT.items():
         made.put(name, data)
     yield made
@@ -198,19 +190,3 @@ def test_small_files_beside_shards_are_read_at_once_and_none_is_absent(store):
     stats = [store.storage.stat(url) for url in urls[::2]]
     assert store.storage.read_beside(urls, 100) == (contents, [])
     assert store.storage.read_beside(urls, 100, urls[::2]) == (contents, stats)
-
-
-@pytest.mark.parametrize(
-    ("ranges", "asked"),
-    [([(512, 1000), (1024, 1024), (2048, 2049)], [(512, 488), (2048, 1)]), ([(7, 7)], [])],
-)
-def test_the_system_is_told_of_the_ranges_of_an_open_file(tmp_path, monkeypatch, ranges, asked):
-    found = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *what: found.append(what[1:3]))
-    with store_of("local", tmp_path) as local:
-        reads, _ = request(local, "a", ranges)
-        local.storage.prefetch([reads])
-        assert found == []  # it is not open
-        local.storage.stat(reads.url)
-        local.storage.prefetch([reads])
-    assert found == asked

@@ -119,33 +119,16 @@ def boxes_of(rows, canvas):
     return boxes
 
 
-class Options(dict):
-    """A dict of the user's own, with an attribute."""
-
-    source = ""
-
-
 class Row(list):
     """A list of the user's own."""
-
-
-class NotedPair(Pair):
-    """A named tuple that may have attributes besides."""
-
-
-def with_attribute(value, name):
-    setattr(value, name, "here")
-    return value
 
 
 OF_OTHER_CLASSES = {
     "a tensor of a class of its own": boxes_of([[1.0, 2.0]], (10, 20)),
     "a parameter": torch.nn.Parameter(torch.ones(2)),
     "a dict in order": OrderedDict(b=SMALL, a=1),
-    "a dict of one's own": with_attribute(Options(x=SMALL), "source"),
     "a list of one's own": Row([SMALL]),
     "named": Pair(SMALL, Row([1])),
-    "named, with a note": with_attribute(NotedPair(SMALL, 1), "note"),
 }
 
 

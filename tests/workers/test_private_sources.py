@@ -1,18 +1,15 @@
 """Trying a sample leaves no trace in the user's transforms."""
 
 import pickle
-from functools import partial
 from itertools import islice
 
 import numpy as np
 import pytest
-import torch
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.build.loaders import make_pool
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
-from lightning_shards.workers import inline
 from lightning_shards.workers.inline import private_source, try_first_sample
 
 VALUES = 4096
@@ -94,20 +91,6 @@ def test_transforms_are_copied_with_what_they_hold(make_held, pack_shards, make_
     assert transform.calls == 0
     assert private_source(source) is not source
     assert private_source(source).index is source.index
-
-
-def test_large_tables_are_shared_and_small_arrays_are_copied(
-    monkeypatch, tmp_path, pack_shards, make_source
-):
-    monkeypatch.setattr(inline, "_LARGE_BYTES", 1000)
-    np.save(tmp_path / "mapped.npy", np.zeros(3))
-    mapped = np.load(tmp_path / "mapped.npy", mmap_mode="r")
-    held = [np.zeros(10), torch.zeros(10), np.zeros(1000), torch.zeros(1000), mapped]
-    source = make_source(pack_shards([4]), transforms={"label": partial(Holds(held), *[])})
-    (callable_of_user,) = dict(private_source(source).describe().callables).values()
-    copied = callable_of_user.func.held
-    is_shared = [one is other for one, other in zip(copied, held, strict=True)]
-    assert is_shared == [False, False, True, True, True]
 
 
 def test_an_open_file_in_a_transform_has_a_remedy_of_its_own(table, pack_shards, make_source):

@@ -9,15 +9,10 @@ import torch
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import BatchBytes, batch_bytes
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 
-IN_ONE_PROCESS = [
-    pytest.param(InlinePool(), id="inline"),
-    pytest.param(ThreadPool(2), id="threads"),
-]
 PROCESSES = [
     pytest.param(ProcessPool(2, start_method="fork"), id="fork", marks=pytest.mark.ddp),
     pytest.param(
@@ -26,10 +21,7 @@ PROCESSES = [
         marks=pytest.mark.ddp,
     ),
 ]
-pytestmark = [
-    pytest.mark.timeout(60),  # a trainer that waits for ever ends here
-    # torch's word to machines with a single core
-]
+pytestmark = pytest.mark.timeout(60)  # a trainer that waits for ever ends here
 
 
 def a_lambda():
@@ -124,7 +116,7 @@ def test_a_value_that_cannot_be_unpickled_is_an_error_of_its_worker(pool, start)
         numbers(stream, 6)
 
 
-@pytest.mark.parametrize("pool", [IN_ONE_PROCESS[1], PROCESSES[0]])
+@pytest.mark.parametrize("pool", [pytest.param(ThreadPool(2), id="threads"), PROCESSES[0]])
 @pytest.mark.parametrize(
     ("make", "kind", "text"),
     [

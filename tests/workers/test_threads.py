@@ -1,14 +1,12 @@
 """Threads of one process: what they share, and what each has of its own."""
 
 import gc
-import resource
 import threading
 
 import pytest
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.open_shards import FILES_PER_SOURCE
 from lightning_shards.workers.threads import ThreadPool
 
 
@@ -47,18 +45,6 @@ def test_numbers_below_one_are_refused(name, value):
         ThreadPool(**{"num_workers": 1, name: value})
 
 
-def test_a_transform_that_may_draw_from_shared_generators_is_refused(pack_shards, make_source):
-    source = make_source(pack_shards([4]), transforms={"label": take_no_rng})
-    with pytest.raises(ConfigError, match=r"the transform of 'label' may draw .*deterministic = T"):
-        ThreadPool(1).start(source, Place(), Cursor())
-
-
-def test_a_stage_that_may_draw_from_shared_generators_is_refused(pack_shards, make_source):
-    source = make_source(pack_shards([4]), stages=(Harmless(), iter))
-    with pytest.raises(ConfigError, match=r"^stages\[1\] may draw"):
-        ThreadPool(1).start(source, Place(), Cursor())
-
-
 def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shards, make_source):
     gate = Gate()
     source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
@@ -74,32 +60,27 @@ def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shard
     stream.close()
 
 
-def test_closing_ends_the_threads(pack_shards, make_source):
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"transforms": {"label": take_no_rng}}, "the transform of 'label'"),
+        ({"stages": (Harmless(), iter)}, r"stages\[1\]"),
+    ],
+)
+def test_what_may_draw_from_shared_generators_is_refused(settings, name, pack_shards, make_source):
+    source = make_source(pack_shards([4]), **settings)
+    with pytest.raises(ConfigError, match=rf"^{name} may draw .*deterministic = T"):
+        ThreadPool(1).start(source, Place(), Cursor())
+
+
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_the_threads_of_a_stream_end_with_it(is_dropped, pack_shards, make_source):
     before = set(threads_left())
     stream = ThreadPool(3).start(make_source(pack_shards([9])), Place(), Cursor())
     next(stream)
-    stream.close()
+    if is_dropped:
+        del stream
+        gc.collect()
+    else:
+        stream.close()
     assert set(threads_left()) <= before  # those of other tests may end meanwhile
-    with pytest.raises(StopIteration):
-        next(stream)
-
-
-def test_a_stream_that_is_dropped_ends_its_threads(pack_shards, make_source):
-    before = set(threads_left())
-    stream = ThreadPool(3).start(make_source(pack_shards([9])), Place(), Cursor())
-    next(stream)
-    del stream
-    gc.collect()
-    assert set(threads_left()) <= before  # those of other tests may end meanwhile
-
-
-def test_threads_may_open_as_many_shards_as_processes(pack_shards, make_source):
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(2 * FILES_PER_SOURCE + 1024, limits[1])
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
-        for _again in range(2):
-            ThreadPool(2).start(make_source(pack_shards([9])), Place(), Cursor()).close()
-            assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == wanted
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -88,17 +88,6 @@ def test_components_of_the_same_shards_have_each_its_own_table(tmp_path, write, 
     assert kinds == {"WEB", "other"}
 
 
-def test_components_without_joins_stay_apart(tmp_path, write):
-    mix = mix_of(tmp_path / "shards", (WEB, MORE), web={"join": {"text": write(WEB)}})
-    with pytest.raises(ConfigError, match=r"'web' has the field 'text', and component 'more' has"):
-        made(tmp_path, mix)
-    for each in batches(made(tmp_path, mix, {"unit": 5})):
-        if each["__key__"][0].startswith("web"):
-            assert each["text"] == [expected_of(key) for key in each["__key__"]]
-        else:
-            assert "text" not in each
-
-
 def test_a_field_may_be_a_member_of_one_component_and_joined_to_another(
     tmp_path, write, monkeypatch
 ):
@@ -112,19 +101,6 @@ def test_a_field_may_be_a_member_of_one_component_and_joined_to_another(
     for each in batches(made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), more=joined))):
         expected = [int(key[-3:]) + 100 * key.startswith(MORE) for key in each["__key__"]]
         assert each["label"].tolist() == expected
-
-
-def test_what_decodes_a_joined_field_is_inherited_with_fields_of_its_own(tmp_path, write):
-    """`labels` has fields of its own, of which the joined one is none."""
-    joins = {
-        name: {"join": {"text": write(name, values=[f"[{n}]" for n in range(sum(COUNTS[name]))])}}
-        for name in (WEB, LABELS)
-    }
-    mix = mix_of(tmp_path / "shards", (WEB, LABELS), **joins)
-    split = {"decode": {"image": "gray", "text": "json"}, "transforms": {"text": sum}}
-    for each in batches(made(tmp_path, mix, split)):
-        numbers = [int(key[-3:]) for key in each["__key__"]]
-        assert [int(number) for number in each["text"]] == numbers
 
 
 def test_missing_rows_are_those_of_one_component(tmp_path, write):
@@ -161,12 +137,6 @@ BAD = {
 def test_bad_joins_of_components_are_refused_before_anything_is_read(own, split, message):
     with pytest.raises(ConfigError, match=message):
         SplitConfig(mix={"web": {"urls": "a.tar", "weight": 1, **own}}, dataset_size=64, **split)
-
-
-def test_a_name_of_a_field_is_refused_by_component(tmp_path, write):
-    mix = mix_of(tmp_path / "shards", (WEB, MORE), web={"join": {"label": write(WEB)}})
-    with pytest.raises(ConfigError, match=r"component 'web': join 'label' has the name of a field"):
-        made(tmp_path, mix)
 
 
 def test_no_secret_of_a_table_is_shown():

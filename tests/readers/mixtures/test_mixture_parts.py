@@ -11,7 +11,6 @@ import torch
 from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.samples.collate import Collation
 from lightning_shards.samples.fields import make_fields
 from tests.readers.mixtures.conftest import (
     ALONE,
@@ -66,11 +65,6 @@ def test_sample_transforms_may_give_fields_the_same_names(make_mixture):
 
 def renamed(sample):
     return {"label": sample.pop("other")}
-
-
-def test_batch_keys_may_leave_the_component_out(make_mixture):
-    source = make_mixture(PAIR, batch_size=8, collation=Collation(reserved=("__id__",)))
-    assert list(batches(source, 1)[0].batch) == ["label", "__id__"]
 
 
 # --- bad samples ----------------------------------------------------------------------------------

@@ -12,14 +12,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.shards.index import ShardIndex, join_indexes
-from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.processes import ProcessPool
-from lightning_shards.workers.threads import ThreadPool
 from tests.readers.mixtures.conftest import COUNTS, rows_in_turn, rows_of
 
 ALONE = Place()
@@ -136,30 +132,6 @@ def test_a_resumed_stream_goes_on_in_its_draws(make_mixture):
 
 
 # --- pools ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.ddp
-@pytest.mark.timeout(120)
-def test_all_pools_make_the_same_batches_and_any_number_of_workers_the_same_counts(make_mixture):
-    source = make_mixture(
-        EIGHT, batch_size=3, rounds=10, shuffle_buffer=4, transforms={"label": jittered}
-    )
-    made = {}
-    for name, pool in {
-        "threads": ThreadPool(2),
-        "fork": ProcessPool(2, start_method="fork"),
-        "three": ThreadPool(3),
-        "inline": InlinePool(),
-    }.items():
-        with ShardLoader(source, pool, Place(1, 2)) as loader:
-            made[name] = [(rows_of(batch), batch["label"].tolist()) for batch in islice(loader, 12)]
-    assert made["threads"] == made["fork"]
-    counts = {str([components_of(rows) for rows, _ in batches]) for batches in made.values()}
-    assert len(counts) == 1
-
-
-def jittered(label, rng):
-    return label + rng.random()
 
 
 # --- what is drawn by stages and transforms -------------------------------------------------------
