@@ -86,8 +86,6 @@ def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
     """How the faces of our server are reached."""
     return {
         "s3": {"endpoint": server.url, "region": "us-east-1", "anonymous": True},
-        "gs": {"endpoint": server.url, "anonymous": True},
-        "az": {"endpoint": f"{server.url}/account", "account": "account", "anonymous": True},
         "ais": {"endpoint": server.url},
         "hf": {"endpoint": server.url, "anonymous": True},
     }

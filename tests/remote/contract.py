@@ -55,9 +55,6 @@ class TransportContract:
         again = store.transport.read(store.url, begin, end, body.version)
         assert (again.data, again.size, again.version) == (body.data, body.size, body.version)
 
-    def test_the_size_is_told(self, store: Store) -> None:
-        assert store.transport.read(store.url, 0, 0).size == SIZE
-
     @pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (0, 99), (7, 99)])
     def test_an_empty_object_has_no_bytes(self, store: Store, begin: int, end: int) -> None:
         store.put("empty", b"")

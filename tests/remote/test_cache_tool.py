@@ -107,26 +107,6 @@ def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server, 
     assert rest == whole | {"fetched_bytes": rest["fetched_bytes"]}
 
 
-def test_large_samples_are_filled_one_by_one(config, run_document, monkeypatch, tmp_path):
-    whole = run_document("fill", "--config", config())
-    run_document("clear", "--cache-dir", tmp_path / "cache")
-    monkeypatch.setattr("lightning_shards.remote.byte_ranges.LARGE_SAMPLE", 1)
-    assert run_document("fill", "--config", config())["pieces"] == 16 > whole["pieces"]
-
-
-def test_a_small_cache_is_filled_up_to_its_limit(config, run_document, published_shards, tmp_path):
-    loader = {"cache_gib": 1}
-    need = module(published_shards, tmp_path, loader=loader, shuffle_block=4)
-    need = need.source("train").storages["http"].cache.need
-    limit = need.working_set_bytes + 2000
-    settings = {"loader": {"cache_gib": limit / 2**30}, "shuffle_block": 4}
-    filled = run_document("fill", "--config", config(**settings))
-    assert 0 < filled["size_bytes"] <= limit
-    (folder,) = run_document("list", "--cache-dir", tmp_path / "cache")["folders"]
-    assert folder["bytes"] <= limit
-    assert folder["open_runs"] == 0
-
-
 def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path):
     data = module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0)
     stream = data.source("train").batches(Place(), Cursor())

@@ -1,8 +1,6 @@
 """Counts, member tables and names of classes that lie beside remote shards."""
 
 import json
-from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
@@ -10,7 +8,7 @@ from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build.sources import find_shards
 from lightning_shards.config.module import DataConfig
 from lightning_shards.errors import ConfigError
-from tests.remote.published import batches, module
+from tests.remote.published import batches
 
 pytestmark = pytest.mark.network
 
@@ -18,22 +16,6 @@ pytestmark = pytest.mark.network
 def asked_for(server, ending):
     paths = (each.path.partition("?")[0] for each in server.asked)
     return [path.rpartition("/")[2] for path in paths if path.endswith(ending)]
-
-
-@pytest.mark.parametrize("name", ["a b", "100%", "a#b", "a%20b"])
-def test_counts_may_name_shards_as_urls_escape_them(
-    name, published_shards, local, server, tmp_path
-):
-    counted = json.loads(server.objects.pop("data/sizes.json"))
-    counts = {}
-    for path in map(Path, local):
-        given = f"{name}{path.name}"
-        for ending in ("", ".members"):
-            server.objects[f"data/{given}{ending}"] = server.objects[f"data/{path.name}{ending}"]
-        counts[quote(given)] = counted[path.name]
-    server.objects["data/sizes.json"] = json.dumps(counts).encode()
-    urls = published_shards.replace("shard-", f"{quote(name)}shard-")
-    assert batches(module(urls, tmp_path)) == batches(module(local, tmp_path))
 
 
 # --- names of classes

@@ -35,11 +35,3 @@ def test_a_shard_of_any_name_is_read_by_its_escaped_url(name, local, server, tmp
     data = module(urls, tmp_path)
     assert data.source("train").index.counts is not None
     assert batches(data) == batches(module(local, tmp_path))
-
-
-@pytest.mark.parametrize("name", ["a b.tar", "100%.tar", "a+b&c=d.tar"])
-def test_a_shard_is_read_by_its_name_as_it_is_where_that_is_a_url(name, local, server, tmp_path):
-    named(local, server, tmp_path, name)
-    root = f"{server.url}/data"
-    urls = [f"{root}/shard-000000.tar", f"{root}/{name}", f"{root}/shard-000002.tar"]
-    assert batches(module(urls, tmp_path)) == batches(module(local, tmp_path))

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pyarrow as pa
 import pytest
-from fault_server import Fault
 from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
@@ -28,11 +27,10 @@ SECRETS = ("s3cr3t", "passw0rd")
 def put_table(tmp_path, server):
     """Puts a table to the server, in which the value of sample i is "value i"."""
 
-    def put(name="t.parquet", texts=TEXTS, **more):
+    def put(name="t.parquet", texts=TEXTS):
         rows = np.random.default_rng(0).permutation(len(texts))
         columns = {"__key__": [f"{row:06d}" for row in rows], "t": [texts[row] for row in rows]}
-        table = pa.table(columns | more)
-        parquet.write_table(table, tmp_path / "made.parquet", compression="none")
+        parquet.write_table(pa.table(columns), tmp_path / "made.parquet", compression="none")
         server.objects[f"data/{name}"] = (tmp_path / "made.parquet").read_bytes()
         return len(server.objects[f"data/{name}"])
 
@@ -43,15 +41,15 @@ def put_table(tmp_path, server):
 def make(local, server, tmp_path):
     """Makes modules that join a remote table."""
 
-    def made(join, urls=local, num_workers=0, cache="cache", sampling="sequential", **loader):
-        split = SplitConfig(urls, sampling=sampling, join={"t": join}, remainder="balanced")
-        given = {"storage_options": options_of(server), "cache_dir": str(tmp_path / cache)}
+    def made(join, urls=local, num_workers=0):
         return ShardDataModule(
-            split,
+            SplitConfig(urls, sampling="sequential", join={"t": join}, remainder="balanced"),
             fields={"label": "cls"},
             batch_size=4,
             num_workers=num_workers,
-            loader=LoaderConfig(**given | loader),
+            loader=LoaderConfig(
+                storage_options=options_of(server), cache_dir=str(tmp_path / "cache")
+            ),
         )
 
     return made
@@ -62,8 +60,8 @@ def values(module):
     return [text for batch in loader for text in batch["t"]]
 
 
-def tables_asked_for(server, name="t.parquet"):
-    return [each for each in server.asked if name in each.path]
+def tables_asked_for(server):
+    return [each for each in server.asked if "t.parquet" in each.path]
 
 
 @pytest.mark.parametrize(("face", "num_workers"), [("http", 2), ("s3", 0)])
@@ -74,26 +72,19 @@ def test_remote_shards_are_joined_with_remote_tables(
     assert values(make(url_of(server, face, "t.parquet"), published_shards, num_workers)) == TEXTS
 
 
-def tar_of(write_tar, path, numbers):
-    write_tar(path, [(f"{n:06d}.txt", TEXTS[n].encode()) for n in numbers])
-    return path.read_bytes()
-
-
 def test_remote_tars_are_a_table(make, server, write_tar, tmp_path):
     """They need no member tables beside them, and leave none in the cache."""
     for number, samples in enumerate([range(9, NUM), range(9)]):
-        data = tar_of(write_tar, tmp_path / "made.tar", samples)
-        server.objects[f"data/more-{number}.tar"] = data
+        write_tar(tmp_path / "made.tar", [(f"{n:06d}.txt", TEXTS[n].encode()) for n in samples])
+        server.objects[f"data/more-{number}.tar"] = (tmp_path / "made.tar").read_bytes()
     join = {"table": url_of(server, "s3", "more-{0..1}.tar"), "column": "txt"}
     assert values(make(join)) == TEXTS
     assert not list((tmp_path / "cache" / "members").rglob("more-*"))
 
 
 def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_table, tmp_path):
-    size, url = (
-        put_table(texts=[f"{n:099999d}" for n in range(NUM)]),
-        url_of(server, "http", "t.parquet"),
-    )
+    size = put_table(texts=[f"{n:099999d}" for n in range(NUM)])
+    url = url_of(server, "http", "t.parquet")
     for _ in range(2):  # a rank, and the next one
         source = make(url).source("train")
     assert len(list((tmp_path / "cache" / "joins").glob("*.copy"))) == 1
@@ -111,26 +102,16 @@ def test_a_node_fetches_a_table_once_and_its_copy_is_removed(make, server, put_t
 
 def _length(asked, size):
     """The bytes that a request asks for."""
-    begin, _, end = (
-        next(value for name, value in asked.headers.items() if name.lower() == "range")
-        .removeprefix("bytes=")
-        .partition("-")
-    )
+    begin, _, end = asked.headers["range"].removeprefix("bytes=").partition("-")
     return min(int(end), size - 1) - int(begin) + 1
 
 
 def test_the_same_table_elsewhere_has_the_same_identity(make, server, put_table, tmp_path):
     put_table()
     put_table("named/otherwise.parquet")
-    identities = [
-        make(each).source("train").identity()
-        for each in (
-            url_of(server, "http", "t.parquet"),
-            url_of(server, "s3", "named/otherwise.parquet"),
-            str(tmp_path / "made.parquet"),
-        )
-    ]
-    assert identities[0] == identities[1] == identities[2]
+    elsewhere = url_of(server, "s3", "named/otherwise.parquet"), str(tmp_path / "made.parquet")
+    identity = make(url_of(server, "http", "t.parquet")).source("train").identity()
+    assert [make(each).source("train").identity() for each in elsewhere] == [identity] * 2
 
 
 def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_table, tmp_path):
@@ -143,28 +124,14 @@ def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_tabl
         source.prepare()
 
 
-def test_a_table_that_is_replaced_before_it_is_fetched(make, server, put_table):
-    """After the run has asked for its version, by one of the same size."""
-    put_table()
-    server.faults = [None, Fault("replace")]
-    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
-        make(url_of(server, "http", "t.parquet")).source("train")
-
-
 BAD = {
     "absent": (None, ShardNotFoundError, "the table of join 't': .*t.parquet"),
     "no parquet": (b"x" * 99, FileAccessError, "t.parquet cannot be read as Parq"),
-    "a hostile footer": (
-        b"PAR1" + b"\x00" * 50 + b"\xff\xff\xff\x7fPAR1",
-        FileAccessError,
-        "cannot be read as Parquet: .*; write it again",
-    ),
 }
 
 
-@pytest.mark.parametrize("case", BAD.values(), ids=BAD)
-def test_bad_remote_tables_are_refused_without_a_secret(make, server, case, caplog):
-    data, kind, message = case
+@pytest.mark.parametrize(("data", "kind", "message"), BAD.values(), ids=BAD)
+def test_bad_remote_tables_are_refused_without_a_secret(make, server, data, kind, message, caplog):
     if data is not None:
         server.objects["data/t.parquet"] = data
     url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")

@@ -1,8 +1,5 @@
 """Training from remote shards by way of the cache: the same batches, and few requests."""
 
-import multiprocessing
-import os
-import signal
 import threading
 from itertools import islice
 
@@ -56,17 +53,6 @@ def served(source, number, place=None, cursor=None):
     return [content(each.batch) for each in islice(source.batches(place, cursor), number)]
 
 
-def test_a_second_run_takes_all_from_the_cache(published_shards, local, server, tmp_path, kept):
-    stream = stream_of(published_shards, tmp_path)
-    next(stream)
-    assert wait_for(lambda: len(kept()) == PIECES, WITHIN_S)
-    stream.close()
-    server.asked.clear()
-    remote = batches(module(published_shards, tmp_path, loader=ROOMY, shuffle_run=0))
-    assert remote == batches(module(local, tmp_path, shuffle_run=0))
-    assert not of_shards(server)
-
-
 def test_a_shard_that_was_replaced_between_runs_is_noticed_though_all_is_cached(
     published_shards, server, tmp_path, kept
 ):
@@ -100,34 +86,6 @@ def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_
     server.faults = [None, None, Fault("status", 503), None, None, Fault("cut", 9)] * 60
     assert batches(remote, epochs=6) == batches(module(local, tmp_path, shuffle_block=4), epochs=6)
     assert sum(path.stat().st_size for path in kept()) <= loader["cache_gib"] * 2**30
-
-
-def end_while_fetching(source, is_fetched):
-    """Reads one batch and is killed."""
-    next(source.batches(Place(), Cursor()))
-    is_fetched()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_after_a_process_was_killed_the_run_goes_on_with_the_same_batches(
-    published_shards, local, tmp_path, kept, ranks
-):
-    remote = module(published_shards, tmp_path, loader=ROOMY, shuffle_block=4).source("train")
-
-    def is_fetched():
-        wait_for(lambda: len(kept()) > 0, WITHIN_S)
-
-    killed = multiprocessing.get_context("fork").Process(
-        target=end_while_fetching, args=(remote, is_fetched)
-    )
-    killed.start()
-    killed.join(3 * WITHIN_S)
-    assert killed.exitcode == -signal.SIGKILL
-    own = module(local, tmp_path, shuffle_block=4).source("train")
-    for rank in range(ranks):
-        given = (9, Place(rank, ranks), Cursor(0, 4))
-        assert served(remote, *given) == served(own, *given)
 
 
 def test_a_cache_that_is_set_too_small_is_refused_with_the_numbers(published_shards, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import batch_keys
-from tests.remote.published import COUNTS, batches, module, without_tables
+from tests.remote.published import batches, module, without_tables
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
@@ -29,10 +29,6 @@ def images(shard):
     return shard.has("png") & (shard.sizes("cls") == 1)
 
 
-def tables_asked_for(server):
-    return [each.path for each in server.asked if ".members" in each.path]
-
-
 FILTERS = {
     "parts": {"exclude": THIRD},
     "few": {"keep": THIRD},
@@ -49,22 +45,6 @@ def test_what_is_left_of_remote_shards_is_what_is_left_of_local_ones(
     remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
     assert batches(remote, epochs=2) == batches(own, epochs=2)
     assert remote.source("train").epochs.samples == own.source("train").epochs.samples < 16
-
-
-def test_remote_samples_are_sorted_by_the_sizes_in_their_tables(published_shards, local, tmp_path):
-    given = {"batch_alike": {"field": "image", "group": 4}}
-    remote, own = (module(urls, tmp_path, **given) for urls in (published_shards, local))
-    assert batches(remote, epochs=2) == batches(own, epochs=2)
-
-
-def test_a_node_reads_the_tables_once_and_later_runs_none(published_shards, server, tmp_path):
-    module(published_shards, tmp_path, exclude=THIRD).source("train")
-    asked = tables_asked_for(server)
-    assert len(set(asked)) == len(COUNTS)
-    assert len(asked) <= 1 + len(COUNTS)  # whether there are any is asked of the first
-    server.asked.clear()
-    batches(module(published_shards, tmp_path, exclude=THIRD))
-    assert len(tables_asked_for(server)) == 1  # of the first, by which the reader is chosen
 
 
 def keys_of(data, epochs=4):

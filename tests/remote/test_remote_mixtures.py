@@ -107,23 +107,15 @@ def test_the_indexed_reader_names_the_component_that_lacks_tables(tableless, tmp
 
 
 @pytest.mark.parametrize(
-    "lengths", [{"epoch_of": "labels", "dataset_size": None}, {"components": "passes"}]
-)
-@pytest.mark.parametrize(
     ("lacking", "keep", "why"),
     [
         ("countless", None, "has no counts beside it"),
         ("tableless", HALF, "has keep or exclude, and no member tables beside it"),
     ],
 )
-def test_what_weighs_by_unknown_samples_names_the_component(
-    lengths, lacking, keep, why, tmp_path, request
-):
-    own = {"keep": keep} if keep else {}
-    if "components" in lengths:
-        own |= {"weight": None, "passes": 2}
-    split = {"sampling": "resampled"} | {k: v for k, v in lengths.items() if k != "components"}
+def test_what_weighs_by_unknown_samples_names_the_component(lacking, keep, why, tmp_path, request):
+    own = {"keep": keep, "weight": None, "passes": 2}
     urls = request.getfixturevalue(lacking)
-    data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, **split)
+    data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, sampling="resampled")
     with pytest.raises(ConfigError, match=f"samples of component 'labels' is unknown, .* {why}; g"):
         data.source("train")

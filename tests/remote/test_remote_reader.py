@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 from fault_server import Fault
-from fsspec import register_implementation
-from fsspec.implementations.local import LocalFileSystem
 from real_servers import NAMES
 
 from lightning_shards import LoaderConfig
@@ -53,42 +51,6 @@ def test_shards_in_servers_of_other_makers_are_read(name, real_store, real_serve
     assert batches(data) == batches(module(local, tmp_path))
     assert data.source("train").describe().reader == "indexed"
     assert "s3cr3t" not in repr(data.source("train")) + pickle.dumps(data.source("train")).hex()
-
-
-class Shelf(LocalFileSystem):
-    """A scheme that only fsspec knows: the files below the folder that `storage_options` names."""
-
-    protocol = "shelf"
-
-    def __init__(self, folder, **settings):
-        super().__init__(**settings)
-        self.folder = folder
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return path.removeprefix("shelf://")
-
-    def info(self, path, **settings):
-        return super().info(f"{self.folder}/{path}", **settings)
-
-    def cat_file(self, path, start=None, end=None, **settings):
-        return super().cat_file(f"{self.folder}/{path}", start, end, **settings)
-
-
-@pytest.mark.parametrize("reader", ["auto", "stream"])
-def test_what_only_fsspec_knows_is_read(reader, local, tmp_path):
-    register_implementation("shelf", Shelf, clobber=True)
-    folder = tmp_path / "shelf"
-    folder.mkdir()
-    publish(local, lambda name, data: (folder / name).write_bytes(data), tmp_path)
-    loader = {"storage_options": {"shelf": {"folder": str(folder)}}}
-    settings = {"reader": reader, **({} if reader == "auto" else {"shuffle_buffer": 4})}
-    remote, own = (
-        module(urls, tmp_path, loader=given, **settings)
-        for urls, given in (("shelf://shard-{000000..000002}.tar", loader), (local, None))
-    )
-    assert remote.source("train").describe().reader == reader.replace("auto", "indexed")
-    assert batches(remote) == batches(own)
 
 
 @pytest.mark.parametrize("signature", ["s3cr3t-query", "another&X-Amz-Date=tomorrow"])
@@ -220,16 +182,11 @@ def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"az": {"endpoint": "https://user:s3cr3t@host"}}, "looks like a secret"),
-        ({"s3": "us-east-1"}, "must be a mapping"),
-        ({"s5": {}}, "its keys are schemes: http"),
-    ],
+    [({"s3": "us-east-1"}, "must be a mapping"), ({"s5": {}}, "its keys are schemes: http")],
 )
 def test_options_that_cannot_work_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message):
         LoaderConfig(storage_options=options)
-    assert "s3cr3t" not in str(caught.value)
 
 
 def test_to_try_a_sample_one_table_and_one_sample_are_fetched(published_shards, server, tmp_path):

@@ -65,32 +65,6 @@ def test_each_range_is_one_request_with_the_version_that_is_known(server, storag
     assert {asked.headers["if-match"] for asked in server.asked} == {server.etag("data/0.tar")}
 
 
-def test_empty_ranges_ask_only_what_the_object_is(server, storage, url):
-    stat = storage.stat(url)
-    server.asked.clear()
-    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 9)], stat)[0]]) == [[0, 4]]
-    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 5)], stat)[0]]) == [[0, 0]]
-    assert len(server.asked) == 2
-    assert storage.read_ranges([reads_of(url, [(3, 3), (5, 5)])[0]]) == [[0, 0]]
-    assert len(server.asked) == 2
-
-
-def test_what_cannot_be_had_raises_and_nothing_is_written_afterwards(server, storage, url):
-    server.faults = [None, *[Fault("status", 500)] * 400]
-    ranges, _ = of_every_ninth(20)
-    reads, into = reads_of(url, ranges)
-    with pytest.raises(StorageError, match="500 Internal") as caught:
-        storage.read_ranges([reads])
-    left = bytes(into)
-    server.faults.clear()
-    number = -1
-    while number != len(server.asked):
-        number = len(server.asked)
-        time.sleep(0.02)
-    assert into == left
-    assert "s3cr3t" not in str(caught.value) + repr(storage)
-
-
 def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
     before = fetchers()
     storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])

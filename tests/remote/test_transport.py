@@ -19,12 +19,6 @@ def test_a_scheme_that_nobody_knows_is_a_storage_error():
         RemoteTransport().read("nowhere://b/a.tar", 0, 9)
 
 
-@pytest.mark.parametrize(("begin", "end"), [(-1, 5), (5, 4)])
-def test_what_is_no_range_is_refused(begin, end):
-    with pytest.raises(ValueError, match="are no range"):
-        RemoteTransport().read("https://h/a", begin, end)
-
-
 @pytest.mark.parametrize(
     ("scheme", "options", "message"),
     [
@@ -33,17 +27,13 @@ def test_what_is_no_range_is_refused(begin, end):
         ("s3", {"region": "AKIAS3CR3TS3CR3TS3CR"}, "'region' looks like a secret"),
         ("s3", {"endpoint": "http://me:s3cr3t@h"}, "'endpoint' looks like a secret"),
         ("az", {"endpoint": "http://h?sv=1&sig=s3cr3t"}, "AZURE_STORAGE_ACCOUNT_KEY"),
-        ("gs", {"service_account_key": "s3cr3t"}, "GOOGLE_APPLICATION_CREDENTIALS"),
         ("hf", {"token": "s3cr3t"}, "looks like a secret.*HF_TOKEN"),
-        ("sftp", {"password": "s3cr3t"}, r"looks like a secret.*~/\.ssh"),
         ("ftp", {"host": "h", "tls": {"key": "s3cr3t"}}, "'key' looks like a secret"),
-        ("hdfs", {"headers": {"Authorization": "s3cr3t"}}, "'Authorization' looks like a secret"),
         ("hdfs", {"header": "Bearer s3cr3t"}, "'header' looks like a secret"),
-        ("ftp", {"apikey": "s3cr3t"}, "'apikey' looks like a secret"),
         ("s3", {"anonymous": "yes"}, "no 'anonymous' that is a str; .*anonymous: bool"),
-        ("gs", {"region": "x"}, "have no 'region'"),
         ("https", {"verify": False}, "have no 'verify' that is a bool; there are ca: str"),
         ("ais", {"endpoint": "host"}, "AIS_ENDPOINT"),
+        ("s3", {"endpoint": "minio:9000"}, "endpoint of s3 must be .* write https://HOST"),
     ],
 )
 def test_options_that_a_store_does_not_know_are_refused(scheme, options, message):
@@ -64,7 +54,6 @@ def test_a_package_that_fsspec_lacks_is_named(monkeypatch):
         (FileNotFoundError("s3cr3t"), ShardNotFoundError, "there is no such file"),
         (PermissionError("s3cr3t"), FileAccessError, "this user may not read it"),
         (ConnectionResetError("s3cr3t"), StorageError, r"ConnectionResetError \(try 10 of 10\)"),
-        (EOFError("s3cr3t"), StorageError, r"EOFError \(try 10 of 10\)"),
         (RuntimeError("s3cr3t"), StorageError, r"RuntimeError \(try 1 of 10\)"),
     ],
 )

@@ -105,18 +105,6 @@ def test_each_process_begins_with_its_share_and_knows_those_of_the_others():
     assert len(set(begun)) == 4 * quarter
 
 
-def test_what_is_left_of_a_block_is_not_fetched_by_pieces_if_it_is_little():
-    whole = announced(make_plan(size=300_000), 1)[0]
-    little = announced(make_plan(45, size=300_000), 2)
-    assert whole.reads
-    # of most pieces no sample or one is left; its members are fewer bytes
-    assert len(little[0].reads) < len(whole.reads) / 2
-    assert set(ranges(little[0].reads)) <= set(ranges(whole.reads))
-    assert held(make_plan(size=300_000), little[1].reads) >= {
-        tuple(each) for each in make_plan().order.at(0, 50, 100).tolist()
-    }
-
-
 def test_large_samples_are_fetched_for_the_next_two_batches_of_the_process():
     place = Place(1, 2, worker=1, num_workers=2)
     plan = make_plan(place=place, size=2 * 2**20)

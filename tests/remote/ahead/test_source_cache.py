@@ -57,14 +57,6 @@ def window(order, batch_size=2, world_size=1, num_workers=1):
     return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
 
 
-def test_the_window_of_a_mixture_is_a_block_of_each_component():
-    components = [component("web", [100], block=16), component("labels", [100], block=8)]
-    both = {"web": 1, "labels": 1}
-    assert window(mixture(components, both)) == 24
-    components[1] = component("labels", [100], block=0)
-    assert window(mixture(components, both)) == 16 + WINDOW
-
-
 def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):
     components = [component("images", [100], block=10), component("texts", [100], block=40)]
     order = mixture(components, {"images": 1, "texts": 1})

@@ -33,14 +33,6 @@ def test_a_fraction_is_one(needs):
     assert fraction == 1.0 or fraction * reads <= limit
 
 
-def test_more_runs_keep_less_and_jobs_of_one_data_set_share_what_stays():
-    train = CacheNeed("train", 2000, working_set_bytes=100, limit_bytes=1000)
-    val = CacheNeed("val", 500, working_set_bytes=100, limit_bytes=1000)
-    assert kept_fraction([train, val]) < kept_fraction([train]) < 0.5
-    job = train._replace(reads_bytes=900)
-    assert kept_fraction([job, job]) == 1.0
-
-
 def test_of_what_is_drawn_anew_nothing_stays():
     need = CacheNeed("a", 1000, 50, limit_bytes=500, is_drawn=True)
     assert kept_fraction([need, need]) == 0

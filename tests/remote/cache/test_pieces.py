@@ -44,34 +44,25 @@ def cut(data):
     del data[-1:]
 
 
-def add(data):
-    data += b"x"
-
-
-def zero(data):
-    data[:] = bytes(len(data))
-
-
 def zero_page(data):
     data[: len(data) // 2] = bytes(len(data) // 2)
 
 
-def flip(number):
-    def flipped(data):
-        data[number] ^= 1
-
-    return flipped
-
-
-FLIPPED = (0, 1500, -65, -64, -56, -52, -44)
-SPOILS = [cut, add, zero, zero_page, *map(flip, FLIPPED), bytearray.clear]
-NAMES = ["cut", "add", "zero", "page", *(f"flip{number}" for number in FLIPPED), "clear"]
-
-
-@pytest.mark.parametrize("spoil", SPOILS, ids=NAMES)
+@pytest.mark.parametrize("spoil", [cut, zero_page, bytearray.clear])
 def test_a_torn_piece_is_none_and_is_removed(path, spoil):
     data = bytearray(path.read_bytes())
     spoil(data)
+    require_none(path, data)
+
+
+@pytest.mark.parametrize("number", [0, 1500, -65, -64, -56, -52, -44])
+def test_a_piece_with_one_other_bit_is_none_and_is_removed(path, number):
+    data = bytearray(path.read_bytes())
+    data[number] ^= 1
+    require_none(path, data)
+
+
+def require_none(path, data):
     path.write_bytes(data)
     assert opened(path) is None
     assert not path.exists()

@@ -38,11 +38,3 @@ def test_a_request_is_an_error_where_no_thread_can_be_started(deny_threads):
     allow()
     assert threads.begin(lambda: 2).result(LONGEST_S) == 2
     threads.close()
-
-
-def test_requests_share_the_threads_that_could_be_started(deny_threads):
-    threads = RequestThreads(4)
-    deny_threads(1)
-    futures = [threads.begin(lambda number=number: number) for number in range(5)]
-    assert [future.result(LONGEST_S) for future in futures] == list(range(5))
-    threads.close()

@@ -29,23 +29,6 @@ def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher
     assert sorted(transport.asked) == [("u", piece.begin, piece.end) for piece in PIECES]
 
 
-def test_pieces_begin_with_the_requests_of_the_first_batch(transport, tmp_path):
-    fetcher = Fetcher(transport, RequestThreads(5), cache_in(tmp_path / "cache"))
-    fetcher.fetch_ahead(PIECES[:2])
-    fetcher.fetch_ahead(PIECES[2:])
-    time.sleep(0.02)
-    assert not transport.asked
-    gate = transport.gates[10] = threading.Event()
-    reader = threading.Thread(target=lambda: fetcher.read([reads_of("u", [(10, 20)])]))
-    reader.start()
-    is_ahead = is_fetched(fetcher, 7)  # while the batch waits for an answer
-    gate.set()
-    reader.join(WITHIN_S)
-    fetcher.close()
-    assert is_ahead
-    assert len(transport.asked) == 7
-
-
 def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     make_fetcher, transport
 ):
@@ -59,20 +42,6 @@ def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     fetcher.fetch_ahead(PIECES)
     assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
     assert len(transport.asked) == 8
-
-
-def test_what_is_no_longer_announced_is_no_longer_fetched(make_fetcher, transport):
-    transport.gates[0] = threading.Event()
-    fetcher = make_fetcher(threads=1)
-    fetcher.fetch_ahead(PIECES[:4])
-    assert transport.begun[0].wait(WITHIN_S)
-    fetcher.fetch_ahead(PIECES[4:])
-    transport.gates[0].set()
-    assert is_fetched(fetcher, 5)
-    assert [begin for _, begin, _ in transport.asked] == [0, 32_000, 40_000, 48_000, 56_000]
-    # and the older one is still known to be in the cache
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    assert len(transport.asked) == 5
 
 
 @settings(max_examples=30, deadline=None)
@@ -273,34 +242,6 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
     fetcher.fetch_ahead(PIECES[:1])
     with pytest.raises(FileAccessError, match="may be written by other users"):
         fetcher.read([reads_of("u", [(0, 10)])])
-
-
-def test_the_workers_of_a_process_open_a_piece_together(make_fetcher, open_files):
-    fetchers = [make_fetcher() for _ in range(3)]
-    for fetcher in fetchers:
-        fetcher.fetch_ahead(PIECES)
-        assert is_fetched(fetchers[0], 8)  # which the others find
-    before = len(open_files())
-    for fetcher in fetchers * 2:
-        assert bytes_read(fetcher, reads_of("u", [(0, 64_000)])) == [DATA]
-    assert len(open_files()) <= before + 3 * 8
-    for fetcher in fetchers:
-        fetcher.close()
-    assert open_files() == []
-
-
-def test_dropped_pieces_stay_readable_and_are_then_fetched_exactly(
-    make_fetcher, transport, tmp_path
-):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:2])
-    assert is_fetched(fetcher, 2)
-    bytes_read(fetcher, reads_of("u", [(0, 10)]))
-    for file in (tmp_path / "cache" / "pieces").glob("*/*-*000"):
-        file.unlink()
-    spans = [(20, 30), (8020, 8030)]
-    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[20:30], DATA[8020:8030]]
-    assert transport.asked[2:] == [("u", 8020, 8030)]
 
 
 def test_it_is_known_whether_all_that_is_announced_is_there(make_fetcher, transport):
