@@ -141,13 +141,11 @@ def test_an_empty_cache_is_no_error(run, tmp_path):
     [
         (["fill", "--config", "no.yaml"], "no.yaml"),
         (["fill", "--config", "CONFIG", "--split", "test"], "there is no 'test' split"),
-        (["fill", "--config", "CONFIG", "--ranks-per-node", "-1"], "must be at least 1, got -1"),
         (["fill", "--config", "CONFIG", "--node", "-1"], "--node must be at least 0, got -1"),
         (["fill", "--config", "CONFIG", "--node", "1"], "rank"),
         (["list", "--node", "1"], "--node is for `cache fill`"),
         (["fill", "--config", "CONFIG", "--cache-dir", "."], "and no --cache-dir"),
         (["clear", "--config", "CONFIG"], "--config is for `cache fill`"),
-        (["empty"], "invalid choice"),
     ],
 )
 def test_what_makes_no_sense_is_refused(config, run, arguments, said):

@@ -101,13 +101,6 @@ def test_a_range_of_what_is_stored_compressed_is_read(transport, url, server):
     assert transport.read(url, 5, 9).data == DATA[5:9]
 
 
-def test_connections_are_kept(transport, url, server):
-    server.connections = 0
-    for begin in range(0, 90_000, 3_000):
-        transport.read(url, begin, begin + 3_000)
-    assert server.connections == 1
-
-
 def test_queries_and_passwords_reach_the_server_and_its_host_alone(transport, url, server):
     secret = url.replace("://", "://me:p%40ss@")
     there = f"http://you:other@127.0.0.1:{server.other_port}/data/a.tar"
@@ -182,11 +175,6 @@ def test_a_proxy_is_asked_for_what_it_stands_before_by_its_user(
     assert make_transport().read(ELSEWHERE, 0, 9).data == b"bytes"
     assert server.asked[0].path == ELSEWHERE
     assert server.asked[0].headers["proxy-authorization"].startswith("Basic ")
-
-
-def test_a_host_can_be_exempt_of_the_proxy(url, server, make_transport, set_variables):
-    set_variables(all_proxy="http://127.0.0.1:9", no_proxy=f"elsewhere,127.0.0.1:{server.port}")
-    assert make_transport().read(url, 0, 9).data == DATA[:9]
 
 
 @pytest.mark.parametrize(

@@ -87,3 +87,16 @@ def test_what_cannot_be_known_without_tables_is_refused(tableless, tmp_path, giv
         module(tableless, tmp_path, exclude=THIRD, **given).source("train")
     assert "\n" not in str(error.value)
     assert "s3cr3t" not in str(error.value)
+
+
+def test_labels_in_remote_shards_are_refused_with_the_bytes_that_they_would_take(
+    published_shards, server, tmp_path
+):
+    with pytest.raises(
+        ConfigError, match=r"about [\d,]{5,} bytes in all; take labels from a table"
+    ):
+        module(
+            published_shards, tmp_path, balance="label", sampling="resampled", dataset_size=3000
+        ).source("train")
+    asked = [each for each in server.asked if each.path.endswith(".tar")]
+    assert len(asked) <= 1  # for its size

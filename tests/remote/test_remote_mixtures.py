@@ -98,14 +98,6 @@ def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
     assert {row.shard for batch in rows for row in batch} <= set(range(8))
 
 
-def test_the_indexed_reader_names_the_component_that_lacks_tables(tableless, tmp_path):
-    data = module(tableless, tmp_path, "other", reader="indexed")
-    with pytest.raises(
-        ConfigError, match=r"^train\.mix\.labels: .*members.*lightning-shards index"
-    ):
-        data.source("train")
-
-
 @pytest.mark.parametrize(
     ("lacking", "keep", "why"),
     [

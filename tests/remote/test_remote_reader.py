@@ -1,15 +1,17 @@
 """Training from remote shards: the batches of local ones, or an error that says why not."""
 
+import json
 import logging
 import pickle
 from itertools import islice
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from fault_server import Fault
 from real_servers import NAMES
 
-from lightning_shards import LoaderConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.build import reader_choice
 from lightning_shards.errors import (
     ConfigError,
@@ -208,3 +210,62 @@ def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path)
     assert [each.storages["http"].settings.connections for each in sources] == [3, 1]
     with pytest.raises(ConfigError, match="connections must be"):
         LoaderConfig(connections=0)
+
+
+def with_classes(urls, tmp_path, **settings):
+    return ShardDataModule(
+        SplitConfig(urls, **{"sampling": "sequential"} | settings),
+        fields={"label": "cls"},
+        decode={"label": "class"},
+        batch_size=2,
+        num_workers=0,
+        loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
+    )
+
+
+def test_names_of_classes_come_from_beside_remote_shards(published_shards, server, tmp_path):
+    names = {f"class {number}": number for number in range(16)}
+    server.objects["data/classes.json"] = json.dumps(names).encode()
+    (field,) = with_classes(published_shards, tmp_path).source("train").describe().fields
+    assert field.classes is not None
+    assert (field.classes.numbers, field.classes.source) == (
+        names,
+        f"{server.url}/data/classes.json",
+    )
+    assert batches(with_classes(published_shards, tmp_path), 1)[0]
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff", b'["a", "a"]'])
+def test_what_cannot_be_read_there_is_an_error(published_shards, server, tmp_path, content):
+    if content is not None:
+        server.objects["data/classes.json"] = content
+    with pytest.raises(ConfigError, match=r"/data(/classes.json| has none)") as caught:
+        with_classes(published_shards, tmp_path).source("train")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def publish_named(local, server, tmp_path, name):
+    """The shards on the server, the second one by another name."""
+    names = {"shard-000001.tar": name}
+
+    def put(path, data):
+        for old, new in names.items():
+            path = path.replace(old, new)
+            data = data.replace(json.dumps(old).encode(), json.dumps(new).encode())
+        server_put(server)(path, data)
+
+    publish(local, put, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a%20b.tar", "é€.tar", "a+b&c=d.tar", "a::b.tar", "{a..c}.tar", "a?b#c.tar", "%2e%2e.tar"],
+)  # fmt: skip
+def test_a_shard_of_any_name_is_read_by_its_escaped_url(name, local, server, tmp_path):
+    publish_named(local, server, tmp_path, name)
+    root = f"{server.url}/data"
+    urls = [f"{root}/{quote(each, safe='')}?X-Amz-Signature=s3cr3t" for each in
+            ("shard-000000.tar", name, "shard-000002.tar")]  # fmt: skip
+    data = module(urls, tmp_path)
+    assert data.source("train").index.counts is not None
+    assert batches(data) == batches(module(local, tmp_path))

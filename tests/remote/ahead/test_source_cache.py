@@ -22,16 +22,6 @@ MOST = [True, True, True, True, False] * 20
 FEW = [True] + [False] * 19
 
 
-@pytest.fixture
-def block_of(tmp_path):
-    """The samples of a block as the cache is told of them; no shard is asked for."""
-
-    def find(order):
-        return told(order, tmp_path).working_set_bytes // 2 // SAMPLE_BYTES
-
-    return find
-
-
 def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
     """What the cache is told of a million samples of each component, of these sizes."""
     found = [
@@ -47,9 +37,10 @@ def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
     ("mask", "block", "expected"),
     [(ALL, 40, 40), (ALL, 0, WINDOW), (MOST, 40, 50), (MOST, 1, WINDOW * 5 // 4), (FEW, 40, 200)],
 )
-def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(block_of, mask, block, expected):
+def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(tmp_path, mask, block, expected):
     """Of 5 samples 4 are left: 40 of them are read with 10 others. More than 4 are no small gap."""
-    assert block_of(kept_order([mask], block=block)) == expected
+    need = told(kept_order([mask], block=block), tmp_path)
+    assert need.working_set_bytes // 2 // SAMPLE_BYTES == expected
 
 
 def window(order, batch_size=2, world_size=1, num_workers=1):

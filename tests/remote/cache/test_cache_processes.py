@@ -12,12 +12,11 @@ from killed_readers import LIMIT, READERS
 HERE = Path(__file__).parent
 
 
-def run(script, *arguments):
-    path = os.pathsep.join([str(HERE.parents[2]), str(HERE)])
-    command = [sys.executable, str(HERE / script), *map(str, arguments)]
+@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.matrix)])
+def test_killed_readers_leave_no_wrong_byte_and_exceed_the_limit_by_a_piece_each(seconds, tmp_path):
     ended = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": path},
+        [sys.executable, HERE / "killed_readers.py", tmp_path, str(seconds)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), str(HERE)])},
         capture_output=True,
         text=True,
         check=False,
@@ -25,12 +24,7 @@ def run(script, *arguments):
     )
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
-    return ended.stdout
-
-
-@pytest.mark.parametrize("seconds", [3, pytest.param(30, marks=pytest.mark.matrix)])
-def test_killed_readers_leave_no_wrong_byte_and_exceed_the_limit_by_a_piece_each(seconds, tmp_path):
-    killed, most, found = map(int, run("killed_readers.py", tmp_path, seconds).split())
+    killed, most, found = map(int, ended.stdout.split())
     assert killed > 5 * seconds
     assert most <= (LIMIT + READERS) * FILE
     assert found > LIMIT // 2

@@ -22,6 +22,20 @@ from lightning_shards.shards.private_files import CacheFolder
 PIECE = piece_number(3)
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """The user's cache folder."""
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cache(folder):
+    """A cache with room for ten pieces."""
+    cache = make_cache(folder, make_need(10))
+    yield cache
+    cache.close()
+
+
 def no_fetch():
     raise AssertionError("it was to be in the cache, or there is no room for it")
 

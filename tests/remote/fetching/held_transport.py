@@ -49,15 +49,8 @@ class HeldTransport:
             with self._lock:
                 self.under_way -= 1
 
-    def write(self, url: str, data: bytes) -> None:
-        self.objects[url] = data
-
     def close(self) -> None:
         self.closed.set()
-
-    @property
-    def bytes_asked(self) -> int:
-        return sum(end - begin for _, begin, end in self.asked)
 
 
 def cache_in(folder: Path, limit_bytes: int = 64 * MIB) -> PieceCache:

@@ -2,11 +2,11 @@
 
 import errno
 import os
+import random
 import threading
 import time
 
 import pytest
-from held_fetcher import DATA, LARGE, PIECES, WITHIN_S, bytes_read, is_fetched
 from held_transport import MIB, VERSION, HeldTransport, cache_in, reads_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +18,47 @@ from lightning_shards.remote import pieces as piece_files
 from lightning_shards.remote.fetcher import Fetcher
 from lightning_shards.remote.pieces import Piece
 from lightning_shards.remote.request_threads import RequestThreads
+
+DATA = random.Random(1).randbytes(64_000)
+LARGE = random.Random(2).randbytes(20 * MIB)
+PIECES = [Piece("u", VERSION, begin, begin + 8000) for begin in range(0, 64_000, 8000)]
+WITHIN_S = 10
+
+
+@pytest.fixture
+def transport():
+    return HeldTransport({"u": DATA, "large": LARGE})
+
+
+@pytest.fixture
+def make_fetcher(transport, tmp_path):
+    made = []
+
+    def make(cache=None, threads=4, **others):
+        cache = cache or cache_in(tmp_path / "cache")
+        made.append(Fetcher(transport, RequestThreads(threads + 1), cache, **others))
+        made[-1].read([])  # what is announced is fetched from the first batch on
+        return made[-1]
+
+    yield make
+    for fetcher in made:
+        fetcher.close()
+
+
+def bytes_read(fetcher, reads):
+    """What the ranges of one object hold, those of no or too few bytes cut."""
+    (counts,) = fetcher.read([reads])
+    place, found = 0, []
+    for start, stop, count in zip(reads.starts, reads.stops, counts, strict=True):
+        found.append(bytes(reads.into[place : place + count]))
+        place += stop - start
+    return found
+
+
+def is_fetched(fetcher, number):
+    """Whether so many requests were made, and nothing is fetched ahead any more."""
+    asked = fetcher._transport.asked
+    return wait_for(lambda: len(asked) == number and not fetcher._under_way, WITHIN_S)
 
 
 def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
@@ -63,17 +104,6 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     found = bytes_read(fetcher, reads_of("u", spans))
     fetcher.close()
     assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
-
-
-def test_a_batch_does_not_wait_for_a_piece_that_failed(make_fetcher, transport):
-    transport.failing[0] = StorageError("no")
-    fetcher = make_fetcher(wait_s=3 * WITHIN_S)
-    fetcher.fetch_ahead(PIECES[:1])
-    wait_for(lambda: not fetcher._coming, WITHIN_S)
-    transport.failing.clear()
-    begun = time.perf_counter()
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    assert time.perf_counter() - begun < WITHIN_S
 
 
 def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, transport):
@@ -163,17 +193,6 @@ def test_a_version_that_changes_is_told_with_the_batch(make_fetcher, transport):
     assert fetcher.read([reads_of("u", [(10, 10)])]) == [[-1]]  # asked for, as nothing else shows
 
 
-def test_where_nothing_can_be_kept_fetching_ahead_stops(make_fetcher, transport, tmp_path):
-    fetcher = make_fetcher(cache_in(tmp_path / "small", limit_bytes=9000), threads=1)
-    first = Piece("u", VERSION, 0, 9500)  # there is no room for it
-    fetcher.fetch_ahead([first, *PIECES[2:]])
-    assert wait_for(lambda: not fetcher._coming, WITHIN_S)
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
-    assert transport.asked == [("u", 10, 20)]
-    fetcher.fetch_ahead([*PIECES[2:3]])  # the next block is tried again
-    assert is_fetched(fetcher, 2)
-
-
 def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
     make_fetcher, transport, tmp_path, caplog, monkeypatch
 ):
@@ -250,3 +269,16 @@ def test_it_is_known_whether_all_that_is_announced_is_there(make_fetcher, transp
     assert is_fetched(earlier, 8)
     assert make_fetcher().fetch_ahead(PIECES)
     assert len(transport.asked) == 8
+
+
+def test_a_request_is_an_error_where_no_thread_can_be_started(monkeypatch):
+    def denied(_):
+        raise RuntimeError("can't start new thread")
+
+    threads = RequestThreads(1)
+    with monkeypatch.context() as patching:
+        patching.setattr(threading.Thread, "start", denied)
+        with pytest.raises(StorageError, match=r"ulimit -u.*fewer connections"):
+            threads.begin(int).result(WITHIN_S)
+    assert threads.begin(lambda: 2).result(WITHIN_S) == 2
+    threads.close()
