@@ -1,7 +1,6 @@
 """What every transport promises, whatever store it reads: one suite for all backends."""
 
 import multiprocessing
-import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,14 +88,6 @@ class TransportContract:
         with ThreadPoolExecutor(8) as pool:
             bodies = pool.map(lambda at: store.transport.read(store.url, at, at + 5_000), begins)
         assert b"".join(body.data for body in bodies) == DATA
-
-    def test_a_pickled_one_reads_the_same_and_holds_only_settings(self, store: Store) -> None:
-        before = pickle.dumps(store.transport)
-        store.transport.read(store.url, 0, 3)
-        assert pickle.dumps(store.transport) == before
-        copied = pickle.loads(before)
-        assert copied.read(store.url, 3, 9).data == DATA[3:9]
-        copied.close()
 
     def test_one_that_was_closed_opens_again(self, store: Store) -> None:
         store.transport.close()

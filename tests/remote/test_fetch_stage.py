@@ -1,15 +1,11 @@
 """What a loader counts of the network: requests, bytes, and the time that batches waited."""
 
 import pickle
-import threading
-from contextlib import suppress
 
 import pytest
 from fault_server import Fault
-from waiting import wait_for
 
 from lightning_shards.build import sources
-from lightning_shards.errors import ShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.samples.collate import LoadedBatch
@@ -48,45 +44,26 @@ def test_each_request_and_byte_of_an_epoch_is_counted(
     assert all(seconds >= 0 for seconds in times.stages.values())
 
 
-@pytest.fixture
-def published():
-    """The stage that this process publishes, by name."""
-    before, byte = process.published_byte(), memoryview(bytearray(1))
-    process.publish_stages_in(byte)
-    yield lambda: stage_of(byte[0])
-    process.publish_stages_in(before)
-
-
 @pytest.mark.parametrize("settings", [{"loader": ROOMY}, {"reader": "stream"}], ids=str)
 def test_a_process_that_waits_for_a_server_says_that_it_fetches(
-    published_shards, server, tmp_path, published, settings
+    published_shards, server, tmp_path, settings
 ):
-    stream = (
-        module(published_shards, tmp_path, **settings).source("train").batches(Place(), Cursor())
-    )
-    seen, is_wanted = [], threading.Event()
-    is_wanted.set()
+    source = module(published_shards, tmp_path, **settings).source("train")
+    stream = source.batches(Place(), Cursor())
+    seen, before, byte = [], process.published_byte(), memoryview(bytearray(1))
 
     def check():
-        seen.append(published())
-        if not is_wanted.is_set():
+        seen.append(stage_of(byte[0]))
+        if len(seen) == 3:
             raise KeyboardInterrupt
 
-    def read():
-        with suppress(KeyboardInterrupt, ShardError), Cancellable(check):
-            while True:
-                next(stream)
-
-    reading = threading.Thread(target=read)
+    process.publish_stages_in(byte)
     server.always = Fault("stall", 3)
-    reading.start()
-    try:
-        assert wait_for(lambda: seen, 10)
-    finally:
-        is_wanted.clear()
-        reading.join(10)
-        stream.close()
-    assert set(seen) == {"fetch"}
+    with pytest.raises(KeyboardInterrupt), Cancellable(check):
+        next(stream)
+    process.publish_stages_in(before)
+    stream.close()
+    assert seen == ["fetch"] * 3
 
 
 def test_totals_travel_in_messages_and_local_ones_cost_one_byte():

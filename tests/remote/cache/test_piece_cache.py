@@ -1,7 +1,6 @@
 """The cache of pieces, as one process or two see it: what is kept, dropped and refused."""
 
 import pickle
-import threading
 
 import pytest
 from cached_bytes import (
@@ -81,32 +80,6 @@ def test_another_number_of_bytes_is_refused(cache, folder):
         cache.load(PIECE, lambda: [bytes_of(PIECE)[1:]])
     assert disk_bytes(folder) == 0
     assert is_kept(cache, PIECE)
-
-
-def test_an_error_of_fetching_is_passed_on_and_leaves_nothing(cache):
-    def fetch():
-        raise ConnectionError("reset")
-
-    with pytest.raises(ConnectionError, match="reset"):
-        cache.load(PIECE, fetch)
-    assert is_kept(cache, PIECE)
-
-
-def test_one_thread_fetches_and_the_others_are_told(cache):
-    entered, go_on = threading.Event(), threading.Event()
-
-    def slowly():
-        entered.set()
-        assert go_on.wait(30)
-        return [bytes_of(PIECE)]
-
-    thread = threading.Thread(target=cache.load, args=(PIECE, slowly))
-    thread.start()
-    assert entered.wait(30)
-    assert cache.load(PIECE, no_fetch) is None
-    go_on.set()
-    thread.join()
-    assert cache.load(PIECE, no_fetch)
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_one(folder):

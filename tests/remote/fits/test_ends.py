@@ -23,7 +23,7 @@ GONE_WITHIN_S = 5.0
 
 BESIDE_OTHERS_S = 10.0
 STALL = Fault("stall", 3)
-STATES = {"idle": None, "fetching": Fault("late", 0.03), "stalled": STALL}
+STATES = ("idle", "fetching", "stalled")
 POOLS = {
     "inline": {"pool": "inline"},
     "threads": {"pool": "threads"},
@@ -50,22 +50,17 @@ def session_of(pid):
     return found
 
 
-def seconds_to_end(fits, urls, server, state, pool, number, cache_dir):
-    """Until the last process is gone after a signal; how many there were."""
-    loader = POOLS[pool] | {"cache_dir": str(cache_dir)}
+def check(fits, urls, server, state, pool, number, within_s=GONE_WITHIN_S):
+    """The last process is gone soon after a signal."""
+    loader = dict(POOLS[pool])
     workers = 0 if pool == "inline" else 2
     if state == "idle":
         loader["cache_gib"] = 1.0
     else:  # pieces are dropped and fetched again, without end
         loader["cache_gib"] = two_blocks(urls, fits.folder, num_workers=workers, **loader)
-    server.always = None if state == "idle" else STATES["fetching"]
-    path = fits.job(
-        urls,
-        epochs=10**6,
-        loader=loader,
-        num_workers=workers,
-        step_s=0.05 * (state == "idle"),
-    )
+        server.always = Fault("late", 0.03)
+    given = {"epochs": 10**6, "loader": loader, "num_workers": workers}
+    path = fits.job(urls, step_s=0.05 * (state == "idle"), **given)
     with fits.started(path) as running:
         (pid,) = running.pids
         steps = lambda: len(rows_of_ranks(path.parent))  # noqa: E731
@@ -78,27 +73,22 @@ def seconds_to_end(fits, urls, server, state, pool, number, cache_dir):
         began = time.perf_counter()
         os.kill(pid, number)
         assert wait_for(lambda: not session_of(pid), 60)
-        return time.perf_counter() - began, there
-
-
-def check(fits, urls, server, state, pool, number, cache_dir, within_s=GONE_WITHIN_S):
-    seconds, there = seconds_to_end(fits, urls, server, state, pool, number, cache_dir)
+        seconds = time.perf_counter() - began
     sys.stdout.write(f"{state}, {pool}, {number.name}: {seconds:.1f} s, {there} processes\n")
     assert there >= (3 if "processes" in pool else 1)
     assert seconds < within_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", ["inline"])
-def test_sigterm_ends_a_fit_that_waits_for_a_server(pool, fits, urls, server, tmp_path):
-    check(fits, urls, server, "stalled", pool, signal.SIGTERM, tmp_path / "cache", BESIDE_OTHERS_S)
+def test_sigterm_ends_a_fit_that_waits_for_a_server(fits, urls, server):
+    check(fits, urls, server, "stalled", "inline", signal.SIGTERM, BESIDE_OTHERS_S)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("state", STATES)
-def test_nothing_is_left_of_a_fit_that_was_ended(state, pool, number, fits, urls, server, tmp_path):
+def test_nothing_is_left_of_a_fit_that_was_ended(state, pool, number, fits, urls, server):
     before = set(Path("/dev/shm").iterdir())
-    check(fits, urls, server, state, pool, number, tmp_path / "cache")
+    check(fits, urls, server, state, pool, number)
     assert set(Path("/dev/shm").iterdir()) == before
