@@ -74,9 +74,6 @@ def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     assert not shards_asked(server)
     again = run_document("fill", "--config", config(shuffle_run=0))
     assert again == filled | {"fetched_bytes": 0}
-    status, told = run("fill", "--config", config(shuffle_run=0))
-    assert status == 0
-    assert "fetched_bytes: 0 bytes" in told
 
 
 def test_of_strands_each_node_fills_its_own(config, run_document, server):

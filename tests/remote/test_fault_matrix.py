@@ -170,28 +170,16 @@ def require_what_is_owed(row, scheme, position, server, read, now, policy):
 @pytest.fixture
 def readers(transport, storages, request):
     are_all = request.node.get_closest_marker("matrix") is not None
-    return {
-        "indexed": partial(require_range, transport),
-        "stream": partial(require_stream, storages, are_all),
-    }
+    stream = partial(require_stream, storages, are_all)
+    return {"indexed": partial(require_range, transport), "stream": stream}
 
 
+@pytest.mark.parametrize("positions", ["drawn", pytest.param("all", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_fault_is_answered_as_is_owed(row, scheme, reader, server, readers, clock):
-    for position in drawn_positions(row, scheme, reader):
-        require_what_is_owed(row, scheme, position, server, readers[reader], clock.now, POLICY)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_fault_is_answered_as_is_owed_at_each_position(
-    row, scheme, reader, server, readers, clock
-):
-    for position in POSITIONS:
+def test_a_fault_is_answered_as_is_owed(row, scheme, reader, positions, server, readers, clock):
+    for position in POSITIONS if positions == "all" else drawn_positions(row, scheme, reader):
         require_what_is_owed(row, scheme, position, server, readers[reader], clock.now, POLICY)
 
 

@@ -118,7 +118,8 @@ def test_a_url_that_cannot_be_read_is_an_error(url, transport):
     assert "s3cr" not in str(caught.value)
 
 
-def test_a_host_without_an_address_is_an_error_at_once(make_transport, set_variables):
+@pytest.mark.usefixtures("without_proxies")
+def test_a_host_without_an_address_is_an_error_at_once(make_transport):
     slept = []
     with pytest.raises(ShardNotFoundError, match=r"its host has no address; check the URL"):
         make_transport(sleep=slept.append).read(ELSEWHERE, 0, 9)
@@ -149,23 +150,18 @@ def test_the_gateway_of_ais_is_an_option_or_a_variable(url, server, monkeypatch)
 
 
 @pytest.fixture
-def set_variables(monkeypatch):
+def without_proxies(monkeypatch):
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
-    def set_them(**variables):
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
 
-    return set_them
-
-
+@pytest.mark.usefixtures("without_proxies")
 def test_a_proxy_is_asked_for_what_it_stands_before_by_its_user(
-    server, make_transport, set_variables
+    server, make_transport, monkeypatch
 ):
     server.objects[ELSEWHERE] = b"bytes"
-    set_variables(ALL_PROXY=server.url.replace("://", "://me:s3cr3t@"))
+    monkeypatch.setenv("ALL_PROXY", server.url.replace("://", "://me:s3cr3t@"))
     assert make_transport().read(ELSEWHERE, 0, 9).data == b"bytes"
     assert server.asked[0].path == ELSEWHERE
     assert server.asked[0].headers["proxy-authorization"].startswith("Basic ")
@@ -178,8 +174,9 @@ def test_a_proxy_is_asked_for_what_it_stands_before_by_its_user(
         ("socks5h://me:s3cr3t@127.0.0.1:9", r"of another kind .*try 1 of .*no_proxy"),
     ],
 )
-def test_a_proxy_that_cannot_be_used_is_told(proxy, message, make_transport, set_variables):
-    set_variables(all_proxy=proxy)
+@pytest.mark.usefixtures("without_proxies")
+def test_a_proxy_that_cannot_be_used_is_told(proxy, message, make_transport, monkeypatch):
+    monkeypatch.setenv("all_proxy", proxy)
     with pytest.raises(StorageError, match=message) as caught:
         make_transport().read("https://elsewhere.invalid/a.tar", 0, 9)
     assert "s3cr3t" not in str(caught.value)

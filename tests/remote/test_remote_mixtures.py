@@ -76,8 +76,9 @@ def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
     assert batches(afar, epochs=2) == batches(here, epochs=2)
 
 
-@pytest.mark.parametrize("components", [{}, {REMOTE: {"keep": HALF}}], ids=["all", "kept"])
-@pytest.mark.parametrize("lacking", ["tableless", "countless"])
+@pytest.mark.parametrize(
+    ("lacking", "components"), [("countless", {}), ("tableless", {REMOTE: {"keep": HALF}})], ids=str
+)
 def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
     lacking, components, shards, tmp_path, request
 ):

@@ -88,7 +88,7 @@ URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-A
         Piece(URL.replace("train", "val"), '"a"', 0, 10),
         Piece(URL.replace("versionId=3", "versionId=4"), '"a"', 0, 10),
         Piece(URL, '"b"', 0, 10),
-        Piece(URL, '"a"', 1, 10),
+        Piece(URL, '"a"', 10, 20),
         Piece(URL, '"a"', 0, 11),
         Piece(URL.replace("/train/", "/a//b@train/"), '"a"', 0, 10),
         Piece(URL.replace("/train/", "/a//c@train/"), '"a"', 0, 10),

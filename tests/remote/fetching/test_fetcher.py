@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.remote import cache as piece_cache
 from lightning_shards.remote import pieces as piece_files
 from lightning_shards.remote.fetcher import Fetcher
 from lightning_shards.remote.pieces import Piece
@@ -209,49 +208,28 @@ def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
     assert len(transport.asked) == 2
 
 
-def use_file(folder, monkeypatch):
-    folder.write_text("not a folder")
-
-
-def have_no_locks(folder, monkeypatch):
-    fail(monkeypatch, piece_cache.fcntl, "flock", errno.ENOLCK)
-
-
-def have_no_descriptors(folder, monkeypatch):
-    fail(monkeypatch, piece_cache, "open_piece", errno.EMFILE)
-
-
-def have_no_room(folder, monkeypatch):
-    fail(monkeypatch, piece_cache, "write_piece", errno.ENOSPC)
-
-
-def fail(monkeypatch, module, name, number):
-    def failing(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(module, name, failing)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("name", "number", "said"),
     [
-        (use_file, "exists"),
-        (have_no_locks, "No locks available"),
-        (have_no_descriptors, "raise the limit of open files"),
-        (have_no_room, "No space left on device; make room there"),
+        ("fcntl.flock", errno.ENOLCK, "No locks available"),
+        ("open_piece", errno.EMFILE, "raise the limit of open files"),
+        ("write_piece", errno.ENOSPC, "No space left on device; make room there"),
     ],
 )
 def test_a_cache_that_cannot_be_used_is_one_warning_and_batches_are_read_exactly(
-    spoil, said, make_fetcher, tmp_path, monkeypatch, caplog
+    name, number, said, make_fetcher, monkeypatch, caplog
 ):
+    def failing(*_):
+        raise OSError(number, os.strerror(number))
+
     fetcher = make_fetcher()
-    spoil(tmp_path / "cache", monkeypatch)
-    fetcher.fetch_ahead(PIECES)
-    assert wait_for(lambda: not fetcher._coming, WITHIN_S)
-    assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
+    with monkeypatch.context() as patching:
+        patching.setattr(f"lightning_shards.remote.cache.{name}", failing)
+        fetcher.fetch_ahead(PIECES)
+        assert wait_for(lambda: not fetcher._coming, WITHIN_S)
+        assert bytes_read(fetcher, reads_of("u", [(10, 20)])) == [DATA[10:20]]
     (record,) = caplog.records
     assert said in record.getMessage()
-    monkeypatch.undo()
 
 
 def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, tmp_path):
