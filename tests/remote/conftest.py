@@ -134,7 +134,7 @@ def face_stores(
 
         put("some/data.tar", DATA)
         transport = RemoteTransport(settings)
-        return Store(face, transport, lambda name: url_of(started_server, face, name), put)
+        return Store(transport, lambda name: url_of(started_server, face, name), put)
 
     return make
 
@@ -171,7 +171,7 @@ def real_store(
             def put(name: str, data: bytes) -> None:
                 transport.write(server.url_of(name), data)
 
-            store = Store(name, transport, server.url_of, server.put or put)
+            store = Store(transport, server.url_of, server.put or put)
             store.put("some/data.tar", DATA)
             return store
 
@@ -206,5 +206,5 @@ def file_store(tmp_path: Path) -> Iterator[Store]:
         os.utime(tmp_path / name, (next(times),) * 2)  # two writes may fall into one second
 
     put("some/data.tar", DATA)
-    yield Store("owned", transport, url_of_file, put)
+    yield Store(transport, url_of_file, put)
     transport.close()

@@ -22,7 +22,6 @@ SIZE = len(DATA)
 class Store:
     """A store that holds `DATA` as `some/data.tar`, and a transport that reads it."""
 
-    name: str
     transport: RemoteTransport
     url_of: Callable[[str], str]
     put: Callable[[str, bytes], None]
