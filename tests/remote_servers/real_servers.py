@@ -57,25 +57,31 @@ def started(command: Callable[[int], Sequence[str]], folder: Path) -> Iterator[i
 
     The kernel kills it if this process ends without ending it.
     """
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
-    with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command(port)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-    try:
-        is_ready = wait_for(lambda: process.poll() is not None or accepts(port), 60)
-        said = (folder / "output.txt").read_text(errors="replace")[-2000:]
-        assert is_ready, f"it does not start: {said}"
-        assert process.poll() is None, f"it ended: {said}"
-        yield port
-    finally:
-        process.kill()
-        process.wait()
+    for _ in range(3):  # another program may take the port before the server does
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
+            port = unused.getsockname()[1]
+        with (folder / "output.txt").open("ab") as output:
+            process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *command(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        try:
+            if _listens(process, port):
+                yield port
+                return
+        finally:
+            process.kill()
+            process.wait()
+    pytest.fail(f"it does not start: {(folder / 'output.txt').read_text(errors='replace')[-2000:]}")
+
+
+def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
+    """Wait until the server accepts connections; it may end instead."""
+    wait_for(lambda: process.poll() is not None or accepts(port), 60)
+    return process.poll() is None and accepts(port)
 
 
 def accepts(port: int) -> bool:
