@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError, PlanError
-from lightning_shards.plan.epoch import EpochPlan, plan_epoch
+from lightning_shards.plan.epoch import plan_epoch
 
 REMAINDERS = ("drop", "pad", "balanced")
 SMALL_WORLD = [
@@ -65,6 +65,17 @@ def repeats_in(plan, batch):
     return sum(position >= plan.samples for position in batch)
 
 
+def naive_facts(plan):
+    return [
+        (
+            tuple(map(len, ranks)),
+            tuple(repeats_in(plan, batch) for batch in ranks),
+            (ranks[0][0], max(max(batch) for batch in ranks if batch) + 1),
+        )
+        for ranks in naive_ranks(plan)
+    ]
+
+
 def facts(plan, step):
     return plan.sizes(step), plan.repeats(step), plan.span(step)
 
@@ -89,48 +100,15 @@ def test_ten_samples_on_four_ranks_give_the_sizes_of_the_design(remainder, sizes
     assert [plan.sizes(step) for step in range(plan.steps)] == sizes
 
 
-def test_larger_steps_come_first():
-    plan = plan_epoch(17, 2, 3, "balanced")
-    assert [sum(plan.sizes(step)) for step in range(plan.steps)] == [6, 6, 5]
-
-
-def test_repeats_are_at_the_ranks_whose_positions_pass_the_end():
-    plan = plan_epoch(12, 3, 3, "pad")
-    assert plan.repeats(1) == (0, 3, 3)
-
-
-def test_small_world_equals_the_naive_plan_in_sizes():
+def test_small_world_equals_the_naive_plan():
     for plan in SMALL_WORLD:
-        naive = [tuple(map(len, ranks)) for ranks in naive_ranks(plan)]
-        assert [plan.sizes(step) for step in range(plan.steps)] == naive, plan
-
-
-def test_small_world_equals_the_naive_plan_in_repeats():
-    for plan in SMALL_WORLD:
-        naive = [tuple(repeats_in(plan, batch) for batch in ranks) for ranks in naive_ranks(plan)]
-        assert [plan.repeats(step) for step in range(plan.steps)] == naive, plan
-
-
-def test_small_world_equals_the_naive_plan_in_spans():
-    for plan in SMALL_WORLD:
-        naive = [
-            (ranks[0][0], max(map(max, filter(None, ranks))) + 1) for ranks in naive_ranks(plan)
-        ]
-        assert [plan.span(step) for step in range(plan.steps)] == naive, plan
-
-
-def test_small_world_equals_the_naive_plan_in_the_positions_of_each_rank():
-    for plan in SMALL_WORLD:
+        naive = naive_ranks(plan)
+        assert [facts(plan, step) for step in range(plan.steps)] == naive_facts(plan), plan
         spans = [
             [list(range(*plan.rank_span(step, rank))) for rank in range(plan.world_size)]
             for step in range(plan.steps)
         ]
-        assert spans == naive_ranks(plan), plan
-
-
-def test_small_world_equals_the_naive_plan_in_shares_of_workers():
-    for plan in SMALL_WORLD:
-        naive = naive_ranks(plan)
+        assert spans == naive, plan
         for rank, num_workers in product(range(plan.world_size), range(1, 4)):
             for worker in range(num_workers):
                 mine = [ranks[rank] for ranks in naive[worker::num_workers]]
@@ -140,130 +118,61 @@ def test_small_world_equals_the_naive_plan_in_shares_of_workers():
 
 @given(plans(max_samples=2000))
 def test_larger_worlds_equal_the_naive_plan(plan):
-    naive = [
-        (
-            tuple(map(len, ranks)),
-            tuple(repeats_in(plan, batch) for batch in ranks),
-            (ranks[0][0], max(max(batch) for batch in ranks if batch) + 1),
-        )
-        for ranks in naive_ranks(plan)
-    ]
-    assert [facts(plan, step) for step in range(plan.steps)] == naive
+    assert [facts(plan, step) for step in range(plan.steps)] == naive_facts(plan)
 
 
 @given(plans())
-def test_every_rank_has_a_sample_at_every_step(plan):
-    assert all(min(plan.sizes(step)) >= 1 for step in some_steps(plan))
+def test_every_rank_has_a_batch_of_1_to_batch_size_samples_at_every_step(plan):
+    for step in some_steps(plan):
+        assert min(plan.sizes(step)) >= 1
+        assert max(plan.sizes(step)) <= plan.batch_size
+        if plan.remainder != "balanced":
+            assert plan.sizes(step) == (plan.batch_size,) * plan.world_size
 
 
 @given(plans())
-def test_no_batch_is_larger_than_the_batch_size(plan):
-    assert all(max(plan.sizes(step)) <= plan.batch_size for step in some_steps(plan))
-
-
-@given(plans(remainders=("drop", "pad")))
-def test_drop_and_pad_have_full_steps_only(plan):
-    full = (plan.batch_size,) * plan.world_size
-    assert all(plan.sizes(step) == full for step in some_steps(plan))
-
-
-@given(plans(remainders=("drop",)))
-def test_drop_runs_the_whole_steps_that_are_left(plan):
-    assert plan.steps == (plan.samples - plan.done) // plan.global_batch
-
-
-@given(plans(remainders=("pad", "balanced")))
-def test_pad_and_balanced_serve_every_sample(plan):
-    assert plan.served == plan.samples - plan.done
-
-
-@given(plans(remainders=("pad", "balanced")))
-def test_pad_and_balanced_run_no_step_too_many(plan):
-    assert 0 <= plan.steps * plan.global_batch - plan.served < plan.global_batch
-
-
-@given(plans())
-def test_served_and_dropped_samples_are_what_is_left(plan):
-    assert plan.served + plan.dropped == plan.samples - plan.done
-
-
-@given(plans())
-def test_less_than_a_global_batch_is_dropped(plan):
+def test_drop_runs_the_whole_steps_that_are_left_and_others_serve_every_sample(plan):
+    left = plan.samples - plan.done
+    assert plan.served + plan.dropped == left
     assert 0 <= plan.dropped < plan.global_batch
-
-
-@given(plans())
-def test_shares_of_the_ranks_add_up_to_what_is_served(plan):
-    assert sum(plan.share(rank) for rank in range(plan.world_size)) == plan.served
+    if plan.remainder == "drop":
+        assert plan.steps == left // plan.global_batch
+    else:
+        assert plan.served == left
+        assert 0 <= plan.steps * plan.global_batch - plan.served < plan.global_batch
+    assert plan.trained(plan.steps) == plan.done + plan.served
 
 
 @given(plans(), st.integers(1, 9))
-def test_shares_of_the_workers_add_up_to_the_rank(plan, num_workers):
+def test_shares_of_ranks_and_workers_add_up_to_what_is_served(plan, num_workers):
+    assert sum(plan.share(rank) for rank in range(plan.world_size)) == plan.served
     rank = plan.world_size - 1
     shares = [plan.share(rank, worker, num_workers) for worker in range(num_workers)]
     assert sum(shares) == plan.share(rank)
 
 
 @given(plans(max_samples=5000))
-def test_sizes_without_repeats_add_up_to_what_is_served(plan):
-    distinct = [sum(plan.sizes(step)) - sum(plan.repeats(step)) for step in range(plan.steps)]
-    assert sum(distinct) == plan.served
-
-
-@given(plans(max_samples=5000))
-def test_repeats_add_up_to_padded(plan):
-    assert sum(sum(plan.repeats(step)) for step in range(plan.steps)) == plan.padded
+def test_repeats_add_up_to_padded_and_sizes_without_them_to_what_is_served(plan):
+    repeats = [sum(plan.repeats(step)) for step in range(plan.steps)]
+    assert sum(repeats) == plan.padded
+    assert not any(repeats[:-1])
+    assert sum(sum(plan.sizes(step)) for step in range(plan.steps)) - plan.padded == plan.served
 
 
 @given(plans())
-def test_only_the_last_step_has_repeats(plan):
-    assert not any(any(plan.repeats(step)) for step in some_steps(plan) if step < plan.steps - 1)
-
-
-@given(plans())
-def test_repeats_are_at_the_end_of_the_step(plan):
-    for step in some_steps(plan):
-        start, stop = plan.span(step)
-        assert sum(plan.repeats(step)) == max(0, stop - max(start, plan.samples))
-
-
-@given(plans())
-def test_spans_follow_each_other_without_gap(plan):
-    for step in some_steps(plan)[1:]:
-        if step - 1 in some_steps(plan):
-            assert plan.span(step)[0] == plan.span(step - 1)[1]
-
-
-@given(plans())
-def test_a_span_is_as_long_as_its_sizes(plan):
+def test_spans_of_ranks_tile_those_of_steps_which_follow_each_other(plan):
     for step in some_steps(plan):
         start, stop = plan.span(step)
         assert stop - start == sum(plan.sizes(step))
-
-
-@given(plans())
-def test_spans_of_the_ranks_tile_the_span_of_the_step(plan):
-    for step in some_steps(plan):
-        spans = [plan.rank_span(step, rank) for rank in range(plan.world_size)]
-        borders = [start for start, _ in spans] + [plan.span(step)[1]]
-        assert borders[0] == plan.span(step)[0]
-        assert [stop for _, stop in spans] == borders[1:]
-
-
-@given(plans())
-def test_a_span_of_a_rank_is_as_long_as_its_size(plan):
-    for step in some_steps(plan):
-        spans = [plan.rank_span(step, rank) for rank in range(plan.world_size)]
-        assert tuple(stop - start for start, stop in spans) == plan.sizes(step)
-
-
-@given(plans())
-def test_positions_of_a_rank_behind_the_last_sample_are_its_repeats(plan):
-    for step in some_steps(plan):
-        for rank in range(plan.world_size):
-            start, stop = plan.rank_span(step, rank)
-            repeats = max(0, stop - max(start, plan.samples))
-            assert repeats == plan.num_repeats(step, rank)
+        assert sum(plan.repeats(step)) == max(0, stop - max(start, plan.samples))
+        if step:
+            assert start == plan.span(step - 1)[1]
+        for rank, size in enumerate(plan.sizes(step)):
+            begin, end = plan.rank_span(step, rank)
+            assert (begin, end - begin) == (start, size)
+            assert plan.num_repeats(step, rank) == max(0, end - max(begin, plan.samples))
+            start = end
+        assert start == stop
 
 
 @given(plans(remainders=("balanced",)))
@@ -280,14 +189,6 @@ def test_balanced_pads_exactly_when_a_rank_would_go_without_a_sample(plan):
     assert (plan.padded > 0) == lacks
 
 
-@pytest.mark.parametrize(("samples", "batch_size"), [(3, 5), (1, 1), (9, 1), (4001, 1)])
-def test_balanced_that_pads_equals_pad(samples, batch_size):
-    balanced, pad = (plan_epoch(samples, batch_size, 4, name) for name in ("balanced", "pad"))
-    assert balanced.padded
-    every = range(balanced.steps)
-    assert [facts(balanced, step) for step in every] == [facts(pad, step) for step in every]
-
-
 @given(plans(), st.data())
 def test_plan_from_any_cursor_is_the_rest_of_the_plan(plan, data):
     passed = data.draw(st.integers(0, plan.steps), label="passed")
@@ -299,30 +200,6 @@ def test_plan_from_any_cursor_is_the_rest_of_the_plan(plan, data):
         assert facts(rest, step) == facts(plan, step + passed)
 
 
-def test_small_world_is_memoryless():
-    for plan in SMALL_WORLD:
-        for passed in range(plan.steps + 1):
-            done = plan.trained(passed)
-            rest = EpochPlan(plan.samples, plan.batch_size, plan.world_size, plan.remainder, done)
-            tail = [facts(plan, step) for step in range(passed, plan.steps)]
-            assert [facts(rest, step) for step in range(rest.steps)] == tail, (plan, passed)
-
-
-@given(plans())
-def test_trained_ends_where_the_served_samples_end(plan):
-    assert plan.trained(plan.steps) == plan.done + plan.served
-
-
-def test_trained_does_not_count_repeats():
-    assert plan_epoch(10, 2, 4, "pad").trained(2) == 10
-
-
-@pytest.mark.parametrize("remainder", REMAINDERS)
-def test_the_last_rank_of_a_million_is_found_at_once(remainder):
-    plan = plan_epoch(10**12, 256, 10**6, remainder)
-    assert plan.rank_span(0, 10**6 - 1)[1] == plan.span(0)[1]
-
-
 @pytest.mark.parametrize("remainder", REMAINDERS)
 def test_a_trillion_samples_are_planned_at_once(remainder):
     plan = plan_epoch(10**12 + 1, 1, 8, remainder, done=3)
@@ -330,11 +207,6 @@ def test_a_trillion_samples_are_planned_at_once(remainder):
     assert plan.trained(last) + sum(plan.sizes(last)) - sum(plan.repeats(last)) == (
         plan.samples - plan.dropped
     )
-
-
-@pytest.mark.parametrize("remainder", ["drop", "pad", "balanced"])
-def test_an_epoch_without_samples_has_no_steps(remainder):
-    assert plan_epoch(0, 2, 4, remainder).steps == 0
 
 
 def test_too_few_samples_for_a_step_say_what_to_change():
@@ -353,11 +225,6 @@ def test_an_empty_data_set_is_refused_as_such(remainder):
 
 def test_the_end_of_an_epoch_needs_no_steps():
     plan = plan_epoch(10, 2, 4, "drop", done=8)
-    assert plan.require_steps() is plan
-
-
-def test_a_plan_with_steps_passes():
-    plan = plan_epoch(8, 2, 4, "drop")
     assert plan.require_steps() is plan
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_kept import KEPT, MASKS, ids_left, kept_order, kept_orders, small_kept
-from test_elastic_plans import REMAINDERS, check_chain, draw_chain, jobs
+from test_elastic_plans import REMAINDERS, check_chain, jobs
 
 from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, kept_samples
 from lightning_shards.plan.order import SampleOrder
@@ -69,16 +69,6 @@ def test_an_epoch_of_what_is_left_survives_changes_of_world_batch_size_and_worke
     order = data.draw(kept_orders(masks))
     chain = data.draw(st.lists(jobs(), min_size=1, max_size=4))
     check_chain(order, remainder, data.draw(st.integers(0, 3)), chain)
-
-
-def test_drawn_chains_of_what_is_left_serve_every_kept_sample_once():
-    for number in range(300):
-        draws = np.random.default_rng((99, number))
-        order, remainder, epoch, chain = draw_chain(draws)
-        masks = [draws.random(count) < 0.8 for count in order.counts.tolist()]
-        masks[0] = np.append(masks[0], True)
-        kept = kept_order(masks, order.sampling, order.run, order.block, order.seed)
-        check_chain(kept, remainder, epoch, chain)
 
 
 def test_damaged_words_are_told():

@@ -16,7 +16,6 @@ from lightning_shards.plan.draws import ORDER_VERSION, Purpose
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder, component_seed
 from lightning_shards.plan.mixture_schedule import MAX_ROUND, WeightChange
-from lightning_shards.plan.order import SampleOrder
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
 from lightning_shards.plan.slots import MixtureSlots
@@ -145,11 +144,6 @@ def test_orders_equal_the_naive_model():
         assert served(order, rounds) == naive(order, rounds)
 
 
-def test_orders_with_all_kinds_of_changes_equal_the_naive_model():
-    order = example_mixture(3, changes=CHANGES, rounds=5, unit=2)
-    assert served(order, 40) == naive(order, 40)
-
-
 def test_weights_of_many_digits_equal_the_naive_model():
     components = [component(name, [50]) for name in ("a", "b", "c")]
     weights = {"a": 1 / 3, "b": 0.123456789012345, "c": 1.23e-19}
@@ -180,37 +174,11 @@ def test_the_order_of_names_changes_no_sample():
             assert one.tolist() == other.tolist()
 
 
-def test_a_component_without_weight_changes_nothing():
-    order = example_mixture(rounds=50)
-    weights = {"aaa": 0, "web": 5, "labels": 2, "synth": 1}
-    more = mixture([component("aaa", [9]), *order.mix], weights, rounds=50)
-    assert (more.at(0, 0, 400) - [1, 0]).tolist() == order.at(0, 0, 400).tolist()
-
-
-def test_other_weights_leave_each_component_its_own_order():
-    order = example_mixture(rounds=50)
-    other = mixture(order.mix, {"web": 1, "labels": 3, "synth": 4}, rounds=50)
-    for name in order.slots.names:
-        one, two = positions_of(order, name)[1].tolist(), positions_of(other, name)[1].tolist()
-        shared = min(len(one), len(two))
-        assert one[:shared] == two[:shared]
-
-
 def test_the_same_shards_under_two_names_have_two_orders():
     order = mixture([component(name, [100]) for name in ("a", "b")], {"a": 1, "b": 1}, rounds=100)
     first, second = (positions_of(order, name, 200)[1][:, 1].tolist() for name in ("a", "b"))
     assert sorted(first) == sorted(second) == list(range(100))
     assert first != second
-
-
-def test_slots_differ_from_round_to_round_and_from_seed_to_seed():
-    rounds = [
-        tuple(example_mixture(seed).slots.components(epoch, start, start + 8).tolist())
-        for seed in range(5)
-        for epoch in range(5)
-        for start in (0, 8, 16)
-    ]
-    assert len(set(rounds)) > 0.6 * len(rounds)  # 8! / (5! 2! 1!) = 168 kinds
 
 
 def test_every_slot_is_equally_likely():
@@ -334,11 +302,6 @@ def test_the_last_epoch_of_a_run_can_be_asked_for():
 def test_a_component_without_samples_is_refused():
     with pytest.raises(PlanError, match="component 'web' has 0 samples; check its shards"):
         component("web", [0, 0])
-
-
-def test_a_seed_of_its_own_gives_a_component_its_order():
-    web = example_mixture(5).mix[0].order
-    assert web == SampleOrder(web.counts, component_seed(5, "web"), "shuffled", 3, 8)
 
 
 if __name__ == "__main__":

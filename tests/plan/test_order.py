@@ -193,17 +193,6 @@ def test_the_example_of_the_module():
     assert " ".join(f"{'ab'[s]}{i}" for s, i in shuffled) == "b2 a2 b1 b0 a1 a0 b3"
 
 
-def test_sequential_is_file_order_and_then_repeats():
-    order = make([2, 0, 1], sampling="sequential")
-    assert pairs(order, 5, 1, 5) == [(0, 1), (2, 0), (0, 0), (0, 1)]
-
-
-@given(orders(("shuffled",)), EPOCHS)
-def test_positions_behind_the_end_repeat_the_epoch(order, epoch):
-    samples = order.samples
-    assert pairs(order, epoch, samples, 3 * samples) == 2 * pairs(order, epoch, 0, samples)
-
-
 # Plan and order together.
 
 

@@ -42,13 +42,6 @@ def test_remembered_blocks_are_few():
     assert order._blocks.cache_info().currsize == order_module.BLOCKS_KEPT
 
 
-def test_a_block_of_batches_is_shuffled_once():
-    order = make([100_000], run=1, block=1000)
-    for start in range(0, 1000, 10):
-        order.at(0, start, start + 10)
-    assert order._blocks.cache_info().misses == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -144,12 +144,6 @@ def test_a_node_reads_its_own_runs_and_the_same_ones_in_every_epoch(nodes, numbe
     assert max(map(len, kept)) <= 1.02 * runs / nodes
 
 
-def test_without_strands_each_node_reads_all_runs():
-    order = make([64] * 640, run=8, block=2048)
-    of_nodes = [runs_of_node(order, node, 8, epochs=1) for node in range(8)]
-    assert sum(len(of_node[0]) for of_node in of_nodes) > 5 * order.samples // 8
-
-
 @pytest.mark.parametrize(
     ("number", "width", "batch_size", "block", "least", "most"),
     [
@@ -181,13 +175,6 @@ def test_seeking_among_strands_takes_little_memory():
     finally:
         tracemalloc.stop()
     assert order._blocks.cache_info().currsize == BLOCKS_KEPT
-
-
-def test_a_seek_shuffles_one_block_and_orders_one_epoch():
-    order = strands(HUGE, 8, width=2048, run=64, block=16_384)
-    order.at(3, 5 * 10**9, 5 * 10**9 + 256)
-    assert (order._blocks.cache_info().misses, order._orders.cache_info().misses) == (1, 1)
-    assert isinstance(order._orders(3), Feistel)
 
 
 @pytest.mark.parametrize("number", [1, 7, 400, MAX_TABLE // 3 + 1])
