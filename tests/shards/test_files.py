@@ -141,20 +141,15 @@ def test_links_in_a_shared_folder_lead_nowhere(tmp_path, precious, plant, name):
     assert not (tmp_path / "data" / "a.json").is_symlink()
 
 
-def test_fifo_is_not_replaced(tmp_path):
-    os.mkfifo(tmp_path / "a.json")
-    with pytest.raises(FileAccessError, match=r"a\.json is a fifo; put a regular file there"):
-        replace_file(tmp_path / "a.json", "new")
-    assert names(tmp_path) == ["a.json"]
-
-
-def test_folder_is_refused_before_anything_is_written(tmp_path):
-    (tmp_path / "a.json").mkdir()
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "fifo"), (os.mkdir, "folder")])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, make, kind):
+    make(tmp_path / "a.json")
     with (
-        pytest.raises(FileAccessError, match=r"a\.json is a folder"),
+        pytest.raises(FileAccessError, match=rf"a\.json is a {kind}; put a regular file there"),
         new_file(tmp_path / "a.json"),
     ):
         pytest.fail("nothing may be written")
+    assert names(tmp_path) == ["a.json"]
 
 
 @pytest.mark.parametrize(
@@ -194,22 +189,17 @@ def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
             make_folder(folder)
 
 
-def test_fifo_is_refused_without_waiting_for_a_writer(tmp_path):
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, flags):
     os.mkfifo(tmp_path / "0.tar")
-    with pytest.raises(FileAccessError, match=r"0\.tar is a fifo; put a regular file there"):
-        open_regular(tmp_path / "0.tar")
-
-
-def test_folder_is_refused(tmp_path):
-    with pytest.raises(FileAccessError, match="is a folder"):
-        open_regular(tmp_path)
-    with pytest.raises(FileAccessError, match="is a folder"):
-        open_regular(tmp_path, os.O_RDWR)
-
-
-def test_device_is_refused():
-    with pytest.raises(FileAccessError, match="/dev/zero is a device"):
-        open_regular("/dev/zero")
+    refused = {
+        tmp_path / "0.tar": r"0\.tar is a fifo; put a regular file there",
+        tmp_path: "is a folder",
+        "/dev/zero": "/dev/zero is a device",
+    }
+    for path, message in refused.items():
+        with pytest.raises(FileAccessError, match=message):
+            open_regular(path, flags)
 
 
 def test_absent_file_is_said_to_be_absent(tmp_path):

@@ -107,14 +107,6 @@ def test_names_in_folders_are_plain(require_same, folder):
     assert keys == [f"{folder}{number}" for number in range(9)]
 
 
-def test_data_that_begins_a_magic_does_not_end_a_run():
-    assert stop_of(tar_of(plain(9, size=700))) == 8 * 2 * 3 * 512
-
-
-def test_data_of_large_members_is_not_looked_at():
-    assert stop_of(tar_of(plain(9, size=100_000))) == 0
-
-
 def test_a_tar_of_webdataset_is_plain_but_for_its_last_sample(tmp_path):
     path = tmp_path / "0.tar"
     with TarWriter(str(path)) as writer:
@@ -166,11 +158,6 @@ def test_an_extended_header_of_any_kind_is_read_as_ever(require_same, record, re
     data = tar_of(plain(9))
     for place in (0, 1024, 9 * 1024):  # before d/0000.cls, d/0000.jpg and d/0004.jpg
         require_same(data[:place] + bytes(changed) * repeats + data[place:])
-
-
-def test_headers_of_folders_alone_are_read_as_ever(require_same):
-    keys, *_ = require_same(tar_of([(f"{n}", 0, {"type": tarfile.DIRTYPE}) for n in range(9)]))
-    assert not keys
 
 
 @pytest.mark.parametrize("windows", [(2, 3), (128, 4096)])

@@ -25,7 +25,6 @@ from lightning_shards.errors import (
 from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage import local
 from lightning_shards.shards.tar import tar_bytes
 from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.tar.tar_bytes import open_tar, read_samples, stream_samples
@@ -50,17 +49,6 @@ def rewrite(path, write_tar, text=b"new!"):
     with path.open("r+b") as file:
         file.write(other)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-
-
-def ends_by_itself(action):
-    """Whether a child of this process that does this goes on afterwards: a signal would end it."""
-    child = os.fork()
-    if not child:
-        try:
-            action()
-        finally:
-            os._exit(7)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def read_on(path):
@@ -96,10 +84,6 @@ def cut_once_open(path, monkeypatch):
         return plain(file, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-
-
-def test_a_shard_that_is_cut_under_the_stream_reader_does_not_end_the_process(path):
-    assert ends_by_itself(lambda: read_on(path))
 
 
 def test_a_shard_that_is_cut_under_the_stream_reader_is_an_error_that_says_so(path):
@@ -171,14 +155,6 @@ def test_small_members_are_read_many_at_once(path, monkeypatch):
     assert len(list(read_shard(str(path), SAMPLES))) == SAMPLES
     assert len(reads) < 50
     assert sum(size for _, size, _ in reads) < 1.1 * path.stat().st_size
-
-
-def test_crc32s_of_small_members_are_taken_of_windows(path, monkeypatch):
-    reads = []
-    plain = local.read_at
-    monkeypatch.setattr(local, "read_at", lambda *call: reads.append(call) or plain(*call))
-    scan_members(path, with_crc32=True)
-    assert len(reads) < SAMPLES / 10  # two members a sample, of 2,800 bytes
 
 
 LONG = "folder/" * 20 + "long"
