@@ -51,18 +51,8 @@ class Linked(ShardCLI):
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
 
 
-class LinkedModels(ShardCLI):
-    """The model is any of several."""
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("data.batch_size", "model.init_args.batch_size")
-        parser.link_arguments(
-            "data.num_classes", "model.init_args.num_classes", apply_on="instantiate"
-        )
-
-
 class LinkedModelsAndData(ShardCLI):
-    """Both are."""
+    """Both are any of several."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.init_args.batch_size", "model.init_args.batch_size")
@@ -74,15 +64,12 @@ class LinkedModelsAndData(ShardCLI):
 ONE_CLASS = {"model_class": Net, "datamodule_class": NamedClasses}
 
 
-@pytest.mark.parametrize("cli", [Linked, LinkedModels, LinkedModelsAndData])
+@pytest.mark.parametrize("cli", [Linked, LinkedModelsAndData])
 def test_a_setting_and_an_attribute_of_the_data_reach_the_model(cli, make_cli, config):
-    options, data = ["--data.classes=[cat, dog]"], config["data"]
-    settings: dict[str, Any] = dict(ONE_CLASS)
-    if cli is not Linked:
-        settings["subclass_mode_model"] = True
-        options.append(f"--model={__name__}.Net")
+    options, data, settings = ["--data.classes=[cat, dog]"], config["data"], ONE_CLASS
     if cli is LinkedModelsAndData:
-        settings["subclass_mode_data"] = True
+        settings = ONE_CLASS | {"subclass_mode_model": True, "subclass_mode_data": True}
+        options.append(f"--model={__name__}.Net")
         data = {"class_path": f"{__name__}.NamedClasses", "init_args": data}
     made = make_cli("--data.batch_size=16", *options, cli=cli, settings=settings, data=data)
     assert (made.datamodule.batch_size, made.model.batch_size) == (16, 16)
@@ -106,11 +93,6 @@ def test_the_classes_of_the_data_reach_the_model(is_file, make_cli, config, tmp_
 def test_unknown_classes_are_an_error_of_one_line(refused):
     told = refused(cli=Linked, settings={"model_class": Net})
     assert "the classes of train are unknown: it has no `classes`" in told
-
-
-def test_what_is_linked_cannot_be_given_apart(refused):
-    told = refused("--model.batch_size=16", cli=Linked, settings=ONE_CLASS)
-    assert told == 'Linked "model.batch_size" must be given via "data.batch_size".'
 
 
 @pytest.mark.parametrize("flat", [True, False])

@@ -1,6 +1,5 @@
 """The command without Lightning: its help, its version, and a name that it does not know."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -51,15 +50,3 @@ def test_an_unknown_command_names_the_nearest_and_all(name, meant, monkeypatch, 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     assert run(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"lightning-shards {lightning_shards.__version__}\n"
-
-
-def test_help_needs_neither_torch_nor_lightning():
-    code = (
-        "import sys; sys.argv = ['lightning-shards', '--help']\n"
-        "from lightning_shards.__main__ import main; main()\n"
-        "print(sorted({'torch', 'lightning', 'numpy'} & sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.endswith("\n[]\n")

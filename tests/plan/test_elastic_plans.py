@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from plan_chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 
@@ -58,31 +58,6 @@ def jobs(draw):
     world_size = draw(st.integers(1, 6))
     num_workers = draw(st.integers(1, MAX_SHARES // world_size))
     return Job(draw(st.integers(1, 9)), world_size, num_workers, draw(st.integers(0, 12)))
-
-
-@st.composite
-def orders(draw):
-    """Small orders of every sampling with at least one sample."""
-    sampling = draw(st.sampled_from(SAMPLINGS))
-    return SampleOrder(
-        np.array(draw(st.lists(st.integers(0, 15), min_size=1, max_size=7).filter(any)), np.int64),
-        draw(st.integers(0, 2**64 - 1)),
-        sampling,
-        run=draw(st.integers(1 if sampling == "resampled" else 0, 9)),
-        block=draw(st.integers(0, 50)),
-    )
-
-
-@given(
-    orders(),
-    st.sampled_from(REMAINDERS),
-    st.integers(0, 3),
-    st.lists(jobs(), min_size=1, max_size=PLANS_PER_CHAIN),
-)
-def test_an_epoch_continued_by_other_worlds_serves_every_sample_once(
-    order, remainder, epoch, chain
-):
-    check_chain(order, remainder, epoch, chain)
 
 
 def draw_chain(draws):

@@ -286,18 +286,25 @@ def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, co
 
 
 def _json(path, content):
-    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
     return path
 
 
-def _timm(folder):
-    split = {"name": "train", "filenames": ["000.tar"], "shard_lengths": [30]}
+def _sizes(folder, samples):
+    return _json(folder / "sizes.json", {"000.tar": samples})
+
+
+def _wids(folder, samples):
+    _write_wids(folder / "wids.json", [("000.tar", samples, {})])
+
+
+def _timm(folder, samples):
+    split = {"name": "train", "filenames": ["000.tar"], "shard_lengths": [samples]}
     return _json(folder / "_info.json", {"splits": {"train": split}})
 
 
-def _img2dataset(folder):
-    stats = {"count": 99, "successes": 30, "failed_to_download": 69}
+def _img2dataset(folder, samples):
+    stats = {"count": 99, "successes": samples, "failed_to_download": 99 - samples}
     return _json(folder / "000_stats.json", stats)
 
 
@@ -307,7 +314,7 @@ WRITERS = [_timm, _img2dataset]
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_file_of_another_tool_saves_the_scan(write_shards, load, tmp_path, forbid_scans, write):
     urls = write_shards([15])
-    write(tmp_path)
+    write(tmp_path, 30)
     forbid_scans()
     assert load(urls).counts.tolist() == [30]
 
@@ -315,7 +322,7 @@ def test_a_file_of_another_tool_saves_the_scan(write_shards, load, tmp_path, for
 @pytest.mark.parametrize("write", WRITERS)
 def test_a_file_that_is_older_than_its_shard_is_passed_over(write_shards, load, tmp_path, write):
     urls = write_shards([15])
-    os.utime(write(tmp_path), (1, 1))
+    os.utime(write(tmp_path, 30), (1, 1))
     assert load(urls).counts.tolist() == [15]
 
 
@@ -334,3 +341,25 @@ def test_damaged_files_are_passed_over(write_shards, load, tmp_path, name, conte
     urls = write_shards([3])
     (tmp_path / name).write_bytes(content)
     assert load(urls).counts.tolist() == [3]
+
+
+# --- a count of 0
+
+
+@pytest.mark.parametrize("write", [_sizes, _wids, *WRITERS])
+def test_a_shard_that_is_wrongly_said_to_be_empty_is_counted(write_shards, load, tmp_path, write):
+    urls = write_shards([3, 4])
+    write(tmp_path, 0)
+    assert load(urls).counts.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 2, 0], [0, 0]])
+def test_shards_without_samples_among_others_are_said_once(write_shards, load, counts, caplog):
+    urls = write_shards(counts)
+    load([*urls, *urls])
+    said = [record.getMessage() for record in caplog.records]
+    if any(counts):
+        (message,) = said
+        assert f"2 of 4 shards hold no sample, first {urls[1]}" in message
+    else:
+        assert said == []

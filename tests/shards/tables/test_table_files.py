@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import table_bytes, tables
 from lightning_shards.shards.members import ARRAY_FIELDS, scan_members
 from lightning_shards.shards.private_files import CacheFolder
@@ -122,12 +121,3 @@ def test_a_table_is_unpacked_up_to_a_limit_whatever_size_its_shard_is_said_to_ha
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize("method", ["table_of", "kept_table"])
-def test_tables_in_a_folder_that_others_may_write_are_refused(path, cache, method):
-    cache.root.mkdir()
-    cache.root.chmod(0o777)
-    with pytest.raises(FileAccessError, match=rf"{cache.root} may be written by other users"):
-        getattr(TableStore(cache), method)(path)
-    assert not list(cache.root.iterdir())

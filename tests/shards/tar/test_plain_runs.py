@@ -99,14 +99,6 @@ def test_runs_hold_all_samples_of_a_plain_tar_but_the_last():
     assert runs[1].keys.startswith(b"d/0031d/0032")
 
 
-@pytest.mark.parametrize("folder", ["./", "a/b/", "v1.0/", "a_b/__c/", "n" * 90 + "/"])
-def test_names_in_folders_are_plain(require_same, folder):
-    data = tar_of([(f"{folder}{number}.cls", 3, {}) for number in range(9)])
-    assert stop_of(data) == 8 * 2 * 512
-    keys, *_ = require_same(data)
-    assert keys == [f"{folder}{number}" for number in range(9)]
-
-
 def test_a_tar_of_webdataset_is_plain_but_for_its_last_sample(tmp_path):
     path = tmp_path / "0.tar"
     with TarWriter(str(path)) as writer:
@@ -121,16 +113,6 @@ def test_samples_of_many_members_are_plain_up_to_40_suffixes(require_same, suffi
     assert stop_of(data) == (2 * 40 * 512 if suffixes == 40 else 0)
     keys, *_ = require_same(data)
     assert keys == ["a", "b", "c"]
-
-
-def test_suffixes_that_end_alike_are_different(require_same):
-    names = [f"{key}.{suffix}" for key in "abc" for suffix in ("png", "seg.png", "a.seg.PNG", "")]
-    names[5] = "b.SEG.png"
-    data = tar_of([(name, 3, {}) for name in names])
-    *_, suffixes = require_same(data)
-    assert suffixes == ("png", "seg.png", "a.seg.png", "")
-    (run,) = plain_runs.plain_runs(data)
-    assert tuple(run.suffixes) == suffixes
 
 
 RECORDS = {
