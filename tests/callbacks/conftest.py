@@ -1,15 +1,38 @@
-"""Fits of a monitor that need no network."""
+"""Fits of a monitor that need no network, and what callbacks have said."""
 
+import logging
+import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from toy import Ledger, ToyData, make_trainer
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
 from lightning_shards.workers.inline import InlinePool
+
+IGNORED = [  # what Lightning 2.6 says of what tests do, and its own use of torch 2.13
+    "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
+    "Be aware that when using `ckpt_path`, callbacks used",
+    "Checkpoint directory .* exists and is not empty",
+    "`.fit.ckpt_path=None.` was called without a model",
+    ".fit.ckpt_path=.last.. is set, but there is no last",
+    "The '.*_dataloader' does not have many workers",
+    "You defined a `validation_step` but have no `val_datal",
+    "You have overridden `on_after_batch_transfer`",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            for ignored in IGNORED:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{ignored}"))
 
 
 class Clock:
@@ -149,3 +172,22 @@ def make_fit(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fak
 def fake_fit(make_fit: Callable[..., FakeFit]) -> FakeFit:
     """A fit of one rank, whose own thread makes the batches."""
     return make_fit()
+
+
+@pytest.fixture
+def said(caplog: pytest.LogCaptureFixture) -> Callable[[], dict[str, str]]:
+    """The lines of `EpochDigest`, by what they are about."""
+    caplog.set_level(logging.INFO)
+    pattern = re.compile(r"(epoch \d+|validation|test|prediction): (\d.*)")
+    return lambda: {
+        match[1]: match[2] for match in map(pattern.fullmatch, caplog.messages) if match
+    }
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints of one fit with ExactResume by step, as ModelCheckpoint makes them."""
+    folder = tmp_path_factory.mktemp("saved")
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
+    make_trainer(folder, [saver]).fit(Ledger(), ToyData())
+    return {path.stem: path for path in folder.glob("*.ckpt")}

@@ -1,7 +1,5 @@
 """The proof at each epoch's end: right runs are proven in one line, and no wrong one is."""
 
-import logging
-import re
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from lightning_shards import (
     EpochDigest,
@@ -25,40 +21,12 @@ from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.collate import BadSample, Collation
+from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
-pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
-    ),
-    pytest.mark.usefixtures("held_fork_server"),
-]
+pytestmark = pytest.mark.usefixtures("held_fork_server")
 
 COUNTS = [5, 0, 9, 7]
 SAMPLES = sum(COUNTS)
-
-
-class Model(pl.LightningModule):
-    """Trains on labels, and knows the ids it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-        self.ids: list[list[int]] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.ids += batch["__id__"].tolist()
-        return self.layer(batch["label"][:, None].float()).mean()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    test_step = validation_step
-
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return batch["label"]
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
 
 
 @pytest.fixture
@@ -85,27 +53,9 @@ def make_data(pack_shards, tmp_path):
 @pytest.fixture
 def make_trainer(tmp_path):
     def make(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
-        return pl.Trainer(
-            accelerator="cpu",
-            callbacks=[EpochDigest(), *callbacks],
-            default_root_dir=tmp_path,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            **{"max_epochs": 2, "enable_checkpointing": False} | options,
-        )
+        return quiet_trainer(tmp_path, [EpochDigest(), *callbacks], **{"max_epochs": 2} | options)
 
     return make
-
-
-@pytest.fixture
-def said(caplog):
-    """The lines of the callback, by what they are about."""
-    caplog.set_level(logging.INFO)
-    pattern = re.compile(r"(epoch \d+|validation|test|prediction): (\d.*)")
-    return lambda: dict(
-        match.groups() for match in map(pattern.fullmatch, caplog.messages) if match
-    )
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -114,7 +64,7 @@ def said(caplog):
 def test_each_epoch_is_proven_by_one_line(
     sampling, remainder, num_workers, make_data, make_trainer, said
 ):
-    model = Model()
+    model = EvaluatedWeight()
     split = {"sampling": sampling, "remainder": remainder}
     make_trainer().fit(model, make_data(split, num_workers=num_workers, batch_size=4))
     steps = SAMPLES // 4 if remainder == "drop" else -(-SAMPLES // 4)
@@ -125,7 +75,7 @@ def test_each_epoch_is_proven_by_one_line(
 
 
 def test_the_line_names_the_digest_of_what_the_model_was_given(make_data, make_trainer, said):
-    model = Model()
+    model = EvaluatedWeight()
     make_trainer(max_epochs=1).fit(model, make_data())
     digest = digest_ids(np.array(model.ids))
     assert said()["epoch 0"].endswith(f"(digest {digest:016x})")
@@ -133,20 +83,18 @@ def test_the_line_names_the_digest_of_what_the_model_was_given(make_data, make_t
 
 @pytest.mark.parametrize("batch_format", ["dict", "tuple"])
 def test_a_batch_without_ids_is_proven_too(batch_format, make_data, make_trainer, said):
-    model = Model()
-    model.training_step = lambda *_: model.layer.weight.sum()
     data = make_data(batch_format=batch_format)
-    make_trainer(limit_val_batches=0).fit(model, data)
+    make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), data)
     assert len(said()) == 2
 
 
 def test_the_indexed_reader_proves_draws_with_replacement(make_data, make_trainer, said):
-    make_trainer().fit(Model(), make_data({"sampling": "resampled", "reader": "indexed"}))
+    make_trainer().fit(EvaluatedWeight(), make_data({"sampling": "resampled", "reader": "indexed"}))
     assert "as the order says" in said()["epoch 1"]
 
 
 def test_a_stream_of_draws_has_nothing_to_prove_and_says_nothing(make_data, make_trainer, said):
-    make_trainer().fit(Model(), make_data({"sampling": "resampled", "reader": "stream"}))
+    make_trainer().fit(EvaluatedWeight(), make_data({"sampling": "resampled", "reader": "stream"}))
     assert said() == {}
 
 
@@ -155,7 +103,7 @@ def test_a_stream_is_proven_where_it_serves_all_samples(
     remainder, is_proven, make_data, make_trainer, said
 ):
     split = {"reader": "stream", "remainder": remainder}
-    make_trainer().fit(Model(), make_data(split))
+    make_trainer().fit(EvaluatedWeight(), make_data(split))
     assert ("epoch 1" in said()) == is_proven
 
 
@@ -166,7 +114,7 @@ def test_a_stream_is_proven_where_it_serves_all_samples(
 def test_an_epoch_that_ends_early_is_proven_as_far_as_it_went(
     options, samples, make_data, make_trainer, said
 ):
-    make_trainer(**options).fit(Model(), make_data())
+    make_trainer(**options).fit(EvaluatedWeight(), make_data())
     steps = count_of(samples // 4, "step")
     assert said()["epoch 0"].startswith(f"{samples} samples in {steps} of")
 
@@ -175,10 +123,10 @@ def test_a_resumed_epoch_is_proven_from_where_it_was_resumed(
     make_data, make_trainer, said, tmp_path
 ):
     first = make_trainer(ExactResume(), max_steps=2)
-    first.fit(Model(), make_data())
+    first.fit(EvaluatedWeight(), make_data())
     first.save_checkpoint(tmp_path / "saved.ckpt")
     second = make_trainer(ExactResume())
-    second.fit(Model(), make_data(batch_size=2), ckpt_path=tmp_path / "saved.ckpt")
+    second.fit(EvaluatedWeight(), make_data(batch_size=2), ckpt_path=tmp_path / "saved.ckpt")
     assert said()["epoch 0"].startswith("12 samples in 6 steps of 1 rank from sample 8 on, as")
     assert said()["epoch 1"].startswith("20 samples in 10 steps of 1 rank, as")
 
@@ -218,7 +166,7 @@ def with_looks(trainer: pl.Trainer) -> pl.Trainer:
 def test_a_look_at_a_batch_is_not_taken_for_the_epoch(
     hook, options, steps, make_data, make_trainer, said
 ):
-    with_looks(make_trainer(Look(hook), **options)).fit(Model(), make_data())
+    with_looks(make_trainer(Look(hook), **options)).fit(EvaluatedWeight(), make_data())
     told = f"{4 * steps} samples in {count_of(steps, 'step')} of 1 rank, as the order says"
     assert said()["epoch 0"].startswith(told)
     assert list(said()) == ["epoch 0", "epoch 1"][: 1 if "max_steps" in options else 2]
@@ -271,7 +219,9 @@ def spoil_sources(monkeypatch, spoil):
 def test_other_samples_than_planned_end_the_fit(spoil, make_data, make_trainer, monkeypatch, said):
     spoil_sources(monkeypatch, spoil)
     with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
-        make_trainer(limit_val_batches=0).fit(Model(), make_data({"remainder": "balanced"}))
+        make_trainer(limit_val_batches=0).fit(
+            EvaluatedWeight(), make_data({"remainder": "balanced"})
+        )
     assert said() == {}
 
 
@@ -283,22 +233,22 @@ def test_other_samples_than_planned_end_the_fit_in_spite_of_a_look_at_a_batch(
     monkeypatch.setattr(EpochDigest, "on_validation_end", lambda *_: None)  # of other samples, too
     trainer = with_looks(make_trainer(Look(hook)))
     with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
-        trainer.fit(Model(), make_data({"remainder": "balanced"}))
+        trainer.fit(EvaluatedWeight(), make_data({"remainder": "balanced"}))
     assert said() == {}
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_other_samples_than_planned_end_an_evaluation(stage, make_data, make_trainer, monkeypatch):
-    getattr(make_trainer(), stage)(Model(), make_data())
+    getattr(make_trainer(), stage)(EvaluatedWeight(), make_data())
     spoil_sources(monkeypatch, lost)
     name = {"validate": "validation", "predict": "prediction"}.get(stage, stage)
     with pytest.raises(DigestError, match=f"{name}: the samples"):
-        getattr(make_trainer(), stage)(Model(), make_data())
+        getattr(make_trainer(), stage)(EvaluatedWeight(), make_data())
 
 
 def test_samples_in_another_order_are_the_same_samples(make_data, make_trainer, monkeypatch, said):
     spoil_sources(monkeypatch, partial(sorted, reverse=True))
-    make_trainer(limit_val_batches=0).fit(Model(), make_data())
+    make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
     assert len(said()) == 2
 
 
@@ -309,7 +259,7 @@ def test_a_checkpoint_of_a_wrong_epoch_is_not_written(
     saver = pl.callbacks.ModelCheckpoint(tmp_path / "saved", every_n_epochs=1)
     trainer = make_trainer(saver, enable_checkpointing=True, limit_val_batches=0)
     with pytest.raises(DigestError):
-        trainer.fit(Model(), make_data())
+        trainer.fit(EvaluatedWeight(), make_data())
     assert not (tmp_path / "saved").exists() or not list((tmp_path / "saved").iterdir())
 
 
@@ -319,7 +269,7 @@ def test_ranks_that_are_not_in_step_are_named(field, make_data, make_trainer, mo
         digest_module, "gather", lambda part: [part, part._replace(rank=1, **{field: 77})]
     )
     with pytest.raises(DigestError, match=rf"rank 0 has {field}=.*, rank 1 has 77"):
-        make_trainer().validate(Model(), make_data())
+        make_trainer().validate(EvaluatedWeight(), make_data())
 
 
 def of_two_ranks(part):
@@ -338,13 +288,13 @@ def test_ranks_that_are_not_those_of_the_world_prove_nothing(
     monkeypatch.setattr(digest_module, "gather", gathered)
     monkeypatch.setattr(digest_module, "place_of", lambda _: Place(0, world_size))
     with pytest.raises(DigestError, match=rf"epoch 0: .* {world_size} ranks.*\[{ranks[0]}"):
-        make_trainer(limit_val_batches=0).fit(Model(), make_data())
+        make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
     assert said() == {}
 
 
 def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeypatch, said):
     monkeypatch.setattr(digest_module, "gather", lambda part: [part, part])
-    make_trainer().fit(Model(), make_data())
+    make_trainer().fit(EvaluatedWeight(), make_data())
     assert "of 1 rank, as the order says" in said()["epoch 1"]
 
 
@@ -373,7 +323,7 @@ def with_bad_samples(monkeypatch, max_bad):
 
 def test_bad_samples_are_counted_in_the_line(make_data, make_trainer, monkeypatch, said):
     with_bad_samples(monkeypatch, max_bad=5)
-    make_trainer(limit_val_batches=0).fit(Model(), make_data())
+    make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
     assert "as the order says" in said()["epoch 1"]
     assert said()["epoch 1"].endswith(
         "; 5 samples (5 SampleError) could not be read and were replaced"
@@ -388,4 +338,4 @@ def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
     monkeypatch.setattr(digest_module, "place_of", lambda _: Place(0, 2))
     monkeypatch.setattr(digest_module, "DigestError", AssertionError)
     with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
-        make_trainer(limit_val_batches=0).fit(Model(), make_data())
+        make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.utilities import CombinedLoader
-from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_shards import (
@@ -21,38 +19,7 @@ from lightning_shards import (
 from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.errors import ConfigError
 from lightning_shards.progress import place_of
-
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_datal"),
-    pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`"),
-]
-
-
-class Model(pl.LightningModule):
-    """Trains on anything."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 1)
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.layer.weight.sum()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    def predict_step(self, batch: Any, batch_idx: int) -> None:
-        pass
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
+from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 
 @pytest.fixture
@@ -67,20 +34,7 @@ def data(pack_shards, tmp_path):
 
 @pytest.fixture
 def make_trainer(tmp_path):
-    def make(*callbacks: pl.Callback, **options: Any) -> pl.Trainer:
-        return pl.Trainer(
-            accelerator="cpu",
-            callbacks=list(callbacks),
-            default_root_dir=tmp_path,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            max_epochs=1,
-            **options,
-        )
-
-    return make
+    return lambda *callbacks, **options: quiet_trainer(tmp_path, callbacks, **options)
 
 
 @pytest.mark.parametrize("kind", [SetEpoch, EpochDigest, ExactResume, DataThroughputMonitor])
@@ -88,7 +42,7 @@ def test_a_train_loader_of_another_rank_is_refused_before_the_first_batch(kind, 
     loader = data.loader("train", rank=0, world_size=2)
     message = r"of rank 0 of 2, and this process is rank 0 of 1.*datamodule=.*rank="
     with pytest.raises(ConfigError, match=message):
-        make_trainer(kind(), limit_val_batches=0).fit(Model(), loader)
+        make_trainer(kind(), limit_val_batches=0).fit(EvaluatedWeight(), loader)
     assert loader.times.batches == 0
 
 
@@ -97,18 +51,18 @@ def test_the_digest_refuses_a_loader_of_another_rank_in_an_evaluation(stage, dat
     split: Any = {"validate": "val"}.get(stage, stage)
     loader = data.loader(split, rank=1, world_size=2)
     with pytest.raises(ConfigError, match="of rank 1 of 2, and this process is rank 0 of 1"):
-        getattr(make_trainer(EpochDigest()), stage)(Model(), loader)
+        getattr(make_trainer(EpochDigest()), stage)(EvaluatedWeight(), loader)
 
 
 def test_the_digest_refuses_a_val_loader_of_another_rank_in_a_fit(data, make_trainer):
     loader = data.loader("val", rank=1, world_size=2)
     with pytest.raises(ConfigError, match="of rank 1 of 2, and this process is rank 0 of 1"):
-        make_trainer(EpochDigest()).fit(Model(), data.loader("train"), loader)
+        make_trainer(EpochDigest()).fit(EvaluatedWeight(), data.loader("train"), loader)
 
 
 def test_a_loader_of_the_trainers_own_rank_is_trained_on(data, make_trainer):
     trainer = make_trainer(SetEpoch(), EpochDigest(), limit_val_batches=0)
-    trainer.fit(Model(), data.loader("train", rank=0, world_size=1))
+    trainer.fit(EvaluatedWeight(), data.loader("train", rank=0, world_size=1))
     assert trainer.global_step == 8
 
 
@@ -121,7 +75,7 @@ def test_a_loader_of_the_trainers_own_rank_needs_to_know_of_no_nodes(data, make_
     require_own_places(trainer, [loader])
 
 
-class Keys(Model):
+class Keys(EvaluatedWeight):
     """Keeps the keys of the batches of each epoch."""
 
     def __init__(self) -> None:
@@ -173,14 +127,14 @@ def test_exact_resume_says_that_there_is_nothing_to_resume(loader, data, make_tr
     }
     trainer = make_trainer(ExactResume(), limit_val_batches=0)
     with pytest.warns(UserWarning, match=r"ExactResume\(\) .* nothing .*datamodule="):
-        trainer.fit(Model(), loaders[loader]())
+        trainer.fit(EvaluatedWeight(), loaders[loader]())
 
 
 def test_set_epoch_says_that_nothing_asks_for_the_epoch(make_trainer):
     trainer = make_trainer(SetEpoch(), limit_val_batches=0)
     with pytest.warns(UserWarning, match=r"SetEpoch\(\) .* nothing .*`set_epoch`"):
-        trainer.fit(Model(), plain_loader())
+        trainer.fit(EvaluatedWeight(), plain_loader())
 
 
 def test_nothing_is_said_over_a_data_module_of_ours(data, make_trainer):
-    make_trainer(ExactResume(), SetEpoch(), limit_val_batches=0).fit(Model(), data)
+    make_trainer(ExactResume(), SetEpoch(), limit_val_batches=0).fit(EvaluatedWeight(), data)

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -34,10 +33,7 @@ from lightning_shards.callbacks.predictions import (
     merge_files,
 )
 from lightning_shards.errors import ConfigError, FileAccessError, ShardError
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",  # Lightning 2.6.6
-)
+from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 COUNTS = [5, 0, 9, 3]
 SAMPLES = sum(COUNTS)
@@ -331,23 +327,12 @@ def test_settings_that_cannot_work_are_refused(folder, file_format, message):
         ShardPredictionWriter(folder, file_format)
 
 
-class Model(pl.LightningModule):
-    def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return batch["label"]
-
-
 def test_a_trainer_writes_what_it_predicts_and_only_once(tmp_path, make_data):
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        callbacks=[ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)],
-        limit_predict_batches=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    assert trainer.predict(Model(), make_data(), return_predictions=False) is None
+    writer = ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)
+    trainer = quiet_trainer(tmp_path, [writer], limit_predict_batches=2)
+    assert trainer.predict(EvaluatedWeight(), make_data(), return_predictions=False) is None
     rows = cells(tmp_path / "out/predictions.csv")
     assert [row[0] for row in rows] == ["0:0", "0:1", "0:2", "0:3", "0:4", "2:0"]
     assert [row[1:] for row in rows] == [[f"{number:06d}", str(number)] for number in range(6)]
     with pytest.raises(ShardError, match=r"already holds predictions\.csv"):
-        trainer.predict(Model(), make_data(), return_predictions=False)
+        trainer.predict(EvaluatedWeight(), make_data(), return_predictions=False)

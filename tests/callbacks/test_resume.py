@@ -16,27 +16,7 @@ from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model"),
-    pytest.mark.filterwarnings("ignore:.fit.ckpt_path=.last.. is set, but there is no last"),
-    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
-]
-
 STEPS = 6  # of 4 samples, of 26
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of one fit by step, as ModelCheckpoint makes them."""
-    folder = tmp_path_factory.mktemp("saved")
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(folder, [saver]).fit(Ledger(), ToyData())
-    return {path.stem: path for path in folder.glob("*.ckpt")}
 
 
 # --- the state -----------------------------------------------------------------------------------

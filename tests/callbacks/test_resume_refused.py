@@ -6,35 +6,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import Ledger, ToyData, ToySource, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 
 from lightning_shards import ExactResume
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.readers.source import SourceDescription
-
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model"),
-    pytest.mark.filterwarnings("ignore:.fit.ckpt_path=.last.. is set, but there is no last"),
-    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
-]
 
 
 class RenamedData(ToyData):
     """Lightning keeps a data module's state under the name of its class."""
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of a fit with ExactResume by step."""
-    folder = tmp_path_factory.mktemp("saved")
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(folder, [saver]).fit(Ledger(), ToyData())
-    return {path.stem: path for path in folder.glob("*.ckpt")}
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +33,6 @@ def without_our_state(path: Path, folder: Path) -> Path:
     checkpoint["loops"]["fit_loop"]["state_dict"] = {}
     torch.save(checkpoint, folder / "foreign.ckpt")
     return folder / "foreign.ckpt"
-
-
-class TupleData(ToyData):
-    """Says of its batches that they have no reserved entries, as tuples have none."""
-
-    def source(self, split: Any, index: Any = None) -> Any:
-        source = super().source(split, index)
-        return TupleSource(source.index, source.epochs, source.seed)
-
-
-class TupleSource(ToySource):
-    def describe(self) -> SourceDescription:
-        return SourceDescription("toy", "shuffled", reserved=())
-
-
-@pytest.mark.parametrize("step", [1, 9])
-def test_repeats_of_the_rest_of_an_epoch_that_tuples_do_not_tell_are_refused(
-    step: int, tmp_path: Path
-) -> None:
-    """24 samples are 3 steps of 8; behind 4 or 12 of them the last step of 8 has 4 repeats."""
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    options: dict[str, Any] = {"samples": 24, "remainder": "pad"}
-    make_trainer(tmp_path, [saver], max_epochs=2).fit(Ledger(), TupleData(4, **options))
-    path, samples = tmp_path / f"step={step}.ckpt", step * 4 % 24
-    with pytest.raises(StateError, match=rf"after {samples} samples .* with 4 repeats"):
-        make_trainer(tmp_path).fit(Ledger(), TupleData(8, **options), ckpt_path=path)
-    for data in (TupleData(4, **options), TupleData(2, **options)):
-        resumed = Ledger()
-        make_trainer(tmp_path, max_epochs=2).fit(resumed, data, ckpt_path=path)
-        assert positions_of(resumed.steps) == {epoch: list(range(24)) for epoch in range(2)}
 
 
 MAKERS = pytest.mark.parametrize("make", [bare_trainer, make_trainer])
@@ -154,24 +103,19 @@ def test_without_it_now_its_state_does_not_hide_another_batch_size(
 
 
 @MAKERS
+@pytest.mark.parametrize("is_same_trainer", [False, True])
 def test_what_an_earlier_fit_was_resumed_from_says_nothing_of_this_one(
-    make: Any, saved: dict[str, Path], saved_bare: dict[str, Path], tmp_path: Path
+    is_same_trainer: bool,
+    make: Any,
+    saved: dict[str, Path],
+    saved_bare: dict[str, Path],
+    tmp_path: Path,
 ) -> None:
-    data = ToyData()
-    make(tmp_path).fit(Ledger(), data, ckpt_path=saved["step=17"])
-    path = without_our_state(saved_bare["step=4"], tmp_path)
-    with pytest.raises(StateError, match="how many samples"):
-        make(tmp_path).fit(Ledger(), data, ckpt_path=path)
-
-
-def test_a_trainer_that_has_resumed_before_asks_anew(
-    saved: dict[str, Path], saved_bare: dict[str, Path], tmp_path: Path
-) -> None:
-    data, trainer = ToyData(), make_trainer(tmp_path)
+    data, trainer = ToyData(), make(tmp_path)
     trainer.fit(Ledger(), data, ckpt_path=saved["step=17"])
     path = without_our_state(saved_bare["step=4"], tmp_path)
     with pytest.raises(StateError, match="how many samples"):
-        trainer.fit(Ledger(), data, ckpt_path=path)
+        (trainer if is_same_trainer else make(tmp_path)).fit(Ledger(), data, ckpt_path=path)
 
 
 @MAKERS
@@ -257,7 +201,7 @@ def test_the_callback_given_twice_is_refused(tmp_path: Path) -> None:
         make_trainer(tmp_path, [Own()], enable_checkpointing=False).fit(Ledger(), ToyData())
 
 
-@pytest.mark.parametrize("make", [bare_trainer, make_trainer])
+@MAKERS
 def test_counters_of_lightnings_own_that_are_missing_are_named(
     make: Any, saved: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -5,23 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
 
 from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
 from lightning_shards.errors import StateError
-
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    # Lightning advises many workers, which a test does without
-    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
-]
+from tests.callbacks.quiet_fits import OneWeight, quiet_trainer
 
 SAMPLES, BATCH_SIZE, STEPS = 12, 3, 4
 
@@ -46,19 +37,13 @@ def fake_trainer(epoch: int, *loaders: object) -> Any:
     return SimpleNamespace(current_epoch=epoch, fit_loop=SimpleNamespace(_combined_loader=combined))
 
 
-def test_every_part_of_a_loader_that_has_set_epoch_is_told() -> None:
-    inner, batches, sampler, dataset = Told(), Told(), Told(), Told()
+def test_every_part_of_all_loaders_that_has_set_epoch_is_told() -> None:
+    inner, batches, sampler, dataset, other = Told(), Told(), Told(), Told(), Told()
     batches.sampler = inner
     loader = Told(sampler=sampler, batch_sampler=batches, dataset=dataset)
-    SetEpoch().on_train_epoch_start(fake_trainer(3, loader), SimpleNamespace())
-    told = (loader, sampler, batches, inner, dataset)
-    assert [each.epochs for each in told] == [[3]] * 5
-
-
-def test_all_loaders_of_a_combination_are_told() -> None:
-    first, second = Told(), Told()
-    SetEpoch().on_train_epoch_start(fake_trainer(2, first, second), SimpleNamespace())
-    assert (first.epochs, second.epochs) == ([2], [2])
+    SetEpoch().on_train_epoch_start(fake_trainer(3, loader, other), SimpleNamespace())
+    told = (loader, sampler, batches, inner, dataset, other)
+    assert [each.epochs for each in told] == [[3]] * 6
 
 
 def test_a_dataset_that_its_persistent_workers_hide_is_warned_about() -> None:
@@ -127,20 +112,16 @@ def contents(batch: Any) -> Any:
     return batch["__id__"].tolist()
 
 
-class Recorder(pl.LightningModule):
+class Recorder(OneWeight):
     """Writes down the batches that it was trained on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(1, 1)
         self.batches: list[tuple[int, int, Any]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.batches.append((self.current_epoch, batch_idx, contents(batch)))
-        return self.layer(torch.ones(1, 1)).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
+        return super().training_step(batch, batch_idx)
 
 
 class Saver(ModelCheckpoint):
@@ -154,23 +135,14 @@ def fit(
     loader: Any, folder: Path, callbacks: Sequence[Any] = (SetEpoch(),), **options: Any
 ) -> Recorder:
     """Three epochs; every step is saved, and so is the end of every epoch."""
-    callbacks = list(callbacks)
-    if "ckpt_path" not in options:
+    callbacks, is_saved = list(callbacks), "ckpt_path" not in options
+    if is_saved:
         callbacks += [
             Saver(folder / "saved", "step-{step}", every_n_train_steps=1, save_top_k=-1),
             Saver(folder / "saved", "epoch-{epoch}", save_top_k=-1),
         ]
     model = Recorder()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_epochs=3,
-        callbacks=callbacks,
-        logger=False,
-        enable_checkpointing="ckpt_path" not in options,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(folder, callbacks, max_epochs=3, enable_checkpointing=is_saved)
     trainer.fit(model, loader, **options)
     return model
 
@@ -278,19 +250,13 @@ def test_a_shard_loader_of_its_own_resumes_at_an_epochs_end(
     assert resumed.batches == whole.batches[step:]
 
 
-def test_a_shard_loader_of_its_own_does_not_resume_within_an_epoch(
-    make_loader: Callable[[], ShardLoader], tmp_path: Path
-) -> None:
-    fit(make_loader(), tmp_path)
-    with pytest.raises(StateError, match=r"after 6 samples of epoch 1, .*datamodule="):
-        fit(make_loader(), tmp_path, ckpt_path=tmp_path / "saved" / "step-step=6.ckpt")
-
-
 @pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["no callback", "SetEpoch"])
-@pytest.mark.parametrize("batch_size", [2, 4])
-@pytest.mark.parametrize("step", [3, 6])
-def test_a_shard_loader_of_its_own_with_other_batches_is_refused_within_an_epoch(
+@pytest.mark.parametrize("batch_size", [2, 3, 4])
+@pytest.mark.parametrize(("step", "samples", "epoch"), [(3, 9, 0), (6, 6, 1)])
+def test_a_shard_loader_of_its_own_does_not_resume_within_an_epoch(
     step: int,
+    samples: int,
+    epoch: int,
     batch_size: int,
     callbacks: list[Any],
     make_loader: Callable[..., ShardLoader],
@@ -298,17 +264,10 @@ def test_a_shard_loader_of_its_own_with_other_batches_is_refused_within_an_epoch
 ) -> None:
     """Lightning would go on by its count of batches: step 4 is the last one of its epoch."""
     fit(make_loader(), tmp_path)
-    path, loader = tmp_path / "saved" / f"step-step={step}.ckpt", make_loader(batch_size)
-    with pytest.raises(StateError, match="as datamodule="):
-        fit(loader, tmp_path, callbacks, ckpt_path=path)
-    loader = make_loader(batch_size)  # a loop that is no Trainer's has no count of batches
-    loader.load_state_dict(
-        torch.load(path)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
-    )
-    loader.set_epoch(loader.epoch)
-    left = SAMPLES - BATCH_SIZE * (step % STEPS)
-    steps = left // batch_size or SAMPLES // batch_size  # of the next epoch, if none is left
-    assert [len(batch["__id__"]) for batch in loader] == [batch_size] * steps
+    path = tmp_path / "saved" / f"step-step={step}.ckpt"
+    told = f"after {samples} samples of epoch {epoch}, .*" if batch_size == BATCH_SIZE else ""
+    with pytest.raises(StateError, match=f"{told}as datamodule="):
+        fit(make_loader(batch_size), tmp_path, callbacks, ckpt_path=path)
 
 
 @pytest.mark.parametrize("batch_size", [2, 6])

@@ -70,22 +70,6 @@ def test_a_loader_that_replaces_another_one_is_measured_from_its_second_batch_on
     assert fake_fit.run("loader_decode_fraction") == pytest.approx(1)
 
 
-def test_a_loader_that_is_not_the_only_one_any_more_is_not_measured(fake_fit: Any) -> None:
-    """And a fit that has one again is measured from there on."""
-    fake_fit.begin()
-    for _ in range(2):
-        fake_fit.step(wait_s=0, busy_s=1)
-    fake_fit.reload(fake_fit.loader, fake_fit.make_loader())
-    fake_fit.step(wait_s=0, busy_s=100)
-    assert fake_fit.windows("samples_per_s") == [8]
-    fake_fit.reload()
-    for _ in range(2):
-        fake_fit.step(wait_s=1, busy_s=1)
-    fake_fit.end()
-    assert fake_fit.windows("samples_per_s") == [8, 4]
-    assert fake_fit.run("samples_per_s") == 4
-
-
 def test_what_the_clock_of_the_device_saw_is_what_the_trainer_lost(
     make_fit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

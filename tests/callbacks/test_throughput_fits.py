@@ -3,27 +3,23 @@
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from torch import nn
 
 from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
-from tests.callbacks.kept_metrics import KeptMetrics
-
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.usefixtures("held_fork_server"),
-]
+from tests.callbacks.quiet_fits import EvaluatedWeight, KeptMetrics, quiet_trainer
 
 FIGURES = ("samples_per_s", "loader_samples_per_s", "trainer_samples_per_s", "wait_fraction")
 METRICS = {f"data/{figure}" for figure in FIGURES}
+
+
+Reports = Callable[[], list[str]]
+MakeData = Callable[..., ShardDataModule]
+Fit = Callable[..., KeptMetrics]
 
 
 @pytest.fixture
@@ -45,13 +41,11 @@ def make_data(
     return made
 
 
-class Net(pl.LightningModule):
-    """Logs its loss, takes its time, and notes all that is logged through itself."""
+class Net(EvaluatedWeight):
+    """Logs its loss, and notes all that is logged through itself."""
 
-    def __init__(self, step_s: float = 0.0, val_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 10)
-        self.step_s, self.val_s = step_s, val_s
         self.logged: set[str] = set()
 
     def log(self, name: str, *arguments: Any, **options: Any) -> None:
@@ -59,17 +53,9 @@ class Net(pl.LightningModule):
         super().log(name, *arguments, **options)
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        time.sleep(self.step_s)
-        images, labels = (batch["image"], batch["label"]) if isinstance(batch, dict) else batch
-        loss = nn.functional.cross_entropy(self.layer(images.flatten(1).float()), labels)
+        loss = super().training_step(batch, batch_idx)
         self.log("loss", loss)
         return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        time.sleep(self.val_s)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
 
 
 class Interrupted(Net):
@@ -84,25 +70,16 @@ def slowly(label: int) -> int:
     return label
 
 
-def fit(
-    model: Net,
-    data: Any,
-    plot: str | None = None,
-    callbacks: Sequence[pl.Callback] = (),
-    **options: Any,
-) -> KeptMetrics:
-    logger = KeptMetrics()
-    defaults: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 4, "logger": logger}
-    pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        callbacks=[DataThroughputMonitor(plot=plot), *callbacks],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **(defaults | options),
-    ).fit(model, data)
-    return logger
+@pytest.fixture
+def fit(tmp_path: Path) -> Fit:
+    def fitted(model: Net, data: Any, plot: str | None = None, **options: Any) -> KeptMetrics:
+        logger = KeptMetrics()
+        defaults: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 4, "logger": logger}
+        monitor = DataThroughputMonitor(plot=plot)
+        quiet_trainer(tmp_path, [monitor], **(defaults | options)).fit(model, data)
+        return logger
+
+    return fitted
 
 
 @pytest.fixture
@@ -117,16 +94,13 @@ def reports(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]
         yield said
 
 
-Reports = Callable[[], list[str]]
-MakeData = Callable[..., ShardDataModule]
-
 # --- loggers --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulated", [1, 3])
 @pytest.mark.parametrize("every", [2, 4])
 def test_the_four_figures_are_logged_when_and_where_the_module_logs_its_own(
-    every: int, accumulated: int, make_data: MakeData
+    every: int, accumulated: int, make_data: MakeData, fit: Fit
 ) -> None:
     model = Net()
     logger = fit(model, make_data(), log_every_n_steps=every, accumulate_grad_batches=accumulated)
@@ -139,7 +113,9 @@ def test_the_four_figures_are_logged_when_and_where_the_module_logs_its_own(
 # --- the report -----------------------------------------------------------------------------------
 
 
-def test_a_slow_loader_is_judged_loader_bound(make_data: MakeData, reports: Reports) -> None:
+def test_a_slow_loader_is_judged_loader_bound(
+    make_data: MakeData, reports: Reports, fit: Fit
+) -> None:
     logger = fit(Net(), make_data(transforms={"label": slowly}))
     [report] = reports()
     assert "loader-bound: the trainer could take" in report
@@ -152,38 +128,8 @@ def test_a_slow_loader_is_judged_loader_bound(make_data: MakeData, reports: Repo
     assert loader < 50  # it sleeps 20 ms a sample
 
 
-def test_a_slow_model_is_judged_trainer_bound(make_data: MakeData, reports: Reports) -> None:
-    logger = fit(Net(step_s=0.05), make_data())
-    [report] = reports()
-    assert "trainer-bound: the loader could give" in report
-    assert logger.values("data/run/wait_fraction")[-1] < 0.5
-    assert logger.values("data/run/trainer_samples_per_s")[-1] < 40  # 2 samples in 50 ms
-
-
-def test_workers_make_the_waiting_short_and_the_verdict_stays_the_workers_own(
-    make_data: MakeData, reports: Reports
-) -> None:
-    """A worker makes a batch in 40 ms, the model takes 150: nobody waits for the worker."""
-    loader = LoaderConfig(multiprocessing_context="fork")
-    data = make_data(transforms={"label": slowly}, num_workers=1, loader=loader)
-    logger = fit(Net(step_s=0.15), data, max_epochs=1)
-    [report] = reports()
-    assert "trainer-bound" in report
-    assert logger.values("data/run/loader_samples_per_s")[-1] < 50  # it sleeps 20 ms a sample
-    assert logger.values("data/run/wait_fraction")[-1] < 0.3
-
-
-def test_a_plot_is_there_after_the_fit_whether_or_not_it_logs(
-    make_data: MakeData, tmp_path: Path
-) -> None:
-    for logger in (KeptMetrics(), False):
-        path = tmp_path / f"wait-{bool(logger)}.png"
-        fit(Net(), make_data(), plot=str(path), logger=logger)
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def test_ctrl_c_ends_with_a_report_and_a_plot(
-    make_data: MakeData, reports: Reports, tmp_path: Path
+    make_data: MakeData, reports: Reports, tmp_path: Path, fit: Fit
 ) -> None:
     on_sigint = signal.getsignal(signal.SIGINT)
     try:

@@ -1,8 +1,7 @@
 """How far a fit has come in each component of its mixture, as the loggers are told."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -10,32 +9,23 @@ import pytest
 import torch
 
 from lightning_shards import DataThroughputMonitor, ExactResume
-from lightning_shards.measure.report import component_metrics
-from tests.callbacks.kept_metrics import KeptMetrics
+from tests.callbacks.quiet_fits import KeptMetrics, OneWeight, quiet_trainer
 from tests.mixed_shards import COUNTS, mix_of, module_of
-
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
 
 NAMES = ("web", "labels", "more")
 SIZES = {name: sum(COUNTS[name]) for name in NAMES}
 
 
-class Noting(pl.LightningModule):
+class Noting(OneWeight):
     """Notes the components of the rows of each step that it is trained on."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
         self.rows: list[list[int]] = []
 
-    def training_step(self, batch: Any) -> torch.Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         self.rows.append(batch["__component__"].tolist() if "__component__" in batch else [])
-        return self.weight * batch["label"].float().mean()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
+        return super().training_step(batch, batch_idx)
 
 
 def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -> Any:
@@ -44,17 +34,9 @@ def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -
 
 def fit(folder: Path, data: Any, **options: Any) -> tuple[Noting, KeptMetrics, pl.Trainer]:
     model, logger, checkpoint = Noting(), KeptMetrics(), options.pop("ckpt_path", None)
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=1,
-        callbacks=[ExactResume(), DataThroughputMonitor()],
-        default_root_dir=folder,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        logger=logger,
-        **{"log_every_n_steps": 2} | options,
-    )
+    callbacks = [ExactResume(), DataThroughputMonitor()]
+    options = {"log_every_n_steps": 2, "logger": logger} | options
+    trainer = quiet_trainer(folder, callbacks, **options)
     trainer.fit(model, data, ckpt_path=checkpoint)
     return model, logger, trainer
 
@@ -118,21 +100,6 @@ def test_what_an_epoch_drops_is_passed_over_and_what_it_repeats_is_not_counted(
             figures(np.add([20, 8, 4], np.bincount(model.rows[steps], minlength=3)))
         )
         assert logger.by_step("component")[2 * steps - 1] == figures([40, 16, 8])
-
-
-def test_a_component_of_unknown_size_has_no_passes(tmp_path: Path) -> None:
-    source = module(tmp_path).source("train")
-    parts = [SimpleNamespace(known_samples=samples) for samples in (17, None, 7)]
-    index = SimpleNamespace(components=parts)
-    described = SimpleNamespace(mixture=source.describe().mixture, index=index)
-    loader = SimpleNamespace(
-        source=SimpleNamespace(describe=lambda: described, epochs=source.epochs),
-        state_dict=lambda: {"epoch": 10**8, "samples": 8},
-    )
-    rounds = 4 * 10**8 + 1
-    expected = figures([5 * rounds, 2 * rounds, rounds])
-    del expected["data/component/labels/passes"]
-    assert component_metrics(cast("Any", loader)) == expected
 
 
 def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: Path) -> None:
