@@ -74,6 +74,12 @@ def flip(path, byte):
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def seen(folder):
+    """What readers see of a folder: all files that are not hidden."""
+    files = contents(folder).items()
+    return {name: data for name, data in files if not Path(name).name.startswith(".")}
+
+
 def contents(folder):
     """All files of a folder and what is in them, hidden ones too."""
     return {

@@ -198,15 +198,3 @@ def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path)
     assert (folder / "wids.json").read_bytes() == before
     assert run(folder / "*.tar", "--checksums")[0] == 0
     assert TableStore(CacheFolder(tmp_path / "cache")).table_of(shard).crc32 is not None
-
-
-def test_crc32s_alone_show_a_rotten_member(run, folder, tmp_path):
-    """There is no MD5 that would: only tables were made."""
-    shard = folder / "train-000000.tar"
-    run(folder / "*.tar", "--checksums", "--format", "sizes")
-    flip(shard, members_of(shard)[1].offset_data)
-    status, document = run(folder / "*.tar", "--format", "members")
-    said = document["findings"][0]["message"]
-    assert status == 1
-    assert "has other bytes than when it was indexed in 1 of 12 members" in said
-    assert not (folder / "train-000000.tar.members").exists()

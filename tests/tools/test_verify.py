@@ -49,11 +49,6 @@ def faults(document):
     ]
 
 
-def test_sound_shards_are_well(run, indexed):
-    status, document = run(indexed / "*.tar")
-    assert (status, document["samples"], document["findings"]) == (0, 9, [])
-
-
 def test_a_changed_byte_is_named_by_shard_sample_and_offset(run, indexed, shard, tmp_path):
     wanted = members_of(shard)[4]  # a label: nothing but a checksum can tell
     flip(shard, wanted.offset_data)

@@ -40,16 +40,7 @@ def refused(tmp_path, refused_by):
     return lambda *arguments: refused_by(pack, *arguments, "--out", tmp_path / "out")
 
 
-def _contents(folder):
-    """All files but hidden ones, by path."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    }
-
-
-def _samples_of(report, split=""):
+def packed_samples(report, split=""):
     """By key, the fields of the samples that a report names."""
     urls = expand_urls(report["data_sets"][split]["urls"])
     found = {}
@@ -61,13 +52,3 @@ def _samples_of(report, split=""):
             found[key] = sample
     assert len(found) == report["data_sets"][split]["samples"]
     return found
-
-
-@pytest.fixture(scope="session")
-def contents():
-    return _contents
-
-
-@pytest.fixture(scope="session")
-def samples_of():
-    return _samples_of

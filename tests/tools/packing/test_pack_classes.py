@@ -7,6 +7,7 @@ import pytest
 
 from lightning_shards.dataprep.listing import number_classes
 from lightning_shards.tools import pack, reshard
+from tests.tools.packing.conftest import packed_samples
 
 CLASSES = {"a.b": 0, "cat": 1, "dog": 2}
 
@@ -79,16 +80,16 @@ def test_other_names_are_in_the_order_of_values_or_letters(labels, classes):
     assert number_classes(labels) == classes
 
 
-def test_a_split_that_lacks_a_class_may_take_the_numbers_of_another(run, tmp_path, samples_of):
+def test_a_split_that_lacks_a_class_may_take_the_numbers_of_another(run, tmp_path):
     run(labelled(tmp_path / "train", "a", "b", "c"), out="data/train")
     given = ("--classes", tmp_path / "data" / "train" / "classes.json")
     report = run(labelled(tmp_path / "val", "a", "c"), *given, out="data/val")
-    assert numbers_of(samples_of(report)) == {"a": 0, "c": 2}
+    assert numbers_of(packed_samples(report)) == {"a": 0, "c": 2}
     assert classes_in(tmp_path / "data" / "val") == {"a": 0, "b": 1, "c": 2}
     path = tmp_path / "rows.csv"
     path.write_text("id,label\n0,c\n")
     columns = (path, "--key", "id", "--values", "label=txt", "--class-column", "label")
-    assert numbers_of(samples_of(run(*columns, *given, out="data/test"))) == {"c": 2}
+    assert numbers_of(packed_samples(run(*columns, *given, out="data/test"))) == {"c": 2}
 
 
 def test_given_numbers_that_do_not_fit_are_refused(refused, tmp_path, photos):

@@ -1,20 +1,23 @@
-"""`pack` of folders: what is in them, in shards; the same bytes however it is run."""
+"""`pack` of folders: all of them is in shards, the same bytes however and how often it is run."""
 
 import io
 import json
+import os
+import shutil
 from urllib.parse import unquote
 
 import pytest
 from PIL import Image
 
-from tests.tools.conftest import jpeg
+from tests.tools.conftest import jpeg, seen
+from tests.tools.packing.conftest import packed_samples
 
 # --- folders
 
 
-def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp_path, samples_of):
+def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp_path):
     report = run(photos, "--max-samples", 25)
-    found = samples_of(report)
+    found = packed_samples(report)
     classes = json.loads((tmp_path / "out" / "classes.json").read_text())
     assert classes == {"a.b": 0, "cat": 1, "dog": 2}
     assert found.pop("dog/deep/ä") == {
@@ -34,18 +37,18 @@ def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp
     assert (report["read"], report["in_no_sample"], report["classes"]) == (61, 2, 3)
 
 
-def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path, contents):
+def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path):
     for processes in (1, 2, 4):
         arguments = (photos, "--max-samples", 9, "--val-fraction", 0.2)
         run(*arguments, out=f"by {processes}", processes=processes)
-    one, two, four = (contents(tmp_path / f"by {processes}") for processes in (1, 2, 4))
+    one, two, four = (seen(tmp_path / f"by {processes}") for processes in (1, 2, 4))
     assert one == two == four
     assert len(one) > 9
 
 
-def test_splits_share_no_sample(run, photos, tmp_path, samples_of):
+def test_splits_share_no_sample(run, photos, tmp_path):
     report = run(photos, "--val-fraction", 0.3)
-    train, val = samples_of(report, "train"), samples_of(report, "val")
+    train, val = packed_samples(report, "train"), packed_samples(report, "val")
     assert not train.keys() & val.keys()
     assert len(train) + len(val) == 61
     assert report["data_sets"]["val"]["urls"] == str(tmp_path / "out" / "val" / "val-000000.tar")
@@ -78,7 +81,7 @@ ODD_TAGS = (  # a quarter's turn, and a fraction without a denominator, which Pi
 )
 
 
-def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, contents):
+def test_images_become_smaller_once_and_upright(run, tmp_path):
     (tmp_path / "in").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
@@ -92,7 +95,7 @@ def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, conte
     for name, data in files.items():
         (tmp_path / "in" / name).write_bytes(data)
     arguments = (tmp_path / "in", "--no-classes", "--resize", 16)
-    found = samples_of(run(*arguments))
+    found = packed_samples(run(*arguments))
     sizes = {
         key: Image.open(io.BytesIO(next(iter(fields.values())))).size
         for key, fields in found.items()
@@ -102,8 +105,44 @@ def test_images_become_smaller_once_and_upright(run, tmp_path, samples_of, conte
     assert found["other"] == {"txt": b"text"}
     assert found["small"]["jpg"] == files["small.jpg"]
     run(*arguments, out="again", processes=2)
-    assert contents(tmp_path / "again") == contents(tmp_path / "out")
+    assert seen(tmp_path / "again") == seen(tmp_path / "out")
 
 
 def test_an_image_that_cannot_be_read_is_named(refused, photos):
     assert "sample 'dog/deep/ä': SampleError: this is no image" in refused(photos, "--resize", 8)
+
+
+# --- running it again
+
+
+def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path):
+    run(photos, "--max-samples", 9)
+    before = seen(tmp_path / "out")
+    (tmp_path / "out" / "shard-000002.tar").unlink()
+    with (tmp_path / "out" / "shard-000004.tar").open("r+b") as file:
+        file.truncate(1024)
+    assert run(photos, "--max-samples", 9)["data_sets"][""]["kept_shards"] == 5
+    assert seen(tmp_path / "out") == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--max-samples", 8), "max_samples was 9 and is now 8"),
+        (("--seed", 2), "seed was 0 and is now 2"),
+        (("--resize", 8), "resize was None and is now 8"),
+        (("--val-fraction", 0.1), "val_fraction was 0.0 and is now 0.1"),
+    ],
+)
+def test_changed_settings_are_refused_by_name(run, refused, photos, tmp_path, changed, message):
+    run(photos, "--max-samples", 9)
+    before = seen(tmp_path / "out")
+    assert message in refused(photos, "--max-samples", 9, *changed)
+    assert seen(tmp_path / "out") == before
+
+
+def test_changed_files_are_refused(run, refused, photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "in")
+    run(tmp_path / "in")
+    os.utime(tmp_path / "in" / "dog" / "deep" / "ä.png", (0, 0))
+    assert "digest of the input files was" in refused(tmp_path / "in")

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import pytest
 
 from lightning_shards.dataprep.listing import read_rows
+from tests.tools.packing.conftest import packed_samples
 
 # --- tables
 
@@ -52,7 +53,7 @@ def table(request, tmp_path, rows):
 
 
 @pytest.mark.parametrize("table", ["csv", "jsonl", "parquet"], indirect=True)
-def test_a_table_names_files_values_keys_and_splits(run, table, rows, photos, samples_of):
+def test_a_table_names_files_values_keys_and_splits(run, table, rows, photos):
     report = run(
         *(table, "--files", "path", "--values", "caption=txt", "--key", "id"),
         *("--split-column", "part"),
@@ -66,24 +67,24 @@ def test_a_table_names_files_values_keys_and_splits(run, table, rows, photos, sa
             for row in rows
             if row["part"] == split
         }
-        assert samples_of(report, split) == expected
+        assert packed_samples(report, split) == expected
 
 
-def test_files_are_below_the_table_and_make_the_keys(run, rows, photos, tmp_path, samples_of):
+def test_files_are_below_the_table_and_make_the_keys(run, rows, photos, tmp_path):
     shutil.copytree(photos, tmp_path / "in")
     below = [row | {"path": str(Path(row["path"]).relative_to(photos))} for row in rows]
     report = run(write_csv(tmp_path / "in" / "rows.csv", below), "--files", "path=jpg")
-    assert {unquote(key): fields for key, fields in samples_of(report).items()} == {
+    assert {unquote(key): fields for key, fields in packed_samples(report).items()} == {
         row["path"].removesuffix(".JPEG"): {"jpg": (photos / row["path"]).read_bytes()}
         for row in below
     }
 
 
-def test_a_column_of_classes_is_numbered(run, tmp_path, samples_of):
+def test_a_column_of_classes_is_numbered(run, tmp_path):
     rows = [{"id": number, "label": label} for number, label in enumerate(["b", "a", "b"])]
     path = write_csv(tmp_path / "rows.csv", rows)
-    found = samples_of(run(path, "--key", "id", "--values", "label=txt", "--class-column", "label"))
-    assert found == {
+    columns = ("--key", "id", "--values", "label=txt", "--class-column", "label")
+    assert packed_samples(run(path, *columns)) == {
         "0": {"txt": b"b", "cls": b"1"},
         "1": {"txt": b"a", "cls": b"0"},
         "2": {"txt": b"b", "cls": b"1"},
@@ -91,7 +92,7 @@ def test_a_column_of_classes_is_numbered(run, tmp_path, samples_of):
     assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"a": 0, "b": 1}
 
 
-def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path, samples_of):
+def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path):
     lines = [
         {"id": "a", "x": {"é": [1]}, "y": 0.5, "z": None},
         {"id": "b", "x": [], "y": "", "z": 0},
@@ -100,7 +101,7 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
     path.write_text("\n".join(map(json.dumps, lines)))
     columns = [f"--values={name}={name}.json" for name in "xyz"]
     report = run(path, "--key", "id", *columns)
-    assert samples_of(report) == {
+    assert packed_samples(report) == {
         "a": {"x.json": '{"é": [1]}'.encode(), "y.json": b"0.5"},
         "b": {"x.json": b"[]", "z.json": b"0"},
     }

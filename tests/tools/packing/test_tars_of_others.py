@@ -1,9 +1,7 @@
 """`pack` and `reshard` of tars by other programs: nothing of a sample is lost without a word."""
 
-import bz2
 import gzip
 import io
-import lzma
 import subprocess
 import tarfile
 
@@ -91,12 +89,11 @@ def test_links_and_special_files_that_belong_to_no_sample_are_counted(write, tmp
     assert found["count"] == 5
 
 
-@pytest.mark.parametrize("kind", [gzip, bz2, lzma], ids=["gzip", "bzip2", "xz"])
 @pytest.mark.parametrize("tool", [pack, reshard, verify, index])
-def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys, kind):
+def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys):
     path = tmp_path / "in.tar.gz"
     path.write_bytes(
-        kind.compress(tar(tmp_path / "in.tar", entry("0.cls", data=b"7")).read_bytes())
+        gzip.compress(tar(tmp_path / "in.tar", entry("0.cls", data=b"7")).read_bytes())
     )
     out = ["--out", str(tmp_path / "out")] if tool in (pack, reshard) else []
     with pytest.raises(SystemExit):
