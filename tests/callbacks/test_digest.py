@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,9 +20,11 @@ from lightning_shards import (
 from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
+from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.collate import BadSample, Collation
-from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
+from tests.callbacks.quiet_fits import EvaluatedWeight, OneWeight, quiet_trainer
+from tests.mixed_shards import mix_of, module_of
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
 
@@ -339,3 +342,66 @@ def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
     monkeypatch.setattr(digest_module, "DigestError", AssertionError)
     with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
         make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
+
+
+# --- mixtures ------------------------------------------------------------------------------------
+
+
+NAMES = ("web", "labels", "more")
+
+
+def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -> ShardDataModule:
+    return module_of(folder, mix_of(folder / "shards", NAMES), split, **settings)
+
+
+@pytest.mark.parametrize(
+    ("split", "steps", "num_workers"),
+    [
+        ({}, 4, 0),
+        ({"sampling": "resampled"}, 4, 2),
+        (
+            {"schedule": [{"epoch": 1, "weights": {"more": 1}}], "unit": 8, "dataset_size": 128},
+            8,
+            0,
+        ),
+    ],
+)
+def test_each_epoch_of_a_mix_is_proven_with_the_digest_of_what_was_trained(
+    tmp_path, make_trainer, said, split, steps, num_workers
+):
+    model = OneWeight()
+    loader = LoaderConfig(cache_dir=str(tmp_path / "cache"), multiprocessing_context="fork")
+    data = module(tmp_path, split, num_workers=num_workers, loader=loader)
+    make_trainer(limit_train_batches=steps).fit(model, data)
+    for epoch in range(2):
+        ids = model.ids[epoch * 8 * steps : (epoch + 1) * 8 * steps]
+        assert said()[f"epoch {epoch}"] == (
+            f"{8 * steps} samples in {steps} steps of 1 rank, as the order says "
+            f"(digest {digest_ids(np.array(ids)):016x})"
+        )
+
+
+def no_next_pass(source: IndexedSource) -> IndexedSource:
+    """A component begins with its first pass anew in each epoch."""
+
+    class FromTheStart(type(source.order)):
+        def at_spans(self, epoch: int, spans: Any) -> Any:
+            return super().at_spans(0, spans)
+
+    return replace(source, order=FromTheStart(source.order.mix, source.order.slots))
+
+
+def test_a_mix_whose_order_was_tampered_with_ends_the_fit(
+    tmp_path, make_trainer, monkeypatch, said
+):
+    true = IndexedSource.batches
+
+    def tampered(self: IndexedSource, *given: Any) -> Any:
+        is_mixture = isinstance(self.order, MixtureOrder)  # a first sample is of a component alone
+        return true(no_next_pass(self) if is_mixture else self, *given)
+
+    monkeypatch.setattr(IndexedSource, "batches", tampered)
+    message = "epoch 1: the samples served to 1 rank are not those of the order"
+    with pytest.raises(DigestError, match=message):
+        make_trainer().fit(OneWeight(), module(tmp_path))
+    assert list(said()) == ["epoch 0"]
