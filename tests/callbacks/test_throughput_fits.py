@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_shards import DataThroughputMonitor, LoaderConfig, ShardDataModule, SplitConfig
-from tests.callbacks.quiet_fits import EvaluatedWeight, KeptMetrics, quiet_trainer
+from tests.callbacks.quiet_fits import KeptMetrics, OneWeight, quiet_trainer
 
 FIGURES = ("samples_per_s", "loader_samples_per_s", "trainer_samples_per_s", "wait_fraction")
 METRICS = {f"data/{figure}" for figure in FIGURES}
@@ -29,9 +29,7 @@ def make_data(
     def made(**options: Any) -> ShardDataModule:
         defaults: dict[str, Any] = {
             "train": SplitConfig(pack_shards([5, 9, 6], "train")),
-            "val": SplitConfig(pack_shards([3, 4], "val")),
-            "fields": {"image": "png", "label": "cls"},
-            "decode": {"image": "gray"},
+            "fields": {"label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
             "loader": LoaderConfig(cache_dir=str(tmp_path / "cache")),
@@ -41,7 +39,7 @@ def make_data(
     return made
 
 
-class Net(EvaluatedWeight):
+class Net(OneWeight):
     """Logs its loss, and notes all that is logged through itself."""
 
     def __init__(self) -> None:
