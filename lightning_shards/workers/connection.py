@@ -4,7 +4,7 @@ It is a pipe of multiprocessing. A worker may send as many messages as it has cr
 its way is bounded. The trainer says when it closes the stream: a pipe that breaks without that word
 means that the trainer is gone.
 
-What is large lies in buffers of shared memory, one for each message that may be on its way and one
+What is large lies in buffers of shared memory, one for each message that may be on its way and two
 that the trainer may keep. They have no name that a killed process could leave. The first byte of a
 buffer says whether it is in use. A worker sets it when it begins a message, and the trainer clears
 it when it holds nothing of that message any more. A fork of the trainer that goes on with a batch
@@ -35,8 +35,9 @@ from lightning_shards.workers.messages import Packed, put_together, taken_apart
 _HEADER = aligned(2)
 """Bytes before the content of a buffer: two flags, and padding that aligns the content."""
 
-_SPARE_BUFFERS = 1
-"""Buffers of each worker that the trainer may keep batches in; it copies those of others."""
+_SPARE_BUFFERS = 2
+"""Buffers of each worker that the trainer may keep batches in; it copies those of others. A loop
+that asks for the next batch still has the last one, which may be of the message before."""
 
 _PIPE_BYTES = 2**12
 """More than this goes through shared memory. The buffer of a pipe holds dozens of such messages, so

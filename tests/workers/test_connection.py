@@ -67,16 +67,16 @@ def test_a_worker_knows_whether_the_stream_was_closed_or_the_trainer_is_gone(is_
 def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
     link = Link()
     batches = link.travelled(*({"x": column(value), "ids": column(1, 6)} for value in range(9)))
-    assert link.in_use() == [True, False]
+    assert link.in_use() == [True, False, False]
     for value, batch in enumerate(batches):
         assert torch.equal(batch["x"], column(value))
     row, small = batches[4]["x"][100:], batches[5]["ids"]
     row.add_(1)
     del batches, batch
-    assert link.in_use() == [True, False]
+    assert link.in_use() == [True, False, False]
     assert int(row.max()) == 5
     del row
-    assert link.in_use() == [False, False]
+    assert link.in_use() == [False, False, False]
     assert torch.equal(small, column(1, 6))  # it keeps no memory of the message
 
 
@@ -87,9 +87,9 @@ def test_a_fork_of_the_trainer_releases_no_buffer():
     fork.start()
     fork.join(60)
     assert fork.exitcode == 0
-    assert link.in_use() == [True, False]
+    assert link.in_use() == [True, False, False]
     batch.clear()
-    assert link.in_use() == [False, False]
+    assert link.in_use() == [False, False, False]
 
 
 def growing(values, arena=None):
