@@ -163,7 +163,8 @@ class ShardTables:
         self._just_fetched.update(self._tables.fetch(own))
         until = perf_counter() + _OTHERS_S
         while self._tables.missing(urls) and perf_counter() < until:
-            self._closed.wait(_LOOK_S)
+            if self._closed.wait(_LOOK_S):
+                break
         self._just_fetched.update(self._tables.fetch(urls))
 
 
