@@ -80,8 +80,10 @@ def _bytes_of(index: ShardIndex, folder: CacheFolder, settings: TransportSetting
     assert counts is not None  # the caller sees to it
     shards = (number for number, url in enumerate(index.urls) if not is_local(url))
     first = next((number for number in shards if counts[number]), None)
-    if first is None or index.size_bytes is not None:
-        return 0 if first is None else index.size_bytes or 0
+    if first is None:
+        return 0
+    if index.size_bytes is not None:
+        return index.size_bytes
     count = int(counts[first])
     with closing(Storages(remote_storages(settings))) as storages:
         store = TableStore(folder, storages=storages)
