@@ -98,6 +98,11 @@ def pieces_of(reads: Iterable[ShardReads]) -> list[Piece]:
     ]
 
 
+def chunks_of(transport: RemoteTransport, piece: Piece) -> list[Chunk]:
+    """The bytes of a piece from its store; errors as of `RemoteTransport.read`."""
+    return transport.read(piece.url, piece.begin, piece.end, piece.version).chunks
+
+
 class Fetcher:
     """Reads remote objects, by way of the cache if there is one; any thread may call any method.
 
@@ -206,7 +211,7 @@ class Fetcher:
         assert self._cache is not None
         is_there, failure = None, None
         try:
-            is_there = self._cache.load(piece, partial(self._chunks_of, piece))
+            is_there = self._cache.load(piece, partial(chunks_of, self._transport, piece))
         except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
             _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
             failure = error
@@ -222,9 +227,6 @@ class Fetcher:
                 self._coming.discard(piece)
             self._changed.notify_all()
         self._begin()
-
-    def _chunks_of(self, piece: Piece) -> list[Chunk]:
-        return self._transport.read(piece.url, piece.begin, piece.end, piece.version).chunks
 
     def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:
         """What is wanted, cut where one piece ends and another begins."""

@@ -13,9 +13,8 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.remote.ahead import PiecePlan, ShardTables
-from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
-from lightning_shards.remote.fetcher import pieces_of
+from lightning_shards.remote.fetcher import chunks_of, pieces_of
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
 from lightning_shards.remote.request_threads import RequestThreads
 from lightning_shards.remote.storage import MakeRemoteStorage
@@ -85,10 +84,10 @@ def fill(
         pieces = _pieces(source, place, tables, kept_fraction([cache.need]))
         number, size_bytes, room = 0, 0, limit_of_pieces([cache.need])
         while room >= 0 and (some := list(islice(pieces, _AT_ONCE * connections))):
-            sizes = accumulate(piece.size + TRAILER_BYTES for piece in some)
-            fitting = sum(size <= room for size in sizes)  # others would only drop one of them
+            taken = list(accumulate(piece.size + TRAILER_BYTES for piece in some))
+            fitting = sum(size <= room for size in taken)  # others would only drop one of them
             begun = [threads.begin(partial(load, piece)) for piece in some[:fitting]]
-            room -= sum(piece.size + TRAILER_BYTES for piece in some)
+            room -= taken[-1]
             for piece, is_there in zip(some, begun, strict=False):
                 if is_there.result():
                     number, size_bytes = number + 1, size_bytes + piece.size
@@ -119,10 +118,7 @@ def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport, ended
 
     One that another process holds is waited for until that process lets go of it.
     """
-
-    def fetch() -> list[Chunk]:
-        return transport.read(piece.url, piece.begin, piece.end, piece.version).chunks
-
+    fetch = partial(chunks_of, transport, piece)
     while (is_there := cache.has(piece) or cache.load(piece, fetch)) is None:
         if ended.wait(_LOOK_S):
             return False
