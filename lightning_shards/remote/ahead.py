@@ -17,7 +17,7 @@ import logging
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, takewhile
@@ -46,7 +46,7 @@ from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.system.process import CHECK_S, Fetching, raise_if_cancelled
+from lightning_shards.system.process import Fetching, wait_for_event
 
 _Ints = NDArray[np.int64]
 _T = TypeVar("_T")
@@ -414,12 +414,10 @@ class FetchAhead:
         if self._next is None:
             self._next = self._thread.begin(self._plan)
         if is_first:
-            began = perf_counter()
+            began, is_known = perf_counter(), Event()
+            self._next.add_done_callback(lambda _: is_known.set())
             with Fetching():
-                while wait([self._next], min(CHECK_S, _FIRST_S)).not_done:
-                    raise_if_cancelled()
-                    if perf_counter() - began >= _FIRST_S:
-                        break
+                wait_for_event(is_known, _FIRST_S)
             self.waited_s = perf_counter() - began
         while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
             self.are_there = self._storages.prefetch(planned.reads)
