@@ -18,13 +18,12 @@ pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 def config(published_shards, tmp_path):
     """A configuration of the shards on our server."""
 
-    def write(loader=None, trainer=None, sets=None, **train):
+    def write(loader=None, trainer=None, **train):
         data = {
             "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 2} | train,
             "fields": {"image": "png", "label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
-            "val_sets": sets,
             "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
         }
         path = tmp_path / "config.yaml"
@@ -38,10 +37,10 @@ def config(published_shards, tmp_path):
 def run(capsys):
     """The exit status and the output of the tool."""
 
-    def call(*arguments, main=cache.main):
+    def call(*arguments):
         status = 0
         try:
-            main(list(map(str, arguments)))
+            cache.main(list(map(str, arguments)))
         except SystemExit as stop:
             status = stop.code
         told = capsys.readouterr()
@@ -52,7 +51,7 @@ def run(capsys):
 
 @pytest.fixture
 def run_document(run):
-    return lambda *arguments, **others: json.loads(run(*arguments, "--json", **others)[1])
+    return lambda *arguments: json.loads(run(*arguments, "--json")[1])
 
 
 def shards_asked(server):
@@ -61,7 +60,7 @@ def shards_asked(server):
 
 
 def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
-    config, run, run_document, published_shards, local, server, tmp_path
+    config, run_document, published_shards, local, server, tmp_path
 ):
     filled = run_document("fill", "--config", config(shuffle_run=0))
     sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]

@@ -19,7 +19,7 @@ def listed(tmp_path):
 
 
 @pytest.fixture
-def tableless(local, server, published_shards):
+def tableless(server, published_shards):
     """The URLs of shards with counts and without tables."""
     without_tables(server)
     return published_shards

@@ -109,7 +109,7 @@ def test_without_tables_the_indexed_reader_names_the_command(published_shards, s
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
+def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it():
     with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
         reader_choice.require_forkable(["http://h/0.tar", "s3://b/0.tar"])
     reader_choice.require_forkable(["http://h/0.tar", "hf://d/0.tar"])

@@ -134,7 +134,7 @@ def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport)
     assert is_fetched(fetcher, 10)
 
 
-def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, transport, tmp_path):
+def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, tmp_path):
     other = cache_in(tmp_path / "cache")
     assert other.open(PIECES[0]) is None
     part = other._begin(other._path_of(PIECES[0]))  # as if it were fetched there

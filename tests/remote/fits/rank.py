@@ -22,7 +22,6 @@ from lightning_shards import (
     LoaderConfig,
     ShardDataModule,
     SplitConfig,
-    build,
 )
 from lightning_shards.build import reader_choice
 from lightning_shards.remote.backend import RetryPolicy
@@ -58,7 +57,6 @@ def main(path):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if job.get("is_quick"):
-        build.RetryPolicy = lambda: RetryPolicy().scaled(0.01)
         reader_choice.LOOK_UP = RetryPolicy().scaled(0.01)
     saving = ModelCheckpoint(f"{job['folder']}/saved", every_n_train_steps=1, save_top_k=-1)
     trainer = pl.Trainer(
