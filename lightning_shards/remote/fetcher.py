@@ -226,6 +226,7 @@ class Fetcher:
             elif is_there or failure:
                 self._coming.discard(piece)
             self._changed.notify_all()
+        del failure, broken  # so that the bytes are freed, and the file is closed
         self._begin()
 
     def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:
