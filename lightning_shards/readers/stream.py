@@ -164,8 +164,7 @@ class StreamSource(ShardSource):
                     "`lightning-shards index`"
                 )
         undecoded = tuple(Recipe(shuffle_buffer=each.shuffle_buffer) for each in self.recipes)
-        made = {"batch_format": "dict", "collation": BUILT_IN_COLLATION}
-        bare = replace(self, recipes=undecoded, **made)
+        bare = replace(self, recipes=undecoded, batch_format="dict", collation=BUILT_IN_COLLATION)
         return read_again(bare, place, epoch, steps, num_workers)
 
     def _identity_of(self, number: int) -> dict[str, int | str]:
