@@ -103,27 +103,27 @@ def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
 
 
 def _require_streamable(
-    index: ShardIndex, chosen: SampleFilter, needs: ReaderChoice, *, has_size: bool
+    index: ShardIndex, chosen: SampleFilter, choice: ReaderChoice, *, has_size: bool
 ) -> None:
     url = next(url for url in index.urls if not is_local(url))
     lacking = f"{redact(url)} has no member table or no count beside it"
-    remedy = f"make them by {index_command(needs.patterns)}"
+    remedy = f"make them by {index_command(choice.patterns)}"
     if not has_ranges(url):
         lacking, remedy = f"{redact(url)} can only be streamed", "copy the shards to a store"
     if chosen.predicate is not None:
         raise ConfigError(
-            f"keep of {needs.split!r} is {name_of(chosen.predicate)}, which asks the member tables "
-            f"of the shards, and {lacking}; {remedy}, or keep parts by hash_of"
+            f"keep of {choice.split!r} is {name_of(chosen.predicate)}, which asks the member "
+            f"tables of the shards, and {lacking}; {remedy}, or keep parts by hash_of"
         )
-    if needs.sampling != "resampled":
+    if choice.sampling != "resampled":
         raise ConfigError(
-            f"sampling={needs.sampling!r} of {needs.split!r} needs to know how many samples "
+            f"sampling={choice.sampling!r} of {choice.split!r} needs to know how many samples "
             f"{chosen.names} leaves of each shard, and {lacking}; {remedy}, or take "
             "sampling='resampled'"
         )
     if not has_size:
         raise ConfigError(
-            f"how many samples {chosen.names} of {needs.split!r} leaves is unknown, as {lacking}; "
+            f"how many samples {chosen.names} of {choice.split!r} leaves is unknown, as {lacking}; "
             f"set dataset_size, or {remedy}"
         )
 
