@@ -377,11 +377,9 @@ class GrowingColumn:
 def _is_large(value: Any) -> bool:
     """Whether it is a large array or tensor of native numbers, which a row can take."""
     if type(value) is np.ndarray:
-        is_native = torch_has(value.dtype) and value.dtype.isnative
-    else:
-        is_native = type(value) is tensor_class() and value.is_cpu and is_strided(value)
-        is_native = is_native and not value.requires_grad
-    return is_native and value.nbytes >= _PLACED_BYTES
+        return value.nbytes >= _PLACED_BYTES and torch_has(value.dtype) and value.dtype.isnative
+    is_dense = type(value) is tensor_class() and value.is_cpu and is_strided(value)
+    return is_dense and not value.requires_grad and value.nbytes >= _PLACED_BYTES
 
 
 def _is_numeric(value: Any) -> bool:
