@@ -199,7 +199,9 @@ class BatchReader:
             [fields[name].suffixes if name in fields else () for name in self._read]
             for fields in members
         ]
-        self._recipes = sorted(set(components.made_by))
+        # made_by: the recipe that makes the samples of each component, shape (components,).
+        self._made_by = np.array(components.made_by)
+        self._recipes: list[int] = np.unique(self._made_by).tolist()
         self._are_joined = any(field.is_joined for recipe in recipes for field in recipe.fields)
 
     def look_up(
@@ -285,11 +287,11 @@ class BatchReader:
         """The samples of a batch, recipe by recipe, with their joined values."""
         start, stop = self._stops[number : number + 2]
         ids, positions = self._ids[start:stop], self._positions[number]
-        recipes, made_by = self._recipes, self._numbers  # of all samples, if there is one
+        recipes, made_by = self._recipes, None
         if len(recipes) > 1:
-            made_by = np.array(self._components.made_by)[self._numbers[start:stop]]
+            made_by = self._made_by[self._numbers[start:stop]]
             recipes = np.unique(made_by).tolist()
-        if len(recipes) == 1:
+        if made_by is None or len(recipes) == 1:
             own = members | self._joined_members(ids)
             return [_Part(recipes[0], None, ids, positions, own)]
         parts: list[_Part] = []
