@@ -91,8 +91,8 @@ class Crop(ABC):
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
         """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        layout = PixelLayout(self.shape, self.channels_last)
-        out = cast("Pixels", layout.new_column(1)[0]) if out is None else out
+        if out is None:
+            out = cast("Pixels", PixelLayout(self.shape, self.channels_last).new_column(1)[0])
         rows = out[0] if self.gray else out.transpose(1, 2, 0)
         part = rows if is_dense(rows) else np.empty(rows.shape, np.uint8)
         show_part(
