@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, require_library
 from lightning_shards.samples.member_bytes import FieldMembers
-from lightning_shards.samples.tensors import as_tensor, load_torch, torch_has
+from lightning_shards.samples.tensors import as_native, as_tensor, load_torch, torch_has
 from lightning_shards.shards.classes import ClassNames
 
 if TYPE_CHECKING:
@@ -299,11 +299,6 @@ def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
             raise ValueError(f"its arrays are {size} bytes, more than {MOST_UNPACKED_BYTES}")
         arrays: dict[str, np.ndarray] = dict(archive)
     return {name: as_native(array) for name, array in arrays.items()}
-
-
-def as_native(array: NDArray[Any]) -> NDArray[Any]:
-    """The array with the machine's order of bytes: torch has no other."""
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 RAW = "raw"

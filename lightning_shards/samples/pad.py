@@ -17,7 +17,7 @@ from lightning_shards.samples.collate import (
     require_unmasked,
     values_of,
 )
-from lightning_shards.samples.tensors import NUMBERS, is_tensor, load_torch, tensor_of
+from lightning_shards.samples.tensors import NUMBERS, as_native, is_tensor, load_torch, tensor_of
 from lightning_shards.samples.transforms import fields_of
 
 
@@ -185,7 +185,7 @@ def _as_part(sample: Sample, name: str) -> Any:
     if array.dtype.kind not in NUMBERS or (is_list and array.dtype == np.uint64):
         raise _refused(sample, name, "no numbers, or some that fit no int64")
     require_unmasked(value, name, sample)
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
+    return as_native(array)
 
 
 def _refused(sample: Sample, name: str, problem: object) -> SampleError:

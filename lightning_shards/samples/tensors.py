@@ -88,6 +88,11 @@ def torch_has(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in NUMBERS and dtype.itemsize <= _WIDEST * (2 if dtype.kind == "c" else 1)
 
 
+def as_native(array: NDArray[Any]) -> NDArray[Any]:
+    """The array with the machine's order of bytes: torch has no other."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
 def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
     """The tensor that shares the memory of an array, with its strides."""
     return load_torch().from_numpy(array)
