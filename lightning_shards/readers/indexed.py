@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 _MOST_CHECKED = 1000
 """Local shards whose samples are checked before a fit: about 2 ms each."""
 
-STRETCH: Final = 16_384
+_STRETCH: Final = 16_384
 """Positions of an epoch that are looked up together; as many as a block has by default."""
 
 _MOST_STRETCHES: Final = 4
@@ -266,7 +266,7 @@ class WorkerBatches:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         self._begin(worker_epoch.epoch)
-        stretch = STRETCH * min(len(self.components.recipes), _MOST_STRETCHES)
+        stretch = _STRETCH * min(len(self.components.recipes), _MOST_STRETCHES)
         spans = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
         for _, together in groupby(spans, lambda step_span: step_span[1][0] // stretch):
             steps, spans_of_steps = map(list, zip(*together, strict=True))

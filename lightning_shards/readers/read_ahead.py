@@ -207,7 +207,7 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stops = shards, buffer, stops
-        self._stamps, self.keys, extents = look_up_members(shards, suffixes_of, ids)
+        self._stamps, self.keys, extents = _look_up_members(shards, suffixes_of, ids)
         self._storage = shards.storage(int(extents.shards[0]))  # that of all, as a rule
         is_large = extents.large(self._storage.largest_ahead)
         self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
@@ -267,11 +267,11 @@ class ReadAhead:
             end = _last_stop(stops, (start + end) // 2)  # they are few among many others
 
 
-def look_up_members(
+def _look_up_members(
     shards: OpenShards, suffixes_of: Callable[[int], Sequence[tuple[str, ...]]], ids: Ints
 ) -> tuple[Stamps, SampleKeys, Extents]:
     """What the tables say of these samples, shard by shard; the storage is told what is read."""
-    order = by_offset(ids[:, 0], ids[:, 1])
+    order = _by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
     stamps: Stamps = {}
     keys: list[NDArray[np.uint8]] = []
@@ -291,7 +291,7 @@ def look_up_members(
         extents.append(_extents(reader, suffixes_of(shard), *begun))
         if shards.mapped_bytes > _KEPT_BYTES:
             release_pages(reader.table)
-    back, key_lengths = inverse(order), np.concatenate(lengths)
+    back, key_lengths = _inverse(order), np.concatenate(lengths)
     key_starts = np.cumsum(key_lengths) - key_lengths
     joined = (np.concatenate(values, -1) for values in zip(*extents, strict=True))
     return (
@@ -349,7 +349,7 @@ def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], 
     return dict(zip(batches, joined.tolist(), strict=True))
 
 
-def by_offset(shards: Ints, offsets: Ints) -> Ints:
+def _by_offset(shards: Ints, offsets: Ints) -> Ints:
     """The order of the disk: by shard, then by offset or by number of the sample (none below 0)."""
     width = int(offsets.max(initial=0)) + 1
     if int(shards.max(initial=0)) >= 2**62 // width:
@@ -357,7 +357,7 @@ def by_offset(shards: Ints, offsets: Ints) -> Ints:
     return np.argsort(shards * width + offsets)  # one key sorts seven times as fast as two
 
 
-def inverse(order: Ints) -> Ints:
+def _inverse(order: Ints) -> Ints:
     """The permutation that undoes this one."""
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
@@ -367,7 +367,7 @@ def inverse(order: Ints) -> Ints:
 def _coalesced(extents: Extents, storage: Storage) -> _Reads:
     """The reads that give these members, and the gaps between neighbours with them."""
     shards, offsets = np.tile(extents.shards, len(extents.sizes)), extents.offsets.ravel()
-    order = by_offset(shards, offsets)
+    order = _by_offset(shards, offsets)
     shards, offsets, sizes = shards[order], offsets[order], extents.sizes.ravel()[order]
     stops = offsets + np.maximum(sizes, 0)
     cuts = (
