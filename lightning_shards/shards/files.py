@@ -257,9 +257,11 @@ def locked_file(path: Path) -> Generator[None, None, None]:
     with os.fdopen(file):
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        with suppress(OSError):  # a process that was forked meanwhile has the file open, too
-            fcntl.flock(file, fcntl.LOCK_UN)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # a process that was forked meanwhile has the file open, too
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager

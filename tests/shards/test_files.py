@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.shards import files
 from lightning_shards.shards.files import (
+    locked_file,
     make_folder,
     new_file,
     open_regular,
     replace_file,
+    take_lock,
 )
 
 LEFT = ".b.json.0123456789abcdef.part"
@@ -218,3 +221,14 @@ def test_too_many_open_files_names_the_remedy(tmp_path):
             open_regular(tmp_path / "0.tar")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_lock_ends_with_an_error_though_another_process_has_the_file_open(tmp_path):
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    with suppress(KeyError), locked_file(tmp_path / "a.lock"):
+        copy = os.dup(lowest_free)  # as a fork has it
+        raise KeyError
+    with (tmp_path / "a.lock").open("rb") as file:
+        assert take_lock(file)
+    os.close(copy)
