@@ -154,6 +154,7 @@ class UnwrittenTables:
 
     def __init__(self, tables: Iterable[tuple[Path, MemberTable]] = ()) -> None:
         self._tables, self._lock = OrderedDict(tables), Lock()
+        self._bytes = sum(table.nbytes for table in self._tables.values())
 
     def get(self, sidecar: Path) -> MemberTable | None:
         """The table that belongs into this file; None if it is not kept."""
@@ -165,11 +166,13 @@ class UnwrittenTables:
     def put(self, sidecar: Path, table: MemberTable | None) -> bool:
         """Keep a table, or None, which is no longer kept; whether one alone is kept."""
         with self._lock:
-            self._tables.pop(sidecar, None)
+            old = self._tables.pop(sidecar, None)
+            self._bytes -= 0 if old is None else old.nbytes
             if table is not None:
                 self._tables[sidecar] = table
-                while sum(each.nbytes for each in self._tables.values()) > _MOST_UNWRITTEN:
-                    self._tables.popitem(last=False)
+                self._bytes += table.nbytes
+            while self._bytes > _MOST_UNWRITTEN and len(self._tables) > 1:
+                self._bytes -= self._tables.popitem(last=False)[1].nbytes
             return len(self._tables) == 1
 
     def __reduce__(self) -> tuple[Any, ...]:
