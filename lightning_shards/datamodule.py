@@ -82,6 +82,15 @@ _ATTRIBUTES = {"classes": "_classes", "batch_size": "_batch_size", "loader": "lo
 """Settings that are attributes under other names."""
 
 
+def _digests_of_lists(config: SplitConfig) -> list[str]:
+    """Of the lists that the filters of a split name, as they are now."""
+    parts = [config, *(config.mix or {}).values()]
+    filters = [sample_filter(part.keep, part.exclude) for part in parts]
+    with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
+        return [each.digest_of_lists() for each in filters if each is not None]
+    return []
+
+
 def settings_differ(before: object, now: object) -> bool:
     """Whether settings are no longer the same, or cannot be compared.
 
@@ -278,15 +287,6 @@ class ShardDataModule(pl.LightningDataModule):
     def _config(self, split: SplitName) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
         return self._data_config().split(split)
-
-    def _digests_of_lists(self, split: SplitName) -> list[str]:
-        """Of the lists that the filters of a split name, as they are now."""
-        config = self._config(split)
-        parts = config.component_splits().values() or [config]
-        filters = [sample_filter(part.keep, part.exclude) for part in parts]
-        with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
-            return [each.digest_of_lists() for each in filters if each is not None]
-        return []
 
     def _data_config(self) -> DataConfig:
         """The settings of this module as they are now: any of them may have been changed."""
@@ -501,11 +501,11 @@ class ShardDataModule(pl.LightningDataModule):
         return loader
 
     def _index(self, split: SplitName) -> ShardIndex:
-        before, is_running = self._found_by.get(split), split in self._agreed
-        # a list that changes during a run would be another one on each rank
-        lists = before[-1] if before and is_running else self._digests_of_lists(split)
         data = self._data_config()
         config = replace(data.split(split), batch_size=None)  # which the tuner changes
+        before, is_running = self._found_by.get(split), split in self._agreed
+        # a list that changes during a run would be another one on each rank
+        lists = before[-1] if before and is_running else _digests_of_lists(config)
         given = (config, data.loader, data.allow_unsafe, lists)
         if settings_differ(before, given):
             is_prepared = self.trainer is not None and self.trainer.local_rank > 0
