@@ -331,7 +331,7 @@ def set_of(name: SplitName) -> str:
 
 
 def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]:
-    """The settings that give these splits and sets: what `named_splits` was made of."""
+    """The settings that give these splits and sets, named as in `DataConfig.splits`."""
     settings: dict[str, Any] = {name: each for name, each in named.items() if not set_of(name)}
     for setting, split in SET_SETTINGS.items():
         sets = {set_of(name): each for name, each in named.items() if name.startswith(f"{split}/")}
