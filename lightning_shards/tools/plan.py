@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import pieces_ahead
-from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.strands import shares_of_nodes
 from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
 
@@ -129,7 +129,6 @@ def sharing_of_nodes(
 
 def _received(source: "Source") -> dict[str, Any]:
     """What comes from Ray actors, and when they pay."""
-    from lightning_shards.plan.place import Place
     from lightning_shards.workers.inline import try_first_sample
     from lightning_shards.workers.messages import batch_bytes
 
