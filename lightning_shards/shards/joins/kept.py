@@ -258,10 +258,8 @@ class KeptJoins:
         lacking = numbers[kept.extents(numbers)[1] < 0]
         samples = count_of(len(numbers), "sample")
         if len(lacking):
-            first, lack = (
-                self._name(int(lacking[0])),
-                f"{len(lacking):,} of {samples} have no value",
-            )
+            first = self._name(int(lacking[0]))
+            lack = f"{len(lacking):,} of {samples} have no value"
             if join.settings.missing == "raise":
                 raise ConfigError(
                     f"{name}: {lack} in {join.where}, first {first}; add rows for them, or set "
