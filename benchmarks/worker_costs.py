@@ -56,7 +56,7 @@ class Run:
         loader: "ours" or "webdataset".
         folder: where the data set lies.
         cache: name of the folder of member tables in it.
-        workers: processes or threads.
+        workers: processes.
         in_script: whether the transform lives in the main script.
     """
 

@@ -89,9 +89,7 @@ def epoch(job: RemoteJob) -> Result:
 def first(job: RemoteJob) -> Result:
     """Milliseconds from the construction of the loader to its first batch, the cache empty."""
     ask(job.control, rate=LINKS[job.link])
-    with _opened(
-        job
-    ) as loader:  # imports, also those of the fork server: as after `setup` of a fit
+    with _opened(job) as loader:  # does all imports, as `setup` of a fit does
         next(iter(loader))
     begun = perf_counter()
     with _opened(job) as loader:
