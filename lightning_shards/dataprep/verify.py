@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -333,19 +333,24 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     return None
 
 
-def _checksums(known: Sequence[MemberTable]) -> dict[tuple[int, int], int]:
-    """The crc32s of earlier indexes by offset and size of their members."""
-    found: dict[tuple[int, int], int] = {}
+_Place: TypeAlias = tuple[str, str, int, int]
+"""The key, the suffix, the offset and the size of a member."""
+
+
+def _checksums(known: Sequence[MemberTable]) -> dict[_Place, int]:
+    """The crc32s of earlier indexes by the places of their members."""
+    found: dict[_Place, int] = {}
     for table in known:
-        if table.crc32 is not None:
-            places = zip(table.offsets.tolist(), table.sizes.tolist(), strict=True)
-            found |= dict(zip(places, table.crc32.tolist(), strict=True))
+        for sample in range(table.num_samples):
+            key = table.key(sample)
+            for suffix in table.suffixes_of(sample):
+                offset, size, checksum = table.find(sample, suffix) or (0, 0, None)
+                if checksum is not None:
+                    found[key, suffix, offset, size] = checksum
     return found
 
 
-def _fault_of(
-    run: _Run, times: int, data: TarBytes, checksums: Mapping[tuple[int, int], int]
-) -> str:
+def _fault_of(run: _Run, times: int, data: TarBytes, checksums: Mapping[_Place, int]) -> str:
     """Why a run would not read back as it is, or as it was indexed; empty if it would.
 
     Members that no index has at this place are not compared: it may be of an older shard.
@@ -355,7 +360,7 @@ def _fault_of(
     except SampleError as error:
         return str(error)
     for suffix, member in run.fields.items():
-        indexed = checksums.get((member.offset, member.size))
+        indexed = checksums.get((run.key, suffix, member.offset, member.size))
         if indexed is not None and data.crc32(member.offset, member.size) != indexed:
             return f"member {suffix} is not what it was when indexed"
     return "its key is in several places" if times > 1 else ""
