@@ -36,7 +36,6 @@ class SourceDescription:
         index: The shards that the source reads; None if it has no shards.
         is_streamed: Whether whole shards are read from the beginning, not samples by their offsets.
         run: Number of consecutive samples of a shard kept together; 0 for whole shards.
-        shuffle_buffer: Undecoded samples that each worker holds.
         max_bad: Bad samples that may be replaced, per epoch and job; None: the first one raises.
         fields: The fields of each sample; empty if they do not come from members.
         draws_from_globals: Names of transforms and stages that may draw from the global generators.
@@ -57,7 +56,6 @@ class SourceDescription:
     index: ShardIndex | None = None
     is_streamed: bool = False
     run: int = 1
-    shuffle_buffer: int = 0
     max_bad: int | None = None
     fields: tuple[Field, ...] = ()
     draws_from_globals: tuple[str, ...] = ()

@@ -80,7 +80,6 @@ class StreamSource(ShardSource):
             self.sampling if self.slots is None else "mixture",
             is_streamed=True,
             run=0,
-            shuffle_buffer=sum(recipe.shuffle_buffer for recipe in self.recipes),
             order=None if is_unknown else in_turn(self.index, self.seed),
             mixture=self._mixture_identity,
         )
