@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from multiprocessing import (
     active_children,
+    current_process,
     forkserver,
     parent_process,
     popen_forkserver,
@@ -42,6 +43,7 @@ class ForkServer(forkserver.ForkServer):
     def __init__(self) -> None:
         super().__init__()
         self.set_forkserver_preload(["lightning_shards.workers.fork_serving"])
+        self._has_folder = False
 
     @property
     def pid(self) -> int | None:
@@ -61,7 +63,14 @@ class ForkServer(forkserver.ForkServer):
         self.ensure_running()
 
     def ensure_running(self) -> None:
-        """Start the server unless it runs. It finds modules where this process does."""
+        """Start the server unless it runs. It finds modules where this process does.
+
+        It removes the folder of its socket if this process is killed. So a rank that another
+        process of multiprocessing has started takes a folder of its own.
+        """
+        if parent_process() is not None and not self._has_folder:
+            self._has_folder = True
+            cast("Any", current_process())._config.pop("tempdir", None)  # noqa: SLF001
         path = os.pathsep.join(spawn.get_preparation_data("")["sys_path"])
         environment = os.environ  # noqa: TID251 workers get back the trainer's
         before = {name: environment.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
