@@ -5,182 +5,121 @@ costs no torch and no Lightning, and less than a millisecond: this module import
 """
 
 TYPE_CHECKING = False  # type checkers take this name for true; to import `typing` takes longer
-if TYPE_CHECKING:
-    from lightning_shards.build.map_dataset import ShardDataset
-    from lightning_shards.callbacks.digest import EpochDigest
-    from lightning_shards.callbacks.predictions import ShardPredictionWriter
-    from lightning_shards.callbacks.resume import ExactResume
-    from lightning_shards.callbacks.set_epoch import SetEpoch
-    from lightning_shards.callbacks.throughput import DataThroughputMonitor
-    from lightning_shards.cli import ShardCLI
-    from lightning_shards.config.loading import LoaderConfig, RayConfig
-    from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
-    from lightning_shards.config.splits import BatchAlikeConfig, SplitConfig
-    from lightning_shards.datamodule import ShardDataModule
-    from lightning_shards.dataprep.writer import ShardWriter
-    from lightning_shards.errors import (
-        ConfigError,
-        DamagedShardError,
-        DigestError,
-        FileAccessError,
-        IndexMismatchError,
-        MissingFieldError,
-        PlanError,
-        RankError,
-        SampleError,
-        ShardError,
-        ShardNotFoundError,
-        StateError,
-        StorageError,
-        TransformError,
-        UnsafeError,
-        UrlError,
-        WorkerError,
+if TYPE_CHECKING:  # the aliases say that the names are public
+    from lightning_shards.build.map_dataset import ShardDataset as ShardDataset
+    from lightning_shards.callbacks.digest import EpochDigest as EpochDigest
+    from lightning_shards.callbacks.predictions import (
+        ShardPredictionWriter as ShardPredictionWriter,
     )
-    from lightning_shards.loader import ShardLoader
-    from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, plan_epoch
-    from lightning_shards.plan.order import Order, SampleOrder
-    from lightning_shards.plan.place import Cursor, Place
-    from lightning_shards.readers.source import ServedSample, Source, SourceDescription
-    from lightning_shards.samples.clips import DecodeAudioClip, DecodeVideoClip
-    from lightning_shards.samples.collate import LoadedBatch
-    from lightning_shards.samples.crops import (
-        DecodeCenterCrop,
-        DecodeRandomResizedCrop,
-        DecodeResize,
-    )
-    from lightning_shards.samples.pad import PadCollate
-    from lightning_shards.shards.filters.predicates import ShardColumns
-    from lightning_shards.shards.index import ShardIndex
-    from lightning_shards.shards.storage.protocol import ShardReads, ShardStat, Storage
-    from lightning_shards.shards.urls import expand_urls
-    from lightning_shards.workers.pool import BatchStream, Pool, PoolDescription
+    from lightning_shards.callbacks.resume import ExactResume as ExactResume
+    from lightning_shards.callbacks.set_epoch import SetEpoch as SetEpoch
+    from lightning_shards.callbacks.throughput import DataThroughputMonitor as DataThroughputMonitor
+    from lightning_shards.cli import ShardCLI as ShardCLI
+    from lightning_shards.config.loading import LoaderConfig as LoaderConfig
+    from lightning_shards.config.loading import RayConfig as RayConfig
+    from lightning_shards.config.mixtures import ComponentConfig as ComponentConfig
+    from lightning_shards.config.mixtures import WeightChangeConfig as WeightChangeConfig
+    from lightning_shards.config.splits import BatchAlikeConfig as BatchAlikeConfig
+    from lightning_shards.config.splits import SplitConfig as SplitConfig
+    from lightning_shards.datamodule import ShardDataModule as ShardDataModule
+    from lightning_shards.dataprep.writer import ShardWriter as ShardWriter
+    from lightning_shards.errors import ConfigError as ConfigError
+    from lightning_shards.errors import DamagedShardError as DamagedShardError
+    from lightning_shards.errors import DigestError as DigestError
+    from lightning_shards.errors import FileAccessError as FileAccessError
+    from lightning_shards.errors import IndexMismatchError as IndexMismatchError
+    from lightning_shards.errors import MissingFieldError as MissingFieldError
+    from lightning_shards.errors import PlanError as PlanError
+    from lightning_shards.errors import RankError as RankError
+    from lightning_shards.errors import SampleError as SampleError
+    from lightning_shards.errors import ShardError as ShardError
+    from lightning_shards.errors import ShardNotFoundError as ShardNotFoundError
+    from lightning_shards.errors import StateError as StateError
+    from lightning_shards.errors import StorageError as StorageError
+    from lightning_shards.errors import TransformError as TransformError
+    from lightning_shards.errors import UnsafeError as UnsafeError
+    from lightning_shards.errors import UrlError as UrlError
+    from lightning_shards.errors import WorkerError as WorkerError
+    from lightning_shards.loader import ShardLoader as ShardLoader
+    from lightning_shards.plan.epoch import EpochPlan as EpochPlan
+    from lightning_shards.plan.epoch import EpochSchedule as EpochSchedule
+    from lightning_shards.plan.epoch import plan_epoch as plan_epoch
+    from lightning_shards.plan.order import Order as Order
+    from lightning_shards.plan.order import SampleOrder as SampleOrder
+    from lightning_shards.plan.place import Cursor as Cursor
+    from lightning_shards.plan.place import Place as Place
+    from lightning_shards.readers.source import ServedSample as ServedSample
+    from lightning_shards.readers.source import Source as Source
+    from lightning_shards.readers.source import SourceDescription as SourceDescription
+    from lightning_shards.samples.clips import DecodeAudioClip as DecodeAudioClip
+    from lightning_shards.samples.clips import DecodeVideoClip as DecodeVideoClip
+    from lightning_shards.samples.collate import LoadedBatch as LoadedBatch
+    from lightning_shards.samples.crops import DecodeCenterCrop as DecodeCenterCrop
+    from lightning_shards.samples.crops import DecodeRandomResizedCrop as DecodeRandomResizedCrop
+    from lightning_shards.samples.crops import DecodeResize as DecodeResize
+    from lightning_shards.samples.pad import PadCollate as PadCollate
+    from lightning_shards.shards.filters.predicates import ShardColumns as ShardColumns
+    from lightning_shards.shards.index import ShardIndex as ShardIndex
+    from lightning_shards.shards.storage.protocol import ShardReads as ShardReads
+    from lightning_shards.shards.storage.protocol import ShardStat as ShardStat
+    from lightning_shards.shards.storage.protocol import Storage as Storage
+    from lightning_shards.shards.urls import expand_urls as expand_urls
+    from lightning_shards.workers.pool import BatchStream as BatchStream
+    from lightning_shards.workers.pool import Pool as Pool
+    from lightning_shards.workers.pool import PoolDescription as PoolDescription
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "BatchAlikeConfig": "config.splits",
-    "BatchStream": "workers.pool",
-    "ComponentConfig": "config.mixtures",
-    "ConfigError": "errors",
-    "Cursor": "plan.place",
-    "DamagedShardError": "errors",
-    "DataThroughputMonitor": "callbacks.throughput",
-    "DecodeAudioClip": "samples.clips",
-    "DecodeCenterCrop": "samples.crops",
-    "DecodeRandomResizedCrop": "samples.crops",
-    "DecodeResize": "samples.crops",
-    "DecodeVideoClip": "samples.clips",
-    "DigestError": "errors",
-    "EpochDigest": "callbacks.digest",
-    "EpochPlan": "plan.epoch",
-    "EpochSchedule": "plan.epoch",
-    "ExactResume": "callbacks.resume",
-    "FileAccessError": "errors",
-    "IndexMismatchError": "errors",
-    "LoadedBatch": "samples.collate",
-    "LoaderConfig": "config.loading",
-    "RayConfig": "config.loading",
-    "MissingFieldError": "errors",
-    "Order": "plan.order",
-    "PadCollate": "samples.pad",
-    "Place": "plan.place",
-    "PlanError": "errors",
-    "Pool": "workers.pool",
-    "PoolDescription": "workers.pool",
-    "RankError": "errors",
-    "SampleError": "errors",
-    "SampleOrder": "plan.order",
-    "ServedSample": "readers.source",
-    "SetEpoch": "callbacks.set_epoch",
-    "ShardCLI": "cli",
-    "ShardColumns": "shards.filters.predicates",
-    "ShardDataModule": "datamodule",
-    "ShardDataset": "build.map_dataset",
-    "ShardError": "errors",
-    "ShardIndex": "shards.index",
-    "ShardLoader": "loader",
-    "ShardNotFoundError": "errors",
-    "ShardPredictionWriter": "callbacks.predictions",
-    "ShardReads": "shards.storage.protocol",
-    "ShardStat": "shards.storage.protocol",
-    "ShardWriter": "dataprep.writer",
-    "Source": "readers.source",
-    "SourceDescription": "readers.source",
-    "SplitConfig": "config.splits",
-    "StateError": "errors",
-    "Storage": "shards.storage.protocol",
-    "StorageError": "errors",
-    "TransformError": "errors",
-    "UnsafeError": "errors",
-    "UrlError": "errors",
-    "WeightChangeConfig": "config.mixtures",
-    "WorkerError": "errors",
-    "expand_urls": "shards.urls",
-    "plan_epoch": "plan.epoch",
+_NAMES = {
+    "build.map_dataset": ["ShardDataset"],
+    "callbacks.digest": ["EpochDigest"],
+    "callbacks.predictions": ["ShardPredictionWriter"],
+    "callbacks.resume": ["ExactResume"],
+    "callbacks.set_epoch": ["SetEpoch"],
+    "callbacks.throughput": ["DataThroughputMonitor"],
+    "cli": ["ShardCLI"],
+    "config.loading": ["LoaderConfig", "RayConfig"],
+    "config.mixtures": ["ComponentConfig", "WeightChangeConfig"],
+    "config.splits": ["BatchAlikeConfig", "SplitConfig"],
+    "datamodule": ["ShardDataModule"],
+    "dataprep.writer": ["ShardWriter"],
+    "errors": [
+        "ConfigError",
+        "DamagedShardError",
+        "DigestError",
+        "FileAccessError",
+        "IndexMismatchError",
+        "MissingFieldError",
+        "PlanError",
+        "RankError",
+        "SampleError",
+        "ShardError",
+        "ShardNotFoundError",
+        "StateError",
+        "StorageError",
+        "TransformError",
+        "UnsafeError",
+        "UrlError",
+        "WorkerError",
+    ],
+    "loader": ["ShardLoader"],
+    "plan.epoch": ["EpochPlan", "EpochSchedule", "plan_epoch"],
+    "plan.order": ["Order", "SampleOrder"],
+    "plan.place": ["Cursor", "Place"],
+    "readers.source": ["ServedSample", "Source", "SourceDescription"],
+    "samples.clips": ["DecodeAudioClip", "DecodeVideoClip"],
+    "samples.collate": ["LoadedBatch"],
+    "samples.crops": ["DecodeCenterCrop", "DecodeRandomResizedCrop", "DecodeResize"],
+    "samples.pad": ["PadCollate"],
+    "shards.filters.predicates": ["ShardColumns"],
+    "shards.index": ["ShardIndex"],
+    "shards.storage.protocol": ["ShardReads", "ShardStat", "Storage"],
+    "shards.urls": ["expand_urls"],
+    "workers.pool": ["BatchStream", "Pool", "PoolDescription"],
 }
-
-__all__ = [
-    "BatchAlikeConfig",
-    "BatchStream",
-    "ComponentConfig",
-    "ConfigError",
-    "Cursor",
-    "DamagedShardError",
-    "DataThroughputMonitor",
-    "DecodeAudioClip",
-    "DecodeCenterCrop",
-    "DecodeRandomResizedCrop",
-    "DecodeResize",
-    "DecodeVideoClip",
-    "DigestError",
-    "EpochDigest",
-    "EpochPlan",
-    "EpochSchedule",
-    "ExactResume",
-    "FileAccessError",
-    "IndexMismatchError",
-    "LoadedBatch",
-    "LoaderConfig",
-    "MissingFieldError",
-    "Order",
-    "PadCollate",
-    "Place",
-    "PlanError",
-    "Pool",
-    "PoolDescription",
-    "RankError",
-    "RayConfig",
-    "SampleError",
-    "SampleOrder",
-    "ServedSample",
-    "SetEpoch",
-    "ShardCLI",
-    "ShardColumns",
-    "ShardDataModule",
-    "ShardDataset",
-    "ShardError",
-    "ShardIndex",
-    "ShardLoader",
-    "ShardNotFoundError",
-    "ShardPredictionWriter",
-    "ShardReads",
-    "ShardStat",
-    "ShardWriter",
-    "Source",
-    "SourceDescription",
-    "SplitConfig",
-    "StateError",
-    "Storage",
-    "StorageError",
-    "TransformError",
-    "UnsafeError",
-    "UrlError",
-    "WeightChangeConfig",
-    "WorkerError",
-    "expand_urls",
-    "plan_epoch",
-]
+_HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))
+if not TYPE_CHECKING:  # type checkers take the aliases above
+    __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> object:
@@ -193,4 +132,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return list(_HOMES)
