@@ -1,8 +1,7 @@
 """How well an order of samples mixes, and what nodes fetch of it: `python benchmarks/order.py`.
 
-Strands: a million samples in 1,000 shards, 8 nodes of 8 ranks with batches of 256. "fetches" is how
-often all nodes together fetch an epoch, by its first 131,072 positions; "kept" the share of the set
-that a node reads in two epochs, and "runs" how many runs the first batch of rank 0 mixes.
+Strands: a million samples in 1,000 shards, 8 nodes of 8 ranks with batches of 256. "kept" is the
+largest share of the set that a node reads in two epochs.
 
 Mix: 200 shards of 500 samples sorted by 100 classes (two shards a class), batches of 256.
 "neighbours" is the share of consecutive samples that come from one shard, "TV" the mean total
@@ -24,15 +23,14 @@ from lightning_shards.plan.order import Order, SampleOrder, Sampling
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
 from lightning_shards.plan.strands import StrandOrder
-from lightning_shards.tools.plan import sharing_of_nodes
 
 BATCH = 256
 NUM_EPOCHS = 3
 MIXED_COUNTS = np.full(200, 500, dtype=np.int64)
 
 
-def measure_strands(strands: int) -> tuple[float, float, int]:
-    """Fetches of all nodes, the largest share of a node, and runs of a batch."""
+def measure_strands(strands: int) -> float:
+    """The largest share of the set that a node reads in two epochs."""
     whole = SampleOrder(np.full(1000, 1000), 1, "shuffled")
     order: Order = whole if strands == 1 else StrandOrder(whole, strands)
     epochs, shares = EpochSchedule(order.samples, BATCH, "drop"), list[float]()
@@ -44,17 +42,15 @@ def measure_strands(strands: int) -> tuple[float, float, int]:
             for shard, start, stop in zip(block.shards, block.starts, block.stops, strict=True):
                 is_read[shard, start:stop] = True
         shares.append(float(is_read.mean()))
-    fetches, runs = sharing_of_nodes(order, epochs, 8, 64)
-    return fetches, max(shares), runs
+    return max(shares)
 
 
 def print_strands() -> None:
     """The table of strands."""
     print("strands: 8 nodes x 8 ranks x 256, a million samples")
-    print(f"{'strands':>7}{'fetches':>9}{'kept':>8}{'runs':>6}")
+    print(f"{'strands':>7}{'kept':>8}")
     for strands in (1, 8, 64):
-        fetches, share, runs = measure_strands(strands)
-        print(f"{strands:>7}{fetches:>9.2f}{share:>8.1%}{runs:>6}")
+        print(f"{strands:>7}{measure_strands(strands):>8.1%}")
 
 
 def by_order(sampling: Sampling, run: int, block: int) -> Callable[[int], NDArray[np.int64]]:

@@ -18,7 +18,6 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
-from lightning_shards.tools.plan import sharing_of_nodes
 
 WORLDS = 5 * settings.default.max_examples // 2  # 500 in CI
 
@@ -142,24 +141,6 @@ def test_a_node_reads_its_own_runs_and_the_same_ones_in_every_epoch(nodes, numbe
     assert sum(len(of_node[0]) for of_node in of_nodes) <= 1.02 * runs
     kept = [set.union(*of_node) for of_node in of_nodes]
     assert max(map(len, kept)) <= 1.02 * runs / nodes
-
-
-@pytest.mark.parametrize(
-    ("number", "width", "batch_size", "block", "least", "most"),
-    [
-        (8, 256, 32, 2048, 1, 1.02),
-        (8, 200, 25, 2048, 1, 1.02),  # parts of 200 and not of 256, which the block has room for
-        (8, 256, 25, 2048, 1.5, 8),
-        (24, 256, 32, 24 * 256, 1, 1.02),
-    ],
-)
-def test_the_plan_says_how_often_nodes_fetch_the_set(number, width, batch_size, block, least, most):
-    order = strands([64] * 960, number, width, run=8, block=block)
-    schedule = EpochSchedule(order.samples, batch_size, "drop")
-    fetches, runs = sharing_of_nodes(order, schedule, 8, 64)
-    assert least <= fetches <= most
-    batch = order.at(0, 0, batch_size)
-    assert runs == len(np.unique(batch // [1, 8], axis=0))
 
 
 # Large data sets.

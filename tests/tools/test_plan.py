@@ -112,42 +112,6 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
     assert run("--config", config())[1]["kept"] is None
 
 
-def test_with_ray_it_is_said_what_a_rank_receives_and_when_that_pays(config, run, capsys):
-    path = config(fields={"image": "jpg"}, loader={"pool": "ray"}, num_workers=2)
-    loader = ShardDataModule.from_config(path).loader("train", rank=0, world_size=1)
-    sample = loader.source.first_sample(loader.place).batch
-    _, document = run("--config", path)
-    assert 0 <= document["received_bytes_per_s"] - 1000 * sample["image"].nbytes < 100 * 1000
-    plan.main(["--config", str(path)])
-    assert "ray_pays_for: heavy transforms, video, and large images" in capsys.readouterr().out
-    assert "ray_pays_for" not in run("--config", config())[1]
-
-
-def test_of_several_nodes_it_is_said_how_they_share_the_set(config, run, tmp_path, capsys):
-    """Strands of 2 nodes with 2 ranks of 2 samples each take turns of 4."""
-    folder = write_samples(tmp_path / "many", [16] * 6)
-    train = {"urls": str(folder / "*.tar"), "sampling": "shuffled"}
-    train |= {"shuffle_run": 4, "shuffle_block": 16}
-    _, before = run("--config", config(train=train))
-    path = config(train=train | {"shuffle_strands": 2, "shuffle_width": 4})
-    _, after = run("--config", path)
-    assert before["nodes"] == after["nodes"] == 2
-    assert before["fetches"] > 1.5
-    assert after["fetches"] == 1
-    assert after["cache_bytes"] == after["bytes"] // 2 < before["cache_bytes"]
-    assert before["runs_in_batch"] in {1, 2}
-    said = "shuffle_width=4, and shuffle_strands any multiple of 2 with shuffle_block at least 4 x "
-    assert before["own_runs"] == after["own_runs"] == said + "that"
-    plan.main(["--config", str(path)])
-    assert "fetches: 1\n" in capsys.readouterr().out
-    for other in (["--split", "val"], ["--world-size", "2"]):
-        assert "fetches" not in run("--config", path, *other)[1]
-    components = {"a": train | {"weight": 1}, "b": train | {"weight": 1}}
-    _, mixed = run("--config", config(train={"mix": components, "dataset_size": 64}))
-    assert mixed["fetches"] > 1.5
-    assert "own_runs" not in mixed
-
-
 # --- mixtures
 
 
