@@ -1,18 +1,18 @@
-"""The writer of the indexes of a data set: wids JSON, member tables, `sizes.json`, DALI's index.
+"""The writer of the indexes of a data set: wids JSON and member tables.
 
 They are put into the folder of the shards, or into another one of this machine. All files are
 functions of the shards alone: a run that is repeated writes the same bytes. A file that lists other
-shards is replaced only by force.
+shards is never replaced.
 """
 
 import json
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest, md5
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -30,9 +30,7 @@ from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
 from lightning_shards.shards.beside import (
     MAX_INDEX_BYTES,
-    SIZES,
     WIDS,
-    json_object,
     read_beside,
     shard_entries,
     wids_entry,
@@ -41,7 +39,6 @@ from lightning_shards.shards.beside import (
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts import bytes_beside
 from lightning_shards.shards.files import make_folder, open_regular, replace_file
-from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
@@ -49,7 +46,7 @@ from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import published, published_url
 from lightning_shards.shards.tables import TableStore, write_table
 from lightning_shards.shards.tar.plain_runs import run_of
-from lightning_shards.shards.tar.tar_bytes import TarStream, open_tar
+from lightning_shards.shards.tar.tar_bytes import TarStream
 from lightning_shards.shards.tar.walk import Member, group_members, walk_members
 from lightning_shards.shards.urls import (
     escaped,
@@ -62,9 +59,7 @@ from lightning_shards.shards.urls import (
     url_beside,
 )
 
-FORMATS: Final = ("wids", "members", "sizes", "dali")
-
-_LISTINGS: Final = {"sizes": SIZES, "wids": WIDS}
+FORMATS: Final = ("wids", "members")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,6 @@ class IndexOptions:
         checksums: Whether every byte is read; None: of remote shards, and for member tables.
         output: A folder for the files, in place of that of the shards.
         is_uploaded: Whether the folder of remote shards may be written to.
-        is_forced: Whether files are written whatever is found, and replaced whatever they list.
         processes: Number of processes.
     """
 
@@ -88,7 +82,6 @@ class IndexOptions:
     checksums: bool | None = None
     output: Path | None = None
     is_uploaded: bool = False
-    is_forced: bool = False
     processes: int = 1
 
 
@@ -123,7 +116,8 @@ class _Place:
 def index_shards(urls: Sequence[str], options: IndexOptions) -> tuple[Survey, list[str]]:
     """Survey the shards of one folder, and write the files of their index.
 
-    Member tables and DALI's indexes are written as soon as their shard is read, the wids JSON last.
+    A member table is written as soon as its shard is read, the wids JSON last, if all shards could
+    be read.
 
     Returns:
         The survey, and paths or redacted URLs of the files that were written.
@@ -138,18 +132,22 @@ def index_shards(urls: Sequence[str], options: IndexOptions) -> tuple[Survey, li
         closing(RemoteTransport(options.settings)) as transport,
     ):
         place = _Place(_file_in_place(urls[0], options), transport, storages)
-        if not options.is_forced:
-            _require_own(place, shards, options.formats)
+        if "wids" in options.formats:
+            _require_own(place, set(shards))
         look = partial(_look, options=options, place=place)
         seen = survey(list(shards.values()), look, processes=options.processes)
-        are_readable = all(shard.is_readable for shard in seen.shards)
-        if seen.failures and not (options.is_forced and are_readable):
+        if not all(shard.is_readable for shard in seen.shards):
             return seen, []
-        listings = _listings(dict(zip(shards, seen.shards, strict=True)), options.formats)
-        for name, content in listings.items():
-            place.put(name, content)
-    of_shards = [file for name in shards for file in _files_of(name, options.formats).values()]
-    return seen, [reported_name(place.url(name)) for name in (*of_shards, *listings)]
+        tables = [published_url(name) for name in shards] if "members" in options.formats else []
+        written = [reported_name(place.url(name)) for name in tables]
+        if "wids" in options.formats:
+            entries = [
+                wids_entry(name, shard.samples, shard.size_bytes, shard.md5, table)
+                for name, shard, table in zip_longest(shards, seen.shards, tables)
+            ]
+            place.put(WIDS, wids_json(entries))
+            written.append(reported_name(place.url(WIDS)))
+    return seen, written
 
 
 def _file_in_place(url: str, options: IndexOptions) -> str:
@@ -186,51 +184,26 @@ def _name_of(url: str) -> str:
     return unescaped(split_url(url)[1], url)
 
 
-def _files_of(name: str, formats: Sequence[str]) -> dict[str, str]:
-    """The files that are written for one shard, by format."""
-    files = {"members": published_url(name), "dali": str(Path(name).with_suffix(".idx"))}
-    return {kind: file for kind, file in files.items() if kind in formats}
-
-
-def _listings(shards: Mapping[str, ShardSurvey], formats: Sequence[str]) -> dict[str, str]:
-    """The contents of the files that list all shards; the wids JSON comes last."""
-    listings: dict[str, str] = {}
-    if "sizes" in formats:
-        sizes = {name: shards[name].samples for name in sorted(shards)}
-        listings[SIZES] = f"{json.dumps(sizes, indent=1)}\n"
-    if "wids" in formats:
-        tables = {name: published_url(name) for name in shards if "members" in formats}
-        entries = [
-            wids_entry(name, seen.samples, seen.size_bytes, seen.md5, tables.get(name))
-            for name, seen in shards.items()
-        ]
-        listings[WIDS] = wids_json(entries)
-    return listings
-
-
-def _require_own(place: _Place, shards: Mapping[str, str], formats: Sequence[str]) -> None:
-    """Check that no file would lose what it says of other shards.
+def _require_own(place: _Place, names: set[str]) -> None:
+    """Check that a wids JSON would not lose what it says of other shards.
 
     Raises:
-        ConfigError: One would; the message names it.
+        ConfigError: It would.
     """
-    for name in [name for kind, name in _LISTINGS.items() if kind in formats]:
-        content = None
-        with suppress(ValueError):
-            content = json.loads(place.get(name) or b"")
-        listed = [*json_object(content)]
-        if name == WIDS:
-            listed = [str(entry.get("url")) for entry in shard_entries(content) or ()]
-        others = sorted({each.rpartition("/")[2] for each in listed} - shards.keys())
-        if others:
-            raise ConfigError(
-                f"{reported_name(place.url(name))} is not overwritten: it also lists "
-                f"{others[0]!r}, not named now; index all shards together, or give --force"
-            )
+    content = None
+    with suppress(ValueError):
+        content = json.loads(place.get(WIDS) or b"")
+    listed = [str(entry.get("url")) for entry in shard_entries(content) or ()]
+    others = sorted({url.rpartition("/")[2] for url in listed} - names)
+    if others:
+        raise ConfigError(
+            f"{reported_name(place.url(WIDS))} is not overwritten: it also lists {others[0]!r}, "
+            "not named now; index all shards together, or delete that file"
+        )
 
 
 def _look(url: str, *, options: IndexOptions, place: _Place) -> ShardSurvey:
-    """Survey one shard, and write its own files."""
+    """Survey one shard, and write its member table."""
     with_crc32 = options.checksums
     if with_crc32 is None:
         with_crc32 = not is_local(url) or "members" in options.formats
@@ -241,9 +214,8 @@ def _look(url: str, *, options: IndexOptions, place: _Place) -> ShardSurvey:
         table = scan_remote(url, place.storages.of(url), options.cache, with_crc32=with_crc32)
     seen = describe_table(url, table)
     seen.md5 = file_md5(url) if with_crc32 and is_local(url) else None
-    for kind, name in _files_of(_name_of(url), options.formats).items():
-        is_table = kind == "members"
-        place.put(name, published(table) if is_table else dali_index(url, place.storages.of(url)))
+    if "members" in options.formats:
+        place.put(published_url(_name_of(url)), published(table))
     return seen
 
 
@@ -289,38 +261,3 @@ def _scan_stream(url: str, storage: Storage, stat: ShardStat) -> MemberTable:
         run = run_of(group_members(members(TarStream(stream, url)), url), stat.size)
     of_members = [crc32s[offset] for offset in run.offsets.tolist()]
     return table_of_samples(run, stat, np.array(of_members, np.uint32))
-
-
-def dali_index(url: str, storage: Storage | None = None) -> str:
-    """The contents of DALI's index of a shard, as `wds2idx` v1.2 writes it.
-
-    Offsets are those of the data::
-
-        v1.2 2
-        cls 512 1 a.cls jpg 1536 602 a.jpg
-        cls 4096 1 b.cls jpg 5120 602 b.jpg
-
-    Raises:
-        ConfigError: The shard holds a name with a space, which the format lacks.
-    """
-    lines: list[str] = []
-    with open_tar(url, storage) as data:
-        for _, fields in group_members(walk_members(data, url), url):
-            entries: list[str] = []
-            for suffix, member in fields.items():
-                if re.search(r"\s", member.name):
-                    raise ConfigError(
-                        f"DALI's index cannot hold {member.name!r} of {redact(url)}: it has a "
-                        "space; pack the shard again with other names"
-                    )
-                extension = member.name[len(member.name) - len(suffix) :]
-                entries.append(f"{extension} {member.offset} {member.size} {member.name}")
-            lines.append(" ".join(entries))
-    return "\n".join([f"v1.2 {len(lines)}", *lines, ""])
-
-
-def shard_bytes(index: ShardIndex) -> int | None:
-    """The size of all shards in bytes; None if one is remote."""
-    if not all(map(is_local, index.urls)):
-        return None
-    return sum(Path(url).stat().st_size for url in index.urls)

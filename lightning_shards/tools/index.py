@@ -12,10 +12,10 @@ from lightning_shards.tools.shard_options import settings_of, shard_parser, shar
 
 _EPILOG = """\
 Formats: wids (wids.json, the index of this package and of webdataset), members (NAME.tar.members:
-the member table of each shard, with crc32s, by which training reads remote samples), sizes
-(sizes.json of open_clip), dali (NAME.idx of wds2idx). All shards must be in one folder. Remote ones
-are read once, as streams; what was read is kept in the cache folder, and a run that was killed goes
-on when the same command is given again. Exit status: 0 written, 1 something is wrong with the
+the member table of each shard, with crc32s, by which training reads remote samples). All shards
+must be in one folder. Remote ones are read once, as streams; what was read is kept in the cache
+folder, and a run that was killed goes on when the same command is given again. The wids JSON is
+written only if all shards could be read. Exit status: 0 written, 1 something is wrong with the
 shards, 2 not done, or some shards could not be read."""
 
 
@@ -23,18 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = shard_parser("index", "Count samples, list members, write indexes.", _EPILOG)
     add = parser.add_argument
-    add("--format", default="wids", metavar="A,B", help=f"any of {', '.join(FORMATS)}")
+    add(
+        "--format",
+        default="wids",
+        metavar="A,B",
+        help=f"any of {', '.join(FORMATS)}; default: wids",
+    )
     add(
         "--checksums",
         action=BooleanOptionalAction,
         help="read every byte: crc32 of each member for its table, MD5 of each local shard for the "
         "JSON; default: of remote shards, and with the format members",
-    )
-    add(
-        "--force",
-        action="store_true",
-        help="write the indexes whatever is found, also in place of files that list other shards "
-        "or that another program wrote",
     )
     place = parser.add_mutually_exclusive_group().add_argument
     place("--output", type=Path, metavar="DIR", help="write the indexes to this folder")
@@ -50,7 +49,6 @@ def _index(options: Namespace) -> int:
         checksums=options.checksums,
         output=options.output,
         is_uploaded=options.upload,
-        is_forced=options.force,
         processes=options.processes,
     )
     seen, written = index_shards(shards_of(options), wanted)
@@ -61,8 +59,7 @@ def _index(options: Namespace) -> int:
         "fields": {suffix: sizes.samples for suffix, sizes in seen.fields.items()},
         "findings": list(map(asdict, seen.findings)),
         "written": written,
+        "note": None if written else "no index was written: repair the shards",
     }
-    if not written:
-        document["note"] = "no index was written: repair the shards, or give --force"
     report(document, as_json=options.json)
-    return 0 if written else status_of(seen.failures)
+    return status_of(seen.failures)

@@ -16,7 +16,6 @@ from lightning_shards.tools import index
 from tests.tools.conftest import contents, flip, members_of, write_members, write_samples
 
 COUNTS = [4, 0, 3]
-ALL = "wids,sizes"
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_tables_have_crc32s_only_where_bytes_were_read(run, folder, tmp_path):
 
 
 def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
-    run(folder / "*.tar", "--format", "wids,sizes")
+    run(folder / "*.tar")
     urls = [str(path) for path in sorted(folder.glob("*.tar"))]
     found = load_index(urls, cache=CacheFolder(tmp_path / "unused"))
     assert found.counts.tolist() == COUNTS
@@ -74,7 +73,7 @@ def test_any_number_of_processes_writes_the_same_bytes(run_json, tmp_path):
     trees = []
     for processes in (1, 3):
         root = write_samples(tmp_path / str(processes) / "data", [3, 2, 4, 1])
-        options = ["--format", f"{ALL},dali", "--checksums", "--processes", processes]
+        options = ["--format", "wids,members", "--processes", processes]
         cache = ["--cache-dir", tmp_path / str(processes) / "cache"]
         status, _ = run_json(index.main, [root / "*.tar", *options, *cache])
         assert status == 0
@@ -82,34 +81,18 @@ def test_any_number_of_processes_writes_the_same_bytes(run_json, tmp_path):
     assert trees[0] == trees[1]
 
 
-def test_dali_s_index_is_wds2idx_s_byte_by_byte(run, tmp_path):
-    members = [("a.cls", b"1"), ("a.JPG", b"x" * 602), ("b.cls", b"1"), ("b.seg.png", b"y")]
-    write_members(tmp_path / "toy.v2.tar", members)
-    run(tmp_path / "toy.v2.tar", "--format", "dali")
-    assert (tmp_path / "toy.v2.idx").read_text() == (
-        "v1.2 2\ncls 512 1 a.cls JPG 1536 602 a.JPG\ncls 3072 1 b.cls seg.png 4096 1 b.seg.png\n"
-    )
-
-
-def test_dali_s_index_refuses_what_it_cannot_say(run, tmp_path, capsys):
-    write_members(tmp_path / "a.tar", [("a b.cls", b"1")])
-    status, document = run(tmp_path / "a.tar", "--format", "dali")
-    assert (status, document) == (2, None)
-    assert not list(tmp_path.glob("*.idx"))
-
-
-def test_an_index_of_other_shards_is_not_overwritten_but_by_force(run, tmp_path):
+def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):
     folder = write_samples(tmp_path, [1], "train")
     write_samples(folder, [2], "val")
     assert run(folder / "train-*.tar")[0] == 0
     before = (folder / "wids.json").read_bytes()
     assert run(folder / "val-*.tar")[0] == 2
     assert (folder / "wids.json").read_bytes() == before
-    assert run(folder / "val-*.tar", "--force")[0] == 0
-    assert json.loads((folder / "wids.json").read_text())["shardlist"][0]["nsamples"] == 2
-    assert run(folder / "train-*.tar", "--format", "sizes")[0] == 0
-    assert run(folder / "val-*.tar", "--format", "sizes")[0] == 2
-    assert json.loads((folder / "sizes.json").read_text()) == {"train-000000.tar": 1}
+
+
+def test_a_format_that_is_not_known_is_refused(folder, refused_by):
+    said = refused_by(index, folder / "*.tar", "--format", "wids,dali")
+    assert "formats are wids, members, not 'dali'" in said
 
 
 @pytest.mark.parametrize("formats", ["members", "members,wids"])
@@ -132,28 +115,24 @@ def test_member_tables_beside_the_shards_are_told(run, folder, formats):
         (["a.x", "b.x", "a.x"], "duplicate key", "a"),
     ],
 )
-def test_what_is_wrong_is_named_and_nothing_written(run, tmp_path, members, rule, sample):
+def test_what_is_wrong_is_named(run, tmp_path, members, rule, sample):
     path = write_members(tmp_path / "a.tar", [(name, b"1") for name in members])
     status, document = run(path)
-    assert (status, document["written"]) == (1, [])
+    assert (status, document["written"]) == (1, [str(tmp_path / "wids.json")])
     [found] = [each for each in document["findings"] if each["rule"] == rule]
     assert (found["sample"], found["shard"]) == (sample, str(path))
     with tarfile.open(path) as archive:
         assert found["byte"] in [each.offset_data for each in archive]
-    assert not (tmp_path / "wids.json").exists()
-    status, document = run(path, "--force")
-    assert status == 0
-    assert (tmp_path / "wids.json").exists()
 
 
-def test_a_damaged_shard_is_named_and_cannot_be_allowed(run, folder):
+def test_a_damaged_shard_is_named_and_no_index_written(run, folder):
     data = bytearray((folder / "train-000002.tar").read_bytes())
     with tarfile.open(folder / "train-000002.tar") as archive:
         header = archive.getmembers()[4].offset
     data[header] ^= 1
     (folder / "train-000000.tar").write_bytes((folder / "train-000000.tar").read_bytes()[:3000])
     (folder / "train-000002.tar").write_bytes(data)
-    status, document = run(folder / "*.tar", "--force")
+    status, document = run(folder / "*.tar")
     damaged = [each for each in document["findings"] if each["rule"] == "damaged shard"]
     assert status == 1
     assert [each["shard"].rpartition("-")[2] for each in damaged] == ["000000.tar", "000002.tar"]

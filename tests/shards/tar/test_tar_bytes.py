@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.index import dali_index
 from lightning_shards.dataprep.survey import describe_table
 from lightning_shards.dataprep.verify import repair_shard
 from lightning_shards.errors import (
@@ -70,7 +69,6 @@ SCANS = {
     "repair": lambda path: repair_shard(
         str(path), folder=path.parent / "saved", cache=CacheFolder(path.parent / "cache")
     ),
-    "dali": lambda path: dali_index(str(path)),
 }
 
 
