@@ -13,7 +13,6 @@ from lightning_shards.plan.epoch import EpochPlan, limited_steps
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.fields import optional_names
 from lightning_shards.system.process import num_cpus
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import InlinePool, try_first_sample
@@ -52,8 +51,6 @@ def make_pool(
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
-        if sample is None and optional_names(source.describe().fields):
-            try_first_sample(source, place)  # says which optional field is in no sample
         return InlinePool(config.worker_timeout_s)
     sample = sample or try_first_sample(source, place)
     if config.pool == "threads" or config.threads_per_worker > 1:

@@ -31,6 +31,7 @@ from lightning_shards.plan.strands import StrandOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
+from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.cache import cache_of_run
 from lightning_shards.remote.source_cache import need_of_source
@@ -275,6 +276,7 @@ def make_source(
 
     recipes = tuple(_recipe(data, part) for part in parts)
     _require_same_classes(parts, recipes)
+    _warn_of_absent(parts, recipes)
     sampling = parts[0].config.sampling
     assert sampling is not None  # the settings are complete
     storages = _streamed_storages(data, index, ranks)
@@ -338,6 +340,7 @@ def _indexed(
         recipes.append(recipe)
         joins.append(of_part)
     _require_same_classes(parts, recipes)
+    _warn_of_absent(parts, recipes)
     order = orders[0]
     if of_both["slots"] is not None:
         order = make_order(of_both["slots"], index.parts, recipes, orders)
@@ -369,6 +372,21 @@ def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> 
                     f"differently, by {classes.source} and {field.classes.source}; give the split "
                     f"one list for both: classes: {{{field.name}: [...]}}"
                 )
+
+
+def _warn_of_absent(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> None:
+    """Warn of optional fields without a member in the first local shards: a suffix may be wrong."""
+    optional = {field.name for recipe in recipes for field in recipe.fields if field.is_optional}
+    known = [first_suffixes(part.shards.urls[:1]) if optional else set[str]() for part in parts]
+    for name in sorted(optional if all(known) else ()):
+        of_each = zip(recipes, known, strict=True)
+        fields = [(field, there) for recipe, there in of_each for field in recipe.fields]
+        if not any(field.suffixes_in(there) for field, there in fields if field.name == name):
+            _log.warning(
+                "no sample at the beginning of %s has a member for the optional field %r, only %s; "
+                "correct its suffix in `fields`, or leave it out",
+                *(redact(parts[0].shards.urls[0]), name, sorted(set[str]().union(*known))),
+            )
 
 
 def _require_no_buffer(split: SplitName, config: SplitConfig) -> None:

@@ -28,12 +28,11 @@ from lightning_shards.readers.bad_samples import (
     weights_of,
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
-from lightning_shards.readers.open_shards import OpenShards, lacking_fields, read_sample
+from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.reading import reading_shards
 from lightning_shards.readers.recipe import Components, ShardSource, in_turn
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
-from lightning_shards.samples.fields import LackingField
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena, torch_if_loaded
@@ -171,15 +170,6 @@ class IndexedSource(ShardSource):
                     for shard, sample in self.order.at(epoch, start, stop).tolist()
                 ]
                 for start, stop in (plan.rank_span(step, place.rank) for step in steps)
-            ]
-
-    def lacking_fields(self) -> list[list[LackingField]]:
-        """The optional fields that are in none of the samples of a few shards of each component."""
-        with OpenShards(self.index, self.cache, storages=self.storages) as shards:
-            parts = zip(self.recipes, self.index.parts, self.index.first_shards, strict=True)
-            return [
-                lacking_fields(shards, recipe.fields, part.counts, int(first))
-                for recipe, part, first in parts
             ]
 
     @contextmanager

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from lightning_shards.errors import FileAccessError, count_of
+from lightning_shards.errors import FileAccessError
 from lightning_shards.samples.collate import Sample
-from lightning_shards.samples.fields import Field, LackingField
+from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.index import ShardIndex
@@ -36,9 +36,6 @@ FILES_PER_SOURCE = _FILES_PER_SHARD * MAX_OPEN_SHARDS
 """File descriptors that one iteration over batches may have open."""
 
 _FULL = (errno.EMFILE, errno.ENFILE)
-
-_SHARDS_LOOKED_AT = 16
-"""Shards whose tables are asked for optional fields before a fit; each may have to be fetched."""
 
 
 class OpenShards:
@@ -189,28 +186,6 @@ class OpenShards:
         while self._readers:
             self._close_one()
         self.storages.close()
-
-
-def lacking_fields(
-    shards: OpenShards, fields: Sequence[Field], counts: Ints | None, first_shard: int
-) -> list[LackingField]:
-    """The optional fields that are in none of the member tables of a few shards.
-
-    `counts` are those of these shards, of which the first one has this number.
-
-    Raises:
-        ShardError: As of `OpenShards.reader`.
-    """
-    lacking = [field for field in fields if field.is_optional and not field.is_joined]
-    assert counts is not None  # the choice of the reader sees to it
-    filled = np.flatnonzero(counts)
-    chosen: list[int] = filled[:: max(1, -(-len(filled) // _SHARDS_LOOKED_AT))].tolist()
-    for shard in chosen if lacking else ():
-        suffixes = shards.reader(first_shard + shard).table.suffixes
-        lacking = [field for field in lacking if not field.suffixes_in(suffixes)]
-    looked_at = f"the tables of {len(chosen)} of {count_of(len(filled), 'shard')}"
-    are_all = len(chosen) == len(filled)
-    return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
 
 
 def read_sample(

@@ -37,10 +37,8 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.decoders import Decoder, DecoderChoice, OwnDecoder
 from lightning_shards.samples.fields import (
     Field,
-    LackingField,
     decoding_loads_torch,
     optional_names,
-    require_found,
     with_arrays,
 )
 from lightning_shards.samples.generators import (
@@ -416,7 +414,6 @@ class ShardSource:
         )
         components, rows = tried.components, list[Sample]()
         is_mixture = components.is_mixture
-        require_found(tried.lacking_fields())
         with tried.trying(place) as make:
             for number, name in enumerate(components.names):
                 try:
@@ -435,10 +432,6 @@ class ShardSource:
             begun = components.batch_of([row], numbers, weights)
             made.append(tried.collation.finished(begun))
         return max(made, key=_num_bytes)
-
-    def lacking_fields(self) -> list[list[LackingField]]:
-        """The optional fields that none of a few samples of each component has."""
-        raise NotImplementedError
 
     def trying(self, place: Place) -> AbstractContextManager[Callable[[int, int], Sample]]:
         """Gives what makes a row of a component for a try, by the numbers of both."""

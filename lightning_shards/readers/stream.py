@@ -27,14 +27,12 @@ from lightning_shards.readers.stream_stages import (
     ShardSlice,
     drawn_slices,
     exact_slices,
-    lacking_members,
     read_again,
     read_shard,
     require_no_stages,
     staged,
 )
 from lightning_shards.samples.collate import BUILT_IN_COLLATION, LoadedBatch, Sample
-from lightning_shards.samples.fields import LackingField
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
@@ -112,13 +110,6 @@ class StreamSource(ShardSource):
                 for each in pipelines:
                     each.begin(worker_epoch)
                 yield from meter.each(self._batches_of(worker_epoch, pipelines, arena, clock))
-
-    def lacking_fields(self) -> list[list[LackingField]]:
-        """The optional fields that the first samples of each component lack."""
-        return [
-            lacking_members(part, recipe.fields, self.storages)
-            for part, recipe in zip(self.index.parts, self.recipes, strict=True)
-        ]
 
     @contextmanager
     def trying(self, place: Place) -> Generator[Callable[[int, int], Sample]]:

@@ -3,7 +3,7 @@
 Which slices a worker reads in an epoch, `plan/` decides.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import count, islice
 from typing import Any, NamedTuple, cast
@@ -15,7 +15,6 @@ from lightning_shards.errors import (
     DamagedShardError,
     ShardError,
     TransformError,
-    count_of,
     leave_out_own_frames,
 )
 from lightning_shards.plan.draws import shard_draws, shard_order, spans, stream_start
@@ -24,12 +23,10 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.recipe import Stage
 from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
-from lightning_shards.samples.fields import Field, LackingField
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import StreamedKeys
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import (
-    MakeStorage,
     Storages,
     StreamOnlyStorage,
     program_problem,
@@ -118,38 +115,7 @@ def exact_slices(
 
 
 _SAMPLES_LOOKED_AT = 100
-"""Samples of a stream that are read for an optional field before a fit."""
-
-
-def lacking_members(
-    index: ShardIndex, fields: Sequence[Field], makers: Mapping[str, MakeStorage] | None
-) -> list[LackingField]:
-    """The optional fields that the first samples of the first shard that has some lack.
-
-    Of a damaged shard what is before the damage is looked at: the first batch says what is wrong.
-
-    Raises:
-        ShardError: As of `read_shard`.
-    """
-    lacking = [field for field in fields if field.is_optional]
-    if not lacking:
-        return []
-    filled = range(index.num_shards) if index.counts is None else np.flatnonzero(index.counts)
-    url, number, is_read = index.urls[filled[0]], 0, False
-    with (
-        suppress(DamagedShardError),
-        closing(Storages(makers)) as storages,
-        closing(read_shard(url, None, 0, storages)) as samples,
-    ):
-        for sample in islice(samples, _SAMPLES_LOOKED_AT):
-            number += 1
-            lacking = [field for field in lacking if not field.suffixes_in(sample)]
-            if not lacking:
-                return []
-        is_read = next(samples, None) is None
-    looked_at = f"the first {count_of(number, 'sample')} of {redact(url)}"
-    are_all = is_read and len(filled) == 1
-    return [LackingField(field.name, field.suffixes, looked_at, are_all) for field in lacking]
+"""Samples that are read to see which suffixes there are."""
 
 
 def first_suffixes(urls: str | Sequence[str]) -> set[str]:

@@ -3,14 +3,13 @@
 import copy
 import dataclasses
 import hashlib
-import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from lightning_shards.errors import (
     ConfigError,
@@ -65,8 +64,6 @@ _ALL_ENDING_IN = "*"
 
 _OPTIONAL = "?"
 """After all suffixes of a field, as in ``mask.png?``: samples may have no member for it."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -295,43 +292,6 @@ def suffixes_of(text: str) -> tuple[str, ...]:
     """
     parts = text.rstrip().removesuffix(_OPTIONAL).split(";")
     return tuple(part.strip().lower() for part in parts)
-
-
-class LackingField(NamedTuple):
-    """An optional field that is in none of the samples that were looked at.
-
-    Attributes:
-        name: Of the field.
-        suffixes: The suffixes that its members may have.
-        looked_at: What was looked at, in words.
-        are_all: Whether these are all samples.
-    """
-
-    name: str
-    suffixes: Sequence[str]
-    looked_at: str
-    are_all: bool
-
-
-def require_found(lacking: Sequence[Sequence[LackingField]]) -> None:
-    """Refuse fields that all samples lack; where some were not looked at, a warning is logged.
-
-    Args:
-        lacking: What each component lacks. One may lack what another has: labels, for instance.
-
-    Raises:
-        MissingFieldError: There is such a field.
-    """
-    for name in dict.fromkeys(field.name for field in lacking[0]):
-        parts = [part for of_component in lacking for part in of_component if part.name == name]
-        if len(parts) < len(lacking):
-            continue
-        message = f"optional field {name!r} is in no sample: " + " and ".join(
-            f"no member with one of {list(part.suffixes)} is in {part.looked_at}" for part in parts
-        )
-        if all(part.are_all for part in parts):
-            raise MissingFieldError(f"{message}; name another suffix in `fields`, or leave it out")
-        _log.warning("%s; if the others have none, name another suffix in `fields`", message)
 
 
 def _given_decoders(

@@ -6,9 +6,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.readers.stream_stages import lacking_members, read_shard
-from lightning_shards.samples.fields import make_fields
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.readers.stream_stages import read_shard
 
 BLOCK = 512
 
@@ -53,15 +51,6 @@ def test_a_cut_is_never_silent(three_samples, size, expected, read_in_ways):
 def test_what_a_program_gives_has_the_samples_of_the_file(three_samples):
     given = list(read_shard(f"pipe:cat {three_samples}", None, skip=1))
     assert list(map(members, given)) == list(map(members, read(three_samples)[1:]))
-
-
-def test_an_optional_field_is_looked_for_up_to_a_damage(three_samples):
-    """The first batch says what is wrong, or the ledger replaces what is lost."""
-    three_samples.write_bytes(three_samples.read_bytes()[: 8 * BLOCK])
-    fields = make_fields({"text": "txt?", "label": "cls?"}, {}, frozenset())
-    (lacking,) = lacking_members(ShardIndex((str(three_samples),), None), fields, None)
-    assert (lacking.name, lacking.are_all) == ("label", False)
-    assert lacking.looked_at.startswith("the first 1 sample of ")
 
 
 @pytest.mark.parametrize(("expected", "found"), [(2, "more than 2"), (4, "3")])

@@ -1,6 +1,5 @@
 """Optional fields: None or a default where a sample has no such member, by every way to a batch."""
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,8 @@ import torch
 from lightning_shards import (
     DecodeResize,
     ShardDataset,
-    SplitConfig,
 )
-from lightning_shards.errors import ConfigError, MissingFieldError, ShardError
-from lightning_shards.plan.place import Place
-from lightning_shards.readers import open_shards
+from lightning_shards.errors import ConfigError, ShardError
 from tests.samples.optional.lacking_shards import FIELDS, LACKING, png, rows
 
 
@@ -116,41 +112,6 @@ def test_a_damaged_member_is_not_taken_for_a_missing_one(make_module, urls, name
     shard.write_bytes(data)
     with pytest.raises(ShardError):
         list(make_module(name).loader("train"))
-
-
-# --- a field that all samples lack ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reader_name", ["stream", "indexed"])
-def test_a_field_that_all_samples_lack_is_an_error_before_the_fit(
-    make_module, urls, reader_name, caplog
-):
-    fields = {"image": "png", "seg": "seg.png?"}
-    split = {"urls": urls[:1]} if reader_name == "stream" else {}
-    module = make_module(reader_name, fields=fields, decode={})
-    if split:
-        module.splits["train"] = SplitConfig(urls[:1], reader="stream", sampling="sequential")
-    with pytest.raises(
-        MissingFieldError, match=r"optional field 'seg' is in no sample: no member "
-    ):
-        module.source("train").first_sample(Place())
-    assert "optional" not in caplog.text
-
-
-def test_a_stream_of_several_shards_warns(make_module, caplog):
-    fields = {"image": "png", "seg": "seg.png?"}
-    with caplog.at_level(logging.WARNING):
-        make_module("stream", fields=fields, decode={}).source("train").first_sample(Place())
-    assert "the first 4 samples of" in caplog.text
-    assert "if the others have none" in caplog.text
-
-
-def test_of_many_shards_a_few_tables_are_looked_at(make_module, monkeypatch, caplog):
-    monkeypatch.setattr(open_shards, "_SHARDS_LOOKED_AT", 2)
-    module = make_module(fields={"image": "png", "seg": "seg.png?"}, decode={})
-    with caplog.at_level(logging.WARNING):
-        module.source("train").first_sample(Place())
-    assert "no member with one of ['seg.png'] is in the tables of 2 of 3 shards;" in caplog.text
 
 
 # --- configuration --------------------------------------------------------------------------------
