@@ -106,17 +106,14 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
             '`pip install "lightning-shards[ray]"` on all nodes, or take another pool'
         ) from error
     at_once = most_batches(batch)
-    message_bytes = at_once * batch.total
     return RayPool(
         num_workers,
-        _prefetch(config, num_workers, message_bytes),
+        _prefetch(config, num_workers, at_once * batch.total),
         at_once,
         config.ray.cpus_per_worker,
         config.ray.placement,
         config.worker_timeout_s,
         joining=Joining(config.ray.address, allows_open),
-        share=config.ray.share,
-        most_kept=_affordable(config, num_workers, message_bytes),
     )
 
 
@@ -130,12 +127,8 @@ def end_workers() -> None:
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
     """The configured factor, or less if workers that keep `kept` bytes exceed `prefetch_bytes`."""
-    return min(config.prefetch_factor, _affordable(config, num_workers, kept))
-
-
-def _affordable(config: LoaderConfig, num_workers: int, size: int) -> int:
-    """How many of so many bytes each worker may keep in `prefetch_bytes`, at least one."""
-    return max(1, config.prefetch_bytes // max(num_workers * size, 1))
+    affordable = config.prefetch_bytes // max(num_workers * kept, 1)
+    return max(1, min(config.prefetch_factor, affordable))
 
 
 def make_loader(

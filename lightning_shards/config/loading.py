@@ -24,15 +24,11 @@ class RayConfig:
             ends with the fit; ``host:port`` joins that one.
         cpus_per_worker: CPUs that each actor asks of the cluster; those of evaluation ask for none.
         placement: ``SPREAD`` the actors of a rank over the nodes, or ``PACK`` them on one.
-        share: A name. Trainers on one cluster that give the same name, with equal data, settings
-            and code, take their batches from the same actors, which make each batch once. The
-            actors of a rank keep up to ``prefetch_bytes`` of batches for trainers that come later.
     """
 
     address: str = "auto"
     cpus_per_worker: float = 1.0
     placement: Literal["SPREAD", "PACK"] = "SPREAD"
-    share: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work.

@@ -32,17 +32,6 @@ def global_generators_run_on_from_sample_to_sample(before, self, position):
     pass
 
 
-@breaks("purity", "BatchMaker.make_shared", "ray/test_pool.py")
-def a_ring_gives_a_batch_of_another_number(before, self, *given):
-    kept = list(self._kept.values())
-    return kept[:1] or before(self, *given)
-
-
-@breaks("purity", "digest_of_source", "ray/test_pool.py")
-def trainers_with_other_data_share_their_actors(before, *given):
-    return ""
-
-
 @breaks("resume", "ShardLoader.state_dict", "loader/test_state.py")
 def the_state_counts_batches(before, self):
     state = before(self)

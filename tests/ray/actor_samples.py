@@ -1,12 +1,7 @@
 """The data modules that the pools of these tests run, and what they give."""
 
-import hashlib
 import os
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
 
 from lightning_shards import (
     Cursor,
@@ -17,10 +12,9 @@ from lightning_shards import (
     ShardDataModule,
 )
 from lightning_shards.samples.tensors import with_tensors
-from tests.ray.actor_transforms import Counted, DrawsFromAll
+from tests.ray.actor_transforms import DrawsFromAll
 
 ACTORS = LoaderConfig(pool="ray", ray=RayConfig(cpus_per_worker=0.5))
-SHARED = replace(ACTORS, ray=replace(ACTORS.ray, share="search"))
 
 
 def make_module(folder, *, loader, train, **settings):
@@ -34,23 +28,6 @@ def make_module(folder, *, loader, train, **settings):
     }
     cached = LoaderConfig(**{**loader.__dict__, "cache_dir": str(folder / "cache")})
     return ShardDataModule({"sampling": "shuffled"} | train, loader=cached, **given | settings)
-
-
-@contextmanager
-def shared_loader(folder, urls, most_kept=100, **settings):
-    """The loader of a trainer that shares actors, which count their samples in a file `noted`."""
-    transforms = {"image": DecodeRandomResizedCrop(size=4), "label": Counted(folder / "noted")}
-    settings |= {"train": {"urls": urls}, "transforms": transforms}
-    with make_module(folder, loader=SHARED, **settings).loader("train") as loader:
-        loader.pool = replace(loader.pool, prefetch_factor=1, batches_per_call=2)
-        loader.pool = replace(loader.pool, most_kept=most_kept)
-        yield loader
-
-
-def hash_of(batch):
-    """A hash of the bytes of a batch of images and labels."""
-    content = [np.asarray(batch[name]).tobytes() for name in ("image", "label", "__id__")]
-    return hashlib.sha256(b"".join(content)).hexdigest()
 
 
 def mix_of(urls, **settings):

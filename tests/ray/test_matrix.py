@@ -140,7 +140,7 @@ def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, t
     with (
         local_cluster(),
         module.loader("train") as loader,
-        pytest.raises(ConfigError, match=r"makes another first sample .* simplejpeg \S+ and"),
+        pytest.raises(ConfigError, match="another first sample than this one; install the"),
     ):
         next(iter(loader))
 

@@ -4,11 +4,9 @@ All tests share one cluster on this machine, which the pool has started itself.
 """
 
 import gzip
-import logging
 import os
 import pickle
 import signal
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,16 +16,11 @@ import psutil
 import pytest
 
 from benchmarks import fashion_mnist
-from lightning_shards import Cursor, Place, RayConfig
+from lightning_shards import Place, RayConfig
 from lightning_shards.errors import ConfigError, ShardNotFoundError, WorkerError
-from lightning_shards.remote.cache import CacheNeed, PieceCache
-from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.generators import are_same
-from lightning_shards.shards.private_files import CacheFolder
 from tests.ray.actor_samples import (
     ACTORS,
-    SHARED,
     actors_of,
     endless,
     joined_table,
@@ -35,7 +28,6 @@ from tests.ray.actor_samples import (
     make_module,
     mix_of,
     relative,
-    shared_loader,
 )
 from tests.ray.actor_transforms import Locked, end_at_seven, raise_at_seven
 from tests.ray.local_clusters import NEEDS_RAY, local_cluster
@@ -101,55 +93,6 @@ def test_batches_are_those_of_the_trainers_own_thread(kind, urls, tmp_path):
         expected = made_here(loader.source, 2 if kind == "stream" else 1, BATCHES)
     assert are_same(made, expected)
     assert psutil.wait_procs(actors, timeout=10)[1] == []
-
-
-def test_trainers_that_share_actors_make_each_batch_once(urls, tmp_path, caplog):
-    """A third one comes too late for the first batches, and the one ends that began the actor."""
-    with ExitStack() as stack:
-        opened = [shared_loader(tmp_path, urls, 4, num_workers=1) for _ in range(3)]
-        loaders = list(map(stack.enter_context, opened))
-        streams = list(map(endless, loaders))
-        made = [[], [], []]
-        for _ in range(BATCHES):
-            made[0].append(next(streams[0]))
-            made[1].append(next(streams[1]))
-        noted = (tmp_path / "noted").stat().st_size
-        assert noted <= 2 + 2 * (BATCHES + 2)  # first samples, and one call is under way
-        made[2] += islice(streams[2], BATCHES // 2)
-        actors = [psutil.Process(actors_of(loaders[0])[0])]
-        assert "ray.share" not in caplog.text
-        other = loaders[1].source.with_epochs(replace(loaders[1].epochs, limit=3))
-        loaders[1].pool._shared_name(other, Place())
-        assert "ray.share='search' is also used with other settings" in caplog.text
-        loaders[0].close()
-        assert psutil.wait_procs(actors, timeout=10)[1] == []
-        made[1] += islice(streams[1], BATCHES)
-        made[2] += islice(streams[2], BATCHES)
-        expected = made_here(loaders[0].source, 1, 2 * BATCHES)
-    for given in made:
-        assert are_same(given, expected[: len(given)])
-
-
-def test_what_is_shared_is_named_by_all_that_batches_depend_on(urls, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-
-    def name(cache="one", used=False, **settings):
-        given = {"train": {"urls": urls, "keep": {"hash_of": "key", "of": 4, "parts": [0, 1, 2]}}}
-        module = make_module(tmp_path, loader=SHARED, **given | settings)
-        with module.loader("train") as loader:
-            need = CacheNeed("data", 1, 1, is_drawn=used)
-            cache = PieceCache(CacheFolder(str(tmp_path)), cache, need)
-            source = replace(loader.source, storages=remote_storages(TransportSettings(), cache))
-            if used:
-                next(loader.source.batches(Place(), Cursor()))
-            return loader.pool._shared_name(source, Place())
-
-    keep = {"urls": urls, "keep": {"hash_of": "key", "of": 4, "parts": [0, 1]}}
-    changes = [{"seed": 6}, {"batch_size": 3}, {"num_workers": 1}, {"train": keep}]
-    changes += [{"transforms": {"label": raise_at_seven}}, {"transforms": {"label": end_at_seven}}]
-    assert name() == name("two", used=True)
-    assert len({name(), *(name(**change) for change in changes)}) == 1 + len(changes)
-    assert "holds for this process alone" not in caplog.text
 
 
 def test_a_sample_that_kills_its_actor_is_an_error_that_names_the_batch(urls, tmp_path):
@@ -236,7 +179,7 @@ def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path,
     Path(urls[0]).unlink()
     made = maker.BatchMaker(Place(), None)
     made._source = pickle.loads(packed)
-    sent, _ = made.try_node([], Place(), is_elsewhere=is_elsewhere)
+    sent = made.try_node([], Place(), is_elsewhere=is_elsewhere)
     remedy = "let all nodes reach the shards, by s3:// or a shared file system"
     with pytest.raises(
         ShardNotFoundError, match=rf"node far cannot make the first sample: .*{urls[0]}.*{remedy}"

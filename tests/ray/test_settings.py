@@ -32,7 +32,6 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
         ({"address": 5}, "ray.address must be a text, got 5"),
         ({"cpus_per_worker": -1}, "ray.cpus_per_worker must be a number of at least 0, got -1"),
         ({"placement": "spread"}, "ray.placement must be one of"),
-        ({"share": 5}, "ray.share must be a text, got 5"),
     ],
 )
 def test_wrong_settings_of_actors_are_refused(settings, words):

@@ -1,9 +1,8 @@
 """What runs in an actor: it makes the batches that a call asks for, whichever these are.
 
 A batch is a pure function of its number in the stream, so a call may be made again at any time, in
-another process on another machine. An actor remembers only where its open iterators stand; a call
-for another number begins a new one. An actor that several trainers share also keeps its last
-messages: a trainer that comes too late for one costs CPU, never a sample.
+another process on another machine. An actor remembers only where its open iterator stands; a call
+for another number begins a new one.
 """
 
 import os
@@ -11,8 +10,7 @@ import pickle
 import socket
 from collections.abc import Iterator, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
@@ -23,11 +21,6 @@ from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import Packed, taken_apart
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
-
-_MOST_OPEN = 4
-"""Iterators that a shared actor keeps open, for trainers that stand at different batches."""
-
-_LIBRARIES = ("numpy", "pillow", "simplejpeg", "opencv-python-headless", "torch", "torchcodec")
 
 
 class Whereabouts(NamedTuple):
@@ -53,14 +46,12 @@ class BatchMaker:
     Args:
         place: The place of the worker.
         dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
-        most_kept: Messages that are kept for other trainers; 0 if one trainer has this actor alone.
     """
 
-    def __init__(self, place: Place, dtype: str | None, most_kept: int = 0) -> None:
-        self._place, self._dtype, self._most_kept = place, dtype, most_kept
+    def __init__(self, place: Place, dtype: str | None) -> None:
+        self._place, self._dtype = place, dtype
         self._source: Source | None = None
-        self._open: dict[tuple[Cursor, int], Iterator[LoadedBatch]] = {}  # by their next batch
-        self._kept: dict[tuple[Cursor, int, int], Any] = {}  # references to messages
+        self._open: dict[int, Iterator[LoadedBatch]] = {}  # one at most, by its next batch
         begin_globals(place.worker)
 
     def _unpacked(self, sent: Sequence[object]) -> Source:
@@ -72,7 +63,7 @@ class BatchMaker:
 
     def make(
         self, sent: Sequence[object], cursor: Cursor, number: int, count: int
-    ) -> tuple[Packed, bool, Whereabouts]:
+    ) -> tuple[Packed, Whereabouts]:
         """The batches number, number + num_workers, ... of the stream, `count` of them.
 
         `cursor` is that of the stream's first batch.
@@ -80,38 +71,20 @@ class BatchMaker:
         There are fewer if one cannot be made; then the error is packed with them.
 
         Returns:
-            The batches and the error, whether there is one, and where they were made.
+            The batches and the error, and where they were made.
         """
         loaded: list[LoadedBatch] = []
         failure = None
         try:
-            batches = self._open.pop((cursor, number), None)
+            batches = self._open.pop(number, None)
             if batches is None:
                 batches = self._begun(self._unpacked(sent), cursor, number)
             for _ in range(count):
                 loaded.append(next(batches))  # noqa: PERF401 those before an error are kept
-            self._open[cursor, number + count * self._place.num_workers] = batches
-            _drop_oldest(self._open, _MOST_OPEN if self._most_kept else 1)
+            self._open = {number + count * self._place.num_workers: batches}
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             failure = failure_of(error)
-        return taken_apart((loaded, failure)), failure is not None, self.whereabouts()
-
-    def make_shared(
-        self, sent: Sequence[object], cursor: Cursor, number: int, count: int
-    ) -> list[Any]:
-        """The reference to what `make` gives, in a list so that Ray does not resolve it.
-
-        It may have been made for another trainer. What has an error is not kept.
-        """
-        key = cursor, number, count
-        if key in self._kept:
-            return [self._kept[key]]
-        made = self.make(sent, cursor, number, count)
-        reference = ray.put(made)
-        if not made[1]:
-            self._kept[key] = reference
-            _drop_oldest(self._kept, self._most_kept)
-        return [reference]
+        return taken_apart((loaded, failure)), self.whereabouts()
 
     def _begun(self, source: Source, cursor: Cursor, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
@@ -130,10 +103,8 @@ class BatchMaker:
         node = ray.get_runtime_context().get_node_id()
         return Whereabouts(node, socket.gethostname(), os.getpid())
 
-    def try_node(
-        self, sent: Sequence[object], place: Place, *, is_elsewhere: bool
-    ) -> tuple[Packed, dict[str, str]]:
-        """The first sample as it is made on this node, and the versions of what makes it.
+    def try_node(self, sent: Sequence[object], place: Place, *, is_elsewhere: bool) -> Packed:
+        """The first sample as it is made on this node.
 
         Args:
             sent: The reference to the packed source.
@@ -149,20 +120,4 @@ class BatchMaker:
             loaded = [source.first_sample(place)]
         except Exception as error:  # noqa: BLE001 raised in the trainer
             failure = failure_of(error)
-        return taken_apart((loaded, failure)), library_versions()
-
-
-def _drop_oldest(entries: dict[Any, Any], most: int) -> None:
-    while len(entries) > most:
-        del entries[next(iter(entries))]
-
-
-def library_versions() -> dict[str, str]:
-    """The versions of the libraries that samples are decoded with, as far as they are installed."""
-    found: dict[str, str] = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
-    return found
+        return taken_apart((loaded, failure))

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_shards.plan.kept_order import HeldNumbers, KeptSamples
+from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.readers.source import Source
-from lightning_shards.remote.cache import PieceCache
-from lightning_shards.shards.filters.predicates import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.tables import TableFile
 from lightning_shards.shards.private_files import MappedNumbers
@@ -32,16 +30,6 @@ def packed_source(source: Source) -> bytes:
         ConfigError: A callable of the user's in it cannot be pickled, which is named.
     """
     return tried_to_pickle(source, _packed, "Ray actors")
-
-
-def digest_of_source(source: Source, *others: object) -> str:
-    """A hash of all that the batches of a source depend on, and of these other values.
-
-    The source of the modules that define its transforms is a part of it; what these call in other
-    modules is not. Where there is no such source, the hash is that of this process alone.
-    """
-    per_process = (KeptSamples, PieceCache)  # the identity names what a filter has left
-    return digest_of_predicate((source.identity(), source, others), per_process)
 
 
 def _packed(value: object) -> bytes:
