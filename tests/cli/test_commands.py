@@ -3,6 +3,7 @@
 import os
 import sys
 
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -136,16 +137,23 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(
             on_predict_start(self, trainer, module),
         ],
     )
-    options = ["--config", "config.yaml", "--output", "out", "--output_format", "csv"]
-    run("predict", *options, "--output_merge", "true")
-    written = (tmp_path / "out/predictions.csv").read_text()
-    assert written == "__id__,__key__,label\n0:0,000000,0\n0:1,000001,1\n0:2,000002,2\n"
-    assert "predictions: 3 rows in out/predictions.csv" in caplog.text
+    options = ["--config", "config.yaml", "--output", "out"]
+    run("predict", *options)
+    written = pyarrow.parquet.read_table(tmp_path / "out").to_pydict()
+    assert written == {
+        "__key__": ["000000", "000001", "000002"],
+        "__id__": [[0, 0], [0, 1], [0, 2]],
+        "label": [0, 1, 2],
+    }
+    assert "predictions: 3 rows in out/predictions-*.parquet" in caplog.text
     assert kept == [False]
     with pytest.raises(SystemExit) as ended:
         run("predict", *options)
     assert ended.value.code == 2
-    assert "error: out already holds predictions.csv, and" in capsys.readouterr().err
+    assert (
+        "error: out already holds predictions-00000-of-00001.parquet, and"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit):
         run("predict", *options, "--output=s3://bucket")
     assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
