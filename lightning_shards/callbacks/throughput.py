@@ -2,13 +2,13 @@
 
 import sys
 import time
-from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.set_epoch import require_own_places
+from lightning_shards.collectives import gather
 from lightning_shards.loader import ShardLoader
 from lightning_shards.measure.rates import (
     RunContext,
@@ -18,18 +18,13 @@ from lightning_shards.measure.rates import (
     find_slow_rank,
     in_lockstep,
 )
-from lightning_shards.measure.report import (
-    component_metrics,
-    require_plot,
-    save_plot,
-    write_report,
-)
+from lightning_shards.measure.report import component_metrics, write_report
 from lightning_shards.progress import logger_step, should_log, train_loaders
 from lightning_shards.system.process import num_cpus
 
 
 class DataThroughputMonitor(pl.Callback):
-    """Logs the throughput of loader and trainer, and ends a fit with the one change to make.
+    """Logs the throughput of loader and trainer, and ends a fit with one line on what to change.
 
     It logs whenever the loggers do, for rank 0 since the last log: `data/samples_per_s` (trained,
     over all ranks), `data/loader_samples_per_s` (what the workers could make),
@@ -41,10 +36,9 @@ class DataThroughputMonitor(pl.Callback):
     have to be fetched. Where actors of a Ray cluster make the batches, it also logs
     `data/received_bytes_per_s`, `data/actor_restarts` and `data/remade_batches`. Of a mixture it
     also logs `data/component/<name>/samples` and `data/component/<name>/passes`: how far the run
-    has come in each component since its beginning, over all ranks. A fit ends with a table of the
-    whole run over all ranks: the bottleneck, the headroom, and the one change to make. Its figures
-    are logged too, as `data/run/...`. Where shards are remote, a line says what was fetched for
-    training. A fit that is ended with Ctrl-C reports on rank 0 alone. After
+    has come in each component since its beginning, over all ranks. A fit ends with a line on the
+    whole run and all ranks: the slower side, and the one change to make. Its figures are logged
+    too, as `data/run/...`. A fit that is ended with Ctrl-C reports on rank 0 alone. After
     `reload_dataloaders_every_n_epochs` has made another loader, all figures begin again.
 
     Waiting is measured inside the loader's `next()`, by the trainer's thread. On a CPU that is
@@ -59,19 +53,9 @@ class DataThroughputMonitor(pl.Callback):
     costs the others more than 5 % of the time. A slow model on one rank and delays that change from
     rank to rank cannot be seen and count as the trainer's time. All this costs one collective, at
     the end.
-
-    Args:
-        plot: A .png, .pdf or .svg file for a plot of step time and waiting time over the run; needs
-            the extra `plot`.
-
-    Raises:
-        ConfigError: The plot cannot be made.
     """
 
-    def __init__(self, plot: str | None = None) -> None:
-        if plot is not None:
-            require_plot(plot)
-        self._plot = plot
+    def __init__(self) -> None:
         self._watch(None, torch.device("cpu"))
 
     def _watch(self, loader: ShardLoader | None, device: torch.device) -> None:
@@ -79,7 +63,6 @@ class DataThroughputMonitor(pl.Callback):
         self._loader, self._clock = loader, WaitClock(device)
         self._began: TimeTotals | None = None
         self._logged = TimeTotals()
-        self._windows: list[TimeTotals] = []
         self._waited_s = 0.0 if loader is None else loader.times.wait_s
         self._left_out_s = self._transfer_s = 0.0
         self._stopped_at: float | None = None
@@ -111,7 +94,7 @@ class DataThroughputMonitor(pl.Callback):
         self._clock.step_ended()
         if self._began is None:
             self._began = self._logged = self._measure(self._loader)
-        elif (trainer.loggers or self._plot) and should_log(trainer) and trainer.is_global_zero:
+        elif trainer.loggers and should_log(trainer) and trainer.is_global_zero:
             self._log(trainer, self._loader)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -129,15 +112,7 @@ class DataThroughputMonitor(pl.Callback):
         loader, began, self._loader = self._loader, self._began, None
         if loader is None or began is None:
             return
-        own = self._measure(loader).since(began)
-        # sums: (rank, field of TimeTotals). Each rank fills its own row, and all are added, because
-        # torch deprecates what Lightning's all_gather calls. MPS has no float64, and torch's
-        # default may be float16.
-        shape = (trainer.world_size, len(own))
-        sums = torch.zeros(shape, dtype=torch.float32, device=trainer.strategy.root_device)
-        sums[trainer.global_rank] = sums.new_tensor(own)
-        sums = cast("Any", trainer.strategy).reduce(sums, reduce_op="sum")
-        self._report(trainer, loader, [TimeTotals(*rank) for rank in sums.tolist()])
+        self._report(trainer, loader, gather(self._measure(loader).since(began)))
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -150,46 +125,30 @@ class DataThroughputMonitor(pl.Callback):
     def _report(self, trainer: pl.Trainer, loader: ShardLoader, ranks: list[TimeTotals]) -> None:
         if not trainer.is_global_zero or not ranks[0].batches:
             return
-        context, slow = _circumstances(trainer, loader), find_slow_rank(ranks)
+        context, slow_rank = _circumstances(trainer, loader), find_slow_rank(ranks)
         rank_zero_info(write_report(ranks, context))
         metrics = Throughput(in_lockstep(ranks), context).metrics("data/run/")
-        if slow is not None:
-            metrics["data/run/slowest_rank"] = slow.rank
+        if slow_rank is not None:
+            metrics["data/run/slowest_rank"] = slow_rank
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
-        if self._plot is not None:
-            save_plot(self._plot, [*self._windows, self._measure(loader).since(self._logged)])
 
     def _log(self, trainer: pl.Trainer, loader: ShardLoader) -> None:
         now = self._measure(loader)
         window, self._logged = now.since(self._logged), now
-        if self._plot is not None:
-            self._windows.append(window)
         metrics = Throughput(window, _circumstances(trainer, loader)).metrics()
         metrics |= component_metrics(loader)
         for logger in trainer.loggers:
             logger.log_metrics(metrics, step=logger_step(trainer))
 
     def _measure(self, loader: ShardLoader) -> TimeTotals:
-        times, fetched, received = loader.times, loader.times.fetched, loader.times.received
+        times = loader.times
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
-        return TimeTotals(
-            batches=times.batches,
-            samples=times.samples,
-            wall_s=now_s - self._left_out_s - times.start_s,
-            wait_s=times.wait_s,
-            starved_s=self._clock.starved_s,
-            produce_s=times.produce_s,
-            transfer_s=self._transfer_s,
-            requests=fetched.requests,
-            repeated=fetched.repeated,
-            fetched_bytes=fetched.fetched_bytes,
-            read_bytes=fetched.read_bytes,
-            received_bytes=received.size_bytes,
-            restarts=received.restarts,
-            remade=received.remade,
-            **{f"{stage}_s": seconds for stage, seconds in times.stages.items()},
-        )
+        wall_s = now_s - self._left_out_s - times.start_s
+        # in the order of its fields
+        trained = (times.batches, times.samples, wall_s, times.wait_s, self._clock.starved_s)
+        made = (times.produce_s, self._transfer_s, *times.stages.values())
+        return TimeTotals._make((*trained, *made, *times.fetched[:4], *times.received))
 
 
 def _circumstances(trainer: pl.Trainer, loader: ShardLoader) -> RunContext:

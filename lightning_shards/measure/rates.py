@@ -237,33 +237,22 @@ class Throughput(NamedTuple):
         return {prefix + name: value for name, value in metrics.items()}
 
 
-class SlowRank(NamedTuple):
-    """A rank whose loader costs all others more than `IMBALANCE` of the time.
-
-    Attributes:
-        rank: Number of the rank.
-        fraction: Share of the time that it waited for its loader, 0 to 1.
-        median: Median of this share over all ranks.
-    """
-
-    rank: int
-    fraction: float
-    median: float
-
-
-def find_slow_rank(ranks: Sequence[TimeTotals]) -> SlowRank | None:
+def find_slow_rank(ranks: Sequence[TimeTotals]) -> int | None:
     """The rank whose loader holds up all others, if one stands out after `ENOUGH_STEPS`.
+
+    It costs them more than `IMBALANCE` of the time, and waits more than twice as long as the median
+    rank.
 
     >>> waits = (0, 4, 0, 1)
     >>> find_slow_rank([TimeTotals(20, wall_s=10, starved_s=wait_s) for wait_s in waits])
-    SlowRank(rank=1, fraction=0.4, median=0.0)
+    1
     """
-    wall_s = max([1e-9, *(rank.wall_s for rank in ranks)])
-    waits = [rank.starved_s / wall_s for rank in ranks]
+    waits = [rank.starved_s for rank in ranks]
     largest, median = max(waits), statistics.median_low(waits)
-    if largest - median <= IMBALANCE or ranks[0].batches < ENOUGH_STEPS:
+    cost = IMBALANCE * max(rank.wall_s for rank in ranks)
+    if largest - median <= max(cost, median) or ranks[0].batches < ENOUGH_STEPS:
         return None
-    return SlowRank(waits.index(largest), largest, median)
+    return waits.index(largest)
 
 
 # --- what is lost while a device waits for data ---------------------------------------------------

@@ -14,6 +14,7 @@ from toy import Ledger, ToyData, make_trainer
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
+from lightning_shards.measure.rates import TimeTotals
 from lightning_shards.workers.inline import InlinePool
 
 IGNORED = [  # what Lightning 2.6 says of what tests do, and its own use of torch 2.13
@@ -55,8 +56,8 @@ class FakeFit:
         self.loader = self.make_loader()
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.reported: list[str] = []
-        self.gathered: list[torch.Tensor] = []
-        self.others: list[torch.Tensor] = []
+        self.gathered: list[TimeTotals] = []
+        self.others: list[TimeTotals] = []
         self.monitor: Any = DataThroughputMonitor()
         self.trainer: Any = SimpleNamespace(
             fit_loop=SimpleNamespace(
@@ -71,14 +72,12 @@ class FakeFit:
             distributed_sampler_kwargs={"num_replicas": world_size, "rank": 0},
             num_nodes=1,
             global_rank=0,
-            strategy=SimpleNamespace(root_device=torch.device("cpu"), reduce=self.reduce),
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
         )
 
-    def reduce(self, own: torch.Tensor, reduce_op: str) -> torch.Tensor:
-        """As one device does, or as several ranks do."""
-        assert reduce_op == "sum"
+    def gather(self, own: TimeTotals) -> list[TimeTotals]:
         self.gathered.append(own)
-        return own + sum(self.others)
+        return [own, *self.others]
 
     def log_metrics(self, metrics: dict[str, float], step: int) -> None:
         self.logged.append((step, metrics))
@@ -91,12 +90,6 @@ class FakeFit:
         """The value of the whole run, logged last."""
         return self.logged[-1][1][f"data/run/{name}"]
 
-    def row(self, name: str) -> list[str]:
-        """The values in one row of the table that was reported last."""
-        lines = [line.strip() for line in self.reported[-1].splitlines()]
-        [found] = [line for line in lines if line.startswith(name)]
-        return found.removeprefix(name).split()
-
     def begin(self) -> None:
         self.monitor.on_train_start(self.trainer, None)
         self.begin_epoch()
@@ -104,12 +97,10 @@ class FakeFit:
     def begin_epoch(self) -> None:
         self.monitor.on_train_epoch_start(self.trainer, None)
 
-    def reload(self, *loaders: object) -> None:
-        """Begin an epoch with these loaders, a new one of ours if none is given."""
-        if not loaders:
-            self.loader = self.make_loader()
-        combined = SimpleNamespace(flattened=list(loaders or [self.loader]))
-        self.trainer.fit_loop._combined_loader = combined
+    def reload(self) -> None:
+        """Begin an epoch with another loader."""
+        self.loader = self.make_loader()
+        self.trainer.fit_loop._combined_loader.flattened = [self.loader]
         self.begin_epoch()
 
     def step(
@@ -163,6 +154,7 @@ def make_fit(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fak
     def made(world_size: int = 1, pool: Any = None) -> FakeFit:
         fit = FakeFit(clock, world_size, pool)
         monkeypatch.setattr(throughput, "rank_zero_info", fit.reported.append)
+        monkeypatch.setattr(throughput, "gather", fit.gather)
         return fit
 
     return made

@@ -70,10 +70,10 @@ def slowly(label: int) -> int:
 
 @pytest.fixture
 def fit(tmp_path: Path) -> Fit:
-    def fitted(model: Net, data: Any, plot: str | None = None, **options: Any) -> KeptMetrics:
+    def fitted(model: Net, data: Any, **options: Any) -> KeptMetrics:
         logger = KeptMetrics()
         defaults: dict[str, Any] = {"max_epochs": 2, "log_every_n_steps": 4, "logger": logger}
-        monitor = DataThroughputMonitor(plot=plot)
+        monitor = DataThroughputMonitor()
         quiet_trainer(tmp_path, [monitor], **(defaults | options)).fit(model, data)
         return logger
 
@@ -126,14 +126,11 @@ def test_a_slow_loader_is_judged_loader_bound(
     assert loader < 50  # it sleeps 20 ms a sample
 
 
-def test_ctrl_c_ends_with_a_report_and_a_plot(
-    make_data: MakeData, reports: Reports, tmp_path: Path, fit: Fit
-) -> None:
+def test_ctrl_c_ends_with_a_report(make_data: MakeData, reports: Reports, fit: Fit) -> None:
     on_sigint = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(SystemExit):
-            fit(Interrupted(), make_data(), plot=str(tmp_path / "wait.png"))
+            fit(Interrupted(), make_data())
     finally:
         signal.signal(signal.SIGINT, on_sigint)  # Lightning has it ignored
     assert len(reports()) == 1
-    assert (tmp_path / "wait.png").exists()
