@@ -74,11 +74,9 @@ def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> di
     unknown = sorted(name for name, samples in known.items() if samples is None)
     is_weighed = all(component.weight is not None for component in (config.mix or {}).values())
     if unknown and (config.epoch_of is not None or not is_weighed):
-        is_filtered = components[unknown[0]].key_tests is not None
-        without = "keep or exclude, and no member tables" if is_filtered else "no counts"
         raise ConfigError(
             f"the number of samples of component {unknown[0]!r} is unknown, as it is remote and "
-            f"has {without} beside it; give all components a weight, and the split a dataset_size, "
+            "has no counts beside it; give all components a weight, and the split a dataset_size, "
             "or make what is lacking by `lightning-shards index`"
         )
     for name, samples in known.items():

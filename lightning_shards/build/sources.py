@@ -7,7 +7,6 @@ need none.
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_shards.build.mixtures import make_order, make_slots
@@ -40,7 +39,7 @@ from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
 from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.filters.settings import SampleFilter, name_of, sample_filter
+from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder
@@ -59,38 +58,37 @@ _BUFFER = 1000  # samples, of a stream's shuffle
 
 
 def index_of_kept(
-    index: ShardIndex,
-    chosen: SampleFilter,
-    choice: ReaderChoice,
-    data: DataConfig,
-    *,
-    has_size: bool,
+    index: ShardIndex, chosen: SampleFilter, choice: ReaderChoice, data: DataConfig
 ) -> ShardIndex:
-    """The index, which knows what the filter leaves; or what a stream asks of each sample.
-
-    The latter where a remote shard has no member table.
+    """The index, which knows what the filter leaves.
 
     Args:
         index: The shards.
         chosen: The filter.
-        choice: The name, the sampling and the patterns of the split, or of the component.
+        choice: The name and the patterns of the split, or of the component.
         data: How remote shards are reached, and where tables are kept.
-        has_size: Whether the samples of an epoch are known without what is left.
 
     Raises:
-        ConfigError: The filter names what is not there, leaves nothing, or needs the tables.
+        ConfigError: The filter names what is not there, or leaves nothing; or a shard has no
+            member table.
         ShardError: The tables cannot be had.
     """
-    from lightning_shards.shards.filters.applying import filtered_index, read_key_tests
+    from lightning_shards.shards.filters.applying import filtered_index
 
     cache = CacheFolder(data.loader.cache_dir)
     with closing(Storages(remote_storages(transport_settings(data)))) as storages:
         tables = TableStore(cache, storages=storages)
         if _have_tables(index, tables):
             return filtered_index(index, chosen, tables, cache)
-    _require_streamable(index, chosen, choice, has_size=has_size)
-    _log.info("%s: %s is asked of each sample as it is read", choice.split, chosen.names)
-    return replace(index, key_tests=read_key_tests(chosen, index))
+    url = next(url for url in index.urls if not is_local(url))
+    lacking = "has no member table or no count beside it"
+    remedy = f"make them by {index_command(choice.patterns)}"
+    if not has_ranges(url):
+        lacking, remedy = "can only be streamed", "copy the shards to a store"
+    raise ConfigError(
+        f"{chosen.names} of {choice.split!r} needs the member tables of the shards, and "
+        f"{redact(url)} {lacking}; {remedy}, or leave samples out by a function in `stages`"
+    )
 
 
 def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
@@ -101,32 +99,6 @@ def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
     if index.counts is None or not all(map(has_ranges, remote)):
         return False
     return index.has_tables or tables.is_beside(remote[0], or_kept=True)
-
-
-def _require_streamable(
-    index: ShardIndex, chosen: SampleFilter, choice: ReaderChoice, *, has_size: bool
-) -> None:
-    url = next(url for url in index.urls if not is_local(url))
-    lacking = f"{redact(url)} has no member table or no count beside it"
-    remedy = f"make them by {index_command(choice.patterns)}"
-    if not has_ranges(url):
-        lacking, remedy = f"{redact(url)} can only be streamed", "copy the shards to a store"
-    if chosen.predicate is not None:
-        raise ConfigError(
-            f"keep of {choice.split!r} is {name_of(chosen.predicate)}, which asks the member "
-            f"tables of the shards, and {lacking}; {remedy}, or keep parts by hash_of"
-        )
-    if choice.sampling != "resampled":
-        raise ConfigError(
-            f"sampling={choice.sampling!r} of {choice.split!r} needs to know how many samples "
-            f"{chosen.names} leaves of each shard, and {lacking}; {remedy}, or take "
-            "sampling='resampled'"
-        )
-    if not has_size:
-        raise ConfigError(
-            f"how many samples {chosen.names} of {choice.split!r} leaves is unknown, as {lacking}; "
-            f"set dataset_size, or {remedy}"
-        )
 
 
 def warn_of_shared_shards(
@@ -172,7 +144,7 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
     for name, part in config.component_splits().items():
         key = f"{split}.mix.{name}"
         with _errors_name(key, ShardNotFoundError, ConfigError):
-            found.append(_find(data, part, key, is_prepared=is_prepared, in_mixture=True))
+            found.append(_find(data, part, key, is_prepared=is_prepared))
     return join_indexes(found)
 
 
@@ -187,9 +159,7 @@ def _errors_name(key: str, *kinds: type[ShardError]) -> Generator[None]:
         raise
 
 
-def _find(
-    data: DataConfig, config: SplitConfig, name: str, *, is_prepared: bool, in_mixture: bool = False
-) -> ShardIndex:
+def _find(data: DataConfig, config: SplitConfig, name: str, *, is_prepared: bool) -> ShardIndex:
     """The shards of a split or of a component with these settings; `name` is for messages."""
     given = config.urls or []
     urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
@@ -211,10 +181,7 @@ def _find(
         is_prepared=is_prepared,
     )
     chosen = sample_filter(config.keep, config.exclude)
-    if chosen is None:
-        return index
-    has_size = in_mixture or config.dataset_size is not None  # a mix has its own
-    return index_of_kept(index, chosen, choice, data, has_size=has_size)
+    return index if chosen is None else index_of_kept(index, chosen, choice, data)
 
 
 def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderChoice:

@@ -424,7 +424,7 @@ class _Pipeline:
         try:
             with closing(read_shard(url, count, number, self._storages)) as samples:
                 for sample in self._clock.each(samples, "read"):
-                    if self._is_wanted(sample, (shard, number), numbers, done):
+                    if numbers is None or (done < len(numbers) and numbers[done] == number):
                         sample["__id__"] = (self._first_shard + shard, number)
                         yield sample
                         done += 1
@@ -439,15 +439,6 @@ class _Pipeline:
                 ledger.lose_planned(self._first_shard + shard, left, error)
             else:
                 ledger.lose_rest(self._first_shard + shard, number, error)
-
-    def _is_wanted(
-        self, sample: Sample, sample_id: tuple[int, int], numbers: Sequence[int] | None, done: int
-    ) -> bool:
-        """Whether this is the next wanted sample, of which `done` have come."""
-        if numbers is not None:
-            return done < len(numbers) and numbers[done] == sample_id[1]
-        tests = self._index.key_tests
-        return tests is None or tests.keeps(*sample_id, sample["__key__"])
 
     def _run(self, samples: Iterator[Sample], ledger: BadSampleLedger) -> Iterator[Sample]:
         """These samples through all stages."""

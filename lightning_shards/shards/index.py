@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,19 +44,6 @@ _END_OF_URL = "\0"
 """No url and no file name can hold it."""
 
 
-class StreamTests(Protocol):
-    """Says of one sample after the other whether a filter keeps it."""
-
-    @property
-    def identity(self) -> str:
-        """What no other filter has."""
-        ...
-
-    def keeps(self, shard: int, sample: int, key: str) -> bool:
-        """Whether the sample with this number in the shard, and this key, is kept."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardIndex:
     """The shards of a data set, in order, and how many samples they hold.
@@ -70,7 +57,6 @@ class ShardIndex:
         class_files: What is in `classes.json` beside the remote shards, as far as it was looked up.
         size_bytes: Bytes of all shards, if the files that count them say so.
         kept: Which samples are left by a filter, where that is known; None: all.
-        key_tests: What a stream asks of each key by itself, where it is not known.
         components: Of a mixture: the data sets whose shards these are, one after the other.
     """
 
@@ -81,7 +67,6 @@ class ShardIndex:
     class_files: ClassFiles = field(default_factory=dict[str, str])
     size_bytes: int | None = None
     kept: KeptSamples | None = None
-    key_tests: StreamTests | None = None
     components: "tuple[ShardIndex, ...]" = ()
     _fingerprints: list[str] = field(default_factory=list[str], init=False, repr=False)
 
@@ -115,8 +100,6 @@ class ShardIndex:
     @property
     def kept_counts(self) -> NDArray[np.int64] | None:
         """Samples of each shard that are left by a filter, like `counts`; None when unknown."""
-        if self.key_tests is not None or self.counts is None:
-            return None
         return self.counts if self.kept is None else self.kept.counts
 
     @property
@@ -128,9 +111,7 @@ class ShardIndex:
     @property
     def known_samples(self) -> int | None:
         """Those that are left, by the counts or by the folder's `total`; None when unknown."""
-        if self.kept_samples is not None or self.key_tests is not None:
-            return self.kept_samples
-        return self.total
+        return self.total if self.kept_samples is None else self.kept_samples
 
     @property
     def parts(self) -> "tuple[ShardIndex, ...]":
@@ -150,8 +131,7 @@ class ShardIndex:
     @property
     def kept_identity(self) -> dict[str, int | str]:
         """The identity of what is left, if there is a filter."""
-        known = self.kept or self.key_tests
-        return {} if known is None else {"kept": known.identity}
+        return {} if self.kept is None else {"kept": self.kept.identity}
 
     def fingerprint(self) -> str:
         """The identity of the data: 16 hex digits over the ordered (file name, count) list.
@@ -180,13 +160,12 @@ class ShardIndex:
             return join_indexes, (self.components,)
         text = _END_OF_URL.join((*self.urls, ""))
         found = (self.counts, self.total, self.has_tables, self.class_files, self.size_bytes)
-        found += (self.kept, self.key_tests)
-        return _unpickled, (text, *found)
+        return _unpickled, (text, *found, self.kept)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardIndex):
             return NotImplemented
-        if (self.kept, self.key_tests) != (other.kept, other.key_tests):
+        if self.kept != other.kept:
             return False
         if self.counts is None or other.counts is None:
             return self.urls == other.urls and self.counts is other.counts

@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
 NAMES = ("web", "labels", "more")
 REMOTE = "labels"
-HALF = {"hash_of": "key", "of": 2, "parts": [0]}
 
 
 @pytest.fixture
@@ -33,15 +32,10 @@ def with_remote(shards, server, tmp_path):
 
 
 @pytest.fixture
-def tableless(with_remote, server):
+def countless(with_remote, server):
     without_tables(server)
-    return with_remote
-
-
-@pytest.fixture
-def countless(tableless, server):
     del server.objects["data/sizes.json"]
-    return tableless
+    return with_remote
 
 
 def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **split):
@@ -76,17 +70,13 @@ def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
     assert batches(afar, epochs=2) == batches(here, epochs=2)
 
 
-@pytest.mark.parametrize(
-    ("lacking", "components"), [("countless", {}), ("tableless", {REMOTE: {"keep": HALF}})], ids=str
-)
 def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
-    lacking, components, shards, tmp_path, request
+    countless, shards, tmp_path
 ):
-    urls = request.getfixturevalue(lacking)
-    data = module(urls, tmp_path, "other", components, sampling="resampled")
+    data = module(countless, tmp_path, "other", sampling="resampled")
     source = data.source("train")
     assert isinstance(source, StreamSource)
-    kept = module(shards, tmp_path, components=components).source("train").order.mix[1].order
+    kept = module(shards, tmp_path).source("train").order.mix[1].order
     left = {tuple(each) for each in kept.at(0, 0, kept.samples).tolist()}
     seen = set()
     for batch in data.loader("train"):
@@ -99,16 +89,8 @@ def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
     assert {row.shard for batch in rows for row in batch} <= set(range(8))
 
 
-@pytest.mark.parametrize(
-    ("lacking", "keep", "why"),
-    [
-        ("countless", None, "has no counts beside it"),
-        ("tableless", HALF, "has keep or exclude, and no member tables beside it"),
-    ],
-)
-def test_what_weighs_by_unknown_samples_names_the_component(lacking, keep, why, tmp_path, request):
-    own = {"keep": keep, "weight": None, "passes": 2}
-    urls = request.getfixturevalue(lacking)
-    data = module(urls, tmp_path, "other", {REMOTE: own}, round=None, sampling="resampled")
-    with pytest.raises(ConfigError, match=f"samples of component 'labels' is unknown, .* {why}; g"):
+def test_what_weighs_by_unknown_samples_names_the_component(countless, tmp_path):
+    own = {"weight": None, "passes": 2}
+    data = module(countless, tmp_path, "other", {REMOTE: own}, round=None, sampling="resampled")
+    with pytest.raises(ConfigError, match=r"of component 'labels' is unknown, .* has no counts be"):
         data.source("train")

@@ -24,7 +24,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,26 +73,16 @@ class ShardColumns:
         return list(map(os.fsdecode, keys_of_table(self.table)))
 
     def has(self, suffix: str) -> NDArray[np.bool_]:
-        """Whether each sample has a member with this suffix, shape (num_samples,).
-
-        Raises:
-            ValueError: It begins with a dot, and no suffix of the shard does.
-        """
+        """Whether each sample has a member with this suffix, shape (num_samples,)."""
         return self._members(suffix) >= 0
 
     def sizes(self, suffix: str) -> NDArray[np.int64]:
-        """Bytes of each sample's member with this suffix, -1 where it has none; errors as `has`."""
+        """Bytes of each sample's member with this suffix, -1 where it has none."""
         members = self._members(suffix)
-        sizes = np.full(len(members), -1, np.int64)
-        sizes[members >= 0] = self.table.sizes[members[members >= 0]]
-        return sizes
+        return np.where(members >= 0, self.table.sizes[members], -1)
 
     def _members(self, suffix: str) -> NDArray[np.int64]:
-        if suffix.startswith(".") and suffix.lower() not in self.suffixes:
-            raise ValueError(
-                f"suffixes have no dot before them: {suffix.lstrip('.')!r}, not {suffix!r}"
-            )
-        return self.table.members_with([suffix.lower()])
+        return self.table.members_with([suffix.lower().removeprefix(".")])
 
 
 def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
@@ -101,24 +91,20 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
     Raises:
         ConfigError: It raised an error, or returned something else than one bool a sample.
     """
-    name, url = name_of(predicate), redact(shard.url)
+    name, url, shape = name_of(predicate), redact(shard.url), (shard.num_samples,)
     try:
-        kept: object = predicate(shard)
+        kept = np.asarray(predicate(shard))
     except Exception as error:
         raise ConfigError(
             f"keep: {name} raised {type(error).__name__} for {url}: {error}; correct it, or leave "
             "keep out"
         ) from error
-    shape, what = (shard.num_samples,), type(kept).__name__
-    if isinstance(kept, np.ndarray):
-        columns = cast("NDArray[Any]", kept)
-        if columns.dtype == np.bool_ and columns.shape == shape:
-            return columns
-        what = f"an array of {columns.dtype} of shape {columns.shape}"
+    if kept.dtype == np.bool_ and kept.shape == shape:
+        return kept
     raise ConfigError(
         f"keep: {name} must return an array of bools, one for each sample of the shard, of shape "
-        f"{shape} for {url}, got {what}; it is called with a ShardColumns, as in "
-        'shard.sizes("jpg") > 20_000'
+        f"{shape} for {url}, got one of {kept.dtype} of shape {kept.shape}; it is called with a "
+        'ShardColumns, as in shard.sizes("jpg") > 20_000'
     )
 
 

@@ -8,7 +8,6 @@ and in any program::
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.files import open_regular
+from lightning_shards.shards.files import read_regular
 from lightning_shards.shards.urls import redact, scheme_of
 
 Predicate: TypeAlias = Callable[..., Any]
@@ -28,30 +27,21 @@ MAX_PARTS: Final = 2**32
 """More parts would not be equally large by a hash of 64 bits."""
 
 
-def _prefix_of(key: bytes) -> bytes:
-    """The part of a key before its first dot, without a leading ``./``."""
-    return key.removeprefix(b"./").partition(b".")[0]
-
-
 @dataclass(frozen=True, slots=True)
 class HashParts:
     """Some of the equal parts that samples are divided into by the hash of their keys.
 
     Attributes:
-        hash_of: ``key``, or ``prefix``: the part of the key before its first dot, without a leading
-            ``./``, so that samples with one prefix stay together.
         of: Number of parts.
         parts: The numbers of those that are meant, from 0 to `of` - 1.
     """
 
-    hash_of: str
     of: int
     parts: tuple[int, ...]
 
     def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
         """Whether each of these keys is in one of the parts."""
-        hashed = map(_prefix_of, keys) if self.hash_of == "prefix" else keys
-        words = b"".join(hashlib.sha256(key).digest()[:8] for key in hashed)
+        words = b"".join(hashlib.sha256(key).digest()[:8] for key in keys)
         numbers = np.frombuffer(words, ">u8").astype(np.uint64) % np.uint64(self.of)
         return np.isin(numbers, np.array(self.parts, np.uint64))
 
@@ -73,12 +63,8 @@ class SampleFilter:
     lists: tuple[str, ...]
 
     def digest_of_lists(self) -> str:
-        """Hashes of what is in the lists, in any order of them.
-
-        Raises:
-            ConfigError: A list cannot be read.
-        """
-        return repr(sorted(map(_digest_of_list, self.lists)))
+        """Hashes of what is in the lists, in any order of them; errors as of `read_list`."""
+        return repr(sorted(hashlib.sha256(read_list(path)).hexdigest() for path in self.lists))
 
 
 def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
@@ -160,8 +146,11 @@ def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
             f"[0]}}, got {sorted(map(str, given))}"
         )
     hash_of, of, parts = given["hash_of"], given["of"], given["parts"]
-    if hash_of not in ("key", "prefix"):
-        raise ConfigError(f"hash_of of {name} must be 'key' or 'prefix', got {hash_of!r}")
+    if hash_of != "key":
+        raise ConfigError(
+            f"hash_of of {name} must be 'key', got {hash_of!r}; keep parts of another value by a "
+            "function of the shard's columns"
+        )
     if type(of) is not int or not 1 <= of <= MAX_PARTS:
         raise ConfigError(
             f"of of {name} must be a number of parts from 1 to {MAX_PARTS}, got {of!r}"
@@ -172,25 +161,19 @@ def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
             f"parts of {name} must be a list of numbers from 0 to {of - 1}, as of={of}, got "
             f"{parts!r}"
         )
-    return HashParts(hash_of, of, tuple(sorted(set(cast("Sequence[int]", numbers)))))
+    return HashParts(of, tuple(sorted(set(cast("Sequence[int]", numbers)))))
 
 
-def open_list(path: str) -> int:
-    """A list, open for reading, which the caller closes.
+def read_list(path: str) -> bytes:
+    """What is in a list.
 
     Raises:
-        ConfigError: It cannot be opened.
+        ConfigError: It cannot be read.
     """
     try:
-        return open_regular(Path(path).expanduser())
+        return read_regular(Path(path).expanduser(), -1)
     except (FileAccessError, ShardNotFoundError) as error:
         raise ConfigError(
             f"exclude: the list {path!r} cannot be read: {error}; name a text file with one key a "
             "line"
         ) from error
-
-
-def _digest_of_list(path: str) -> str:
-    """The SHA-256 of a file's content, in hex digits; errors as of `open_list`."""
-    with os.fdopen(open_list(path), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
