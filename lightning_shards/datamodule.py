@@ -72,8 +72,8 @@ from lightning_shards.stages import (
     trainer_stage,
 )
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
-from lightning_shards.summary import BatchTable, as_html, module_text, peek_at
 from lightning_shards.workers.inline import try_first_sample
+from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.worker_imports import prepare_workers
 
 _SETTINGS = tuple(setting.name for setting in fields(DataConfig))
@@ -295,10 +295,29 @@ class ShardDataModule(pl.LightningDataModule):
 
     def __repr__(self) -> str:
         """The splits and what is known of them; nothing is counted or opened for it."""
-        return module_text(self, self._config, self.source, self._indexes, self._loaders)
+        is_inline = self.loader_config.pool == "inline"
+        made = PoolDescription(self.loader_config.pool, 0 if is_inline else self.num_workers)
+        first = (
+            f"{type(self).__name__}: batches of {', '.join(self.fields)}, made by {made.workers}"
+        )
+        splits = [name for name, config in self.splits.items() if config is not None]
+        return "\n".join([first, *(f"{name}: {self._told(name)}" for name in splits)])
 
     __str__ = __repr__  # Lightning's own needs loaders that have a `dataset`
-    _repr_html_ = as_html
+
+    def _told(self, split: SplitName) -> str:
+        """What is known of a split, in a line."""
+        loader = self._loaders.get(split)
+        if loader is not None:
+            return loader.source.describe().epoch_text(loader.plan, len(loader))
+        try:
+            if split not in self._indexes:
+                return f"{self._config(split).summary}; not counted yet"
+            source = self.source(split)
+        except ShardError as error:  # training will say the same
+            return f"cannot be read: {error}"
+        plan = source.epochs.plan(world_size=1)
+        return source.describe().epoch_text(plan, plan.steps)
 
     def prepare_data(self) -> None:
         """Count the samples, once per node; the counts are kept in the cache for all ranks."""
@@ -347,7 +366,7 @@ class ShardDataModule(pl.LightningDataModule):
         """The names of the evaluation sets of a split, in the order of their `dataloader_idx`.
 
         They are ``["val/web", "val/hand"]`` for ``val_sets={"web": ..., "hand": ...}``, ``["val"]``
-        for `val`, and none if there is neither. `loader`, `peek` and `source` take them.
+        for `val`, and none if there is neither. `loader` and `source` take them.
         """
         require_choice("the split of eval_names", split, get_args(EvaluationSplit))
         return splits_of(self.splits, (split,))
@@ -392,16 +411,6 @@ class ShardDataModule(pl.LightningDataModule):
         """
         source = self.source(split, ranks=world_size or 1)
         return self._make_loader(split, source, place_if_given(rank, world_size))
-
-    def peek(self, split: SplitName) -> BatchTable:
-        """A table of the first batch of a split, before `device_transforms`; nothing is used up.
-
-        Raises:
-            ShardError: The batch cannot be made.
-        """
-        config, timeout_s = self._config(split), self.loader_config.worker_timeout_s
-        fields = config.batch_names(self.fields) if config.collate_fn is None else ()
-        return peek_at(split, self.source(split), fields, timeout_s)
 
     def source(self, split: SplitName, index: ShardIndex | None = None, ranks: int = 1) -> Source:
         """The source of a split, of `index` or its own shards; `ranks` of a node without trainer.

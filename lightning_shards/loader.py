@@ -7,7 +7,6 @@ first `next()`. Lightning also never exhausts a loader that has a length, so the
 """
 
 import copy
-import html
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -126,9 +125,6 @@ class ShardLoader:
         rank = f" of rank {self.place.rank} of {self.place.world_size}" if self._is_placed else ""
         epoch = self._source.describe().epoch_text(self.plan, len(self))
         return f"ShardLoader{rank}: {epoch}, made by {self.pool.describe().workers}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{html.escape(repr(self))}</p>"
 
     def with_epoch(self, steps: int) -> "ShardLoader":
         """A new loader whose epochs have `steps` steps on every rank.

@@ -163,13 +163,6 @@ def test_a_transform_of_no_field_is_refused_unless_a_stage_may_make_it(make_modu
     make_module(SplitConfig(urls, transforms=transforms, stages=[iter]))
 
 
-def test_a_module_can_be_printed(make_module):
-    assert str(make_module(val=SplitConfig("a.tar"))) == (
-        "ShardDataModule: batches of label, made by the trainer's own thread\n"
-        "val: a.tar, sequential, batches of 2 samples per rank; not counted yet"
-    )
-
-
 def test_workers_are_started_as_configured(make_module, urls):
     config = LoaderConfig(prefetch_factor=5, multiprocessing_context="spawn", pin_memory=True)
     module = make_module(SplitConfig(urls), num_workers=3, loader=config)

@@ -175,14 +175,16 @@ class ShardSettings(Settings):
     def __repr__(self) -> str:
         """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        urls = values.pop("urls")
-        if urls is not None:
-            urls = (
-                redact_pattern(urls) if isinstance(urls, str) else list(map(redact_pattern, urls))
-            )
-        shown = {"urls": urls} | values | {"join": shown_joins(self.join)}
+        shown = {"urls": None} | values | {"urls": self.shown_urls, "join": shown_joins(self.join)}
         told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({told})"
+
+    @property
+    def shown_urls(self) -> str | list[str] | None:
+        """The urls without what may be secret in them."""
+        if self.urls is None or isinstance(self.urls, str):
+            return self.urls and redact_pattern(self.urls)
+        return list(map(redact_pattern, self.urls))
 
 
 def _folder_of_index(given: object) -> str | None:

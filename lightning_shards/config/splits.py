@@ -24,7 +24,7 @@ from lightning_shards.config.mixtures import (
 )
 from lightning_shards.config.parsing import build, with_torch_words, with_urls
 from lightning_shards.config.settings import ShardSettings, put, require_kinds
-from lightning_shards.errors import ConfigError, ShardError, name_set
+from lightning_shards.errors import ConfigError, ShardError, count_of, name_set
 from lightning_shards.plan.mixture_schedule import require_one_length
 from lightning_shards.shards.joins.settings import join_settings
 
@@ -266,6 +266,12 @@ class SplitConfig(ShardSettings):
             }
             mixed[name] = replace(made, **merged)
         return mixed
+
+    @property
+    def summary(self) -> str:
+        """Its shards, their order and the size of its batches, in words."""
+        shards = self.shown_urls if self.mix is None else f"a mix of {', '.join(self.mix)}"
+        return f"{shards}, {self.sampling}, batches of {count_of(self.batch_size or 1, 'sample')}"
 
     def batch_names(self, fields: Mapping[str, str]) -> list[str]:
         """The fields and joins that each of its batches has; of a mix those of all components.

@@ -133,6 +133,6 @@ def test_what_names_no_split_is_told_which_there_are(name):
     data = ShardDataModule("a.tar", **FIELDS)
     splits = "train, val, test, predict"
     wanted = f"^there is no {re.escape(str(name))} split; a split is one of {splits}$"
-    for asked in (data.loader, data.source, data.peek):
+    for asked in (data.loader, data.source):
         with pytest.raises(ConfigError, match=wanted):
             asked(name)
