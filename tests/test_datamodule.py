@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
     MissingFieldError,
@@ -140,20 +140,6 @@ def test_a_checkpoint_knows_the_library_that_decodes_images(make_module, urls):
     state = turbo.loader("train").state_dict()
     with pytest.raises(StateError, match=r"image_backend='turbo', this run has 'pillow'"):
         pillow.loader("train").load_state_dict(state)
-
-
-def test_a_checkpoint_knows_that_images_are_decoded_the_fast_way(make_module, urls):
-    def loader(**settings):
-        crop = DecodeResize(size=4, backend="turbo", **settings)
-        module = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": crop})
-        return module.loader("train")
-
-    exact, fast = loader(), loader(fast=True)
-    exact.load_state_dict(exact.state_dict() | {"image_backend": "turbo"})  # of any time
-    with pytest.raises(StateError, match=r"image_backend='turbo \(fast\)', this run has 'turbo'"):
-        exact.load_state_dict(fast.state_dict())
-    with pytest.raises(StateError, match=r"image_backend='turbo', this run has 'turbo \(fast\)'"):
-        fast.load_state_dict(exact.state_dict())
 
 
 def test_a_transform_of_no_field_is_refused_unless_a_stage_may_make_it(make_module, urls):

@@ -26,7 +26,6 @@ from lightning_shards.remote.storage import remote_storages
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import GivenClasses
 from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import SampleTransform, SampleTransforms, Transform
 
 _SHARED = (
@@ -142,7 +141,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
         sample: Sample = read_sample(self._shards, recipe.fields, shard, number)
         sample = transforms.apply(sample, position)
         fields = {name: sample[name] for name in recipe.batch_names([sample], "dict")}
-        fields |= {name: as_tensor(fields[name]) for name in transforms.layouts if name in fields}
         return fields | {
             "__key__": sample["__key__"],
             "__id__": torch.tensor(sample["__id__"], device="cpu"),

@@ -47,7 +47,7 @@ from lightning_shards.samples.member_bytes import (
     MemberBytes,
 )
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import Arena
+from lightning_shards.samples.tensors import Arena, new_array
 from lightning_shards.samples.transforms import (
     SampleTransforms,
     batch_fields,
@@ -333,12 +333,11 @@ class BatchReader:
         begin = self._clock.begin("collate")
         if any(of_part.keys() != of_parts[0].keys() for of_part in of_parts):
             raise SampleError(f"components have the fields {list(of_parts[0])} and others")
-        layouts = self._components.layouts(part.recipe for part in parts)
         columns: dict[str, Column] = {}
         rows: Any = [part.rows for part in parts]
         for name in self._components.in_order(of_parts[0]):
             pieces = list(zip(rows, (of_part[name] for of_part in of_parts), strict=True))
-            column = joined_column(pieces, count, layouts.get(name), self._arena)
+            column = joined_column(pieces, count, self._arena)
             if column is None:  # the rows tell which
                 raise SampleError(f"field {name!r} of several components fits into no column")
             columns[name] = column
@@ -360,7 +359,7 @@ class BatchReader:
             with transforms.keeping_globals():
                 samples = list(self._samples(part, keys, decoders, {}))
             with self._clock.on("collate"):
-                entries = part.of(weights), transforms.layouts, part.of(numbers)
+                entries = part.of(weights), part.of(numbers)
                 own = self._components.collation.given(samples, *entries)
             for row, sample in zip(part.of(range(len(keys))), own, strict=True):
                 given[row] = sample
@@ -374,8 +373,8 @@ class BatchReader:
         arena = self._arena if part.rows is None else None
         # Crops write to these row by row; a batch is given out with all rows only.
         pixels = {
-            name: layout.new_column(len(part.ids), arena)
-            for name, layout in transforms.layouts.items()
+            name: new_array((len(part.ids), *shape), np.uint8, arena)
+            for name, shape in transforms.crop_shapes.items()
         }
         is_joint, names = bool(transforms.sample_transforms), self._names[part.recipe]
         samples, growing = list[Sample](), dict[str, GrowingColumn]()

@@ -30,7 +30,6 @@ from lightning_shards.samples.collate import (
     Collation,
     Column,
     LoadedBatch,
-    PixelLayout,
     Sample,
     column_of,
 )
@@ -63,8 +62,8 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     batch_fields_of,
+    crops_of,
     fields_of,
-    layouts_of,
     sample_steps,
 )
 from lightning_shards.shards.index import ShardIndex
@@ -91,6 +90,7 @@ class Recipe:
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         stages: Those of a stream, after the fields are decoded and before all transforms.
         shuffle_buffer: Samples that webdataset's shuffle of a stream holds; 0 for none.
+        plain: Whether pixels that no transform of the user's is given are arrays.
     """
 
     fields: tuple[Field, ...] = ()
@@ -98,6 +98,7 @@ class Recipe:
     sample_transforms: tuple[SampleTransform, ...] = ()
     stages: tuple[Stage, ...] = ()
     shuffle_buffer: int = 0
+    plain: bool = False
 
     def in_order_of(self, first: "Recipe") -> "Recipe":
         """The recipe, whose fields are decoded in the order of the first one's, then the others."""
@@ -114,11 +115,6 @@ class Recipe:
     def optional(self) -> frozenset[str]:
         """The names of the fields that samples may lack."""
         return optional_names(self.fields)
-
-    @property
-    def layouts(self) -> dict[str, PixelLayout]:
-        """Of the fields that crops make."""
-        return layouts_of(self.transforms, self.optional)
 
     @property
     def decoders(self) -> dict[str, tuple[Decoder, ...]]:
@@ -159,15 +155,12 @@ class Recipe:
     def loads_torch(self, *, takes_arrays: bool) -> bool:
         """Whether rows hold tensors; `takes_arrays` says whether pixels may stay arrays."""
         steps = self.transforms, self.sample_transforms
-        if takes_arrays:
-            return decoding_loads_torch(self.fields, *steps)
-        made_by_crops = bool(layouts_of(self.transforms))
-        return made_by_crops or decoding_loads_torch(self.fields, *steps, plain=False)
+        return decoding_loads_torch(self.fields, *steps, plain=takes_arrays)
 
     def with_arrays(self, *, plain: bool) -> "Recipe":
         """The recipe as rows are made by it: some fields give pixels as arrays (`with_arrays`)."""
         steps = self.transforms, self.sample_transforms
-        return replace(self, fields=with_arrays(self.fields, *steps, plain=plain))
+        return replace(self, fields=with_arrays(self.fields, *steps, plain=plain), plain=plain)
 
     def watched(self) -> "Recipe":
         """The recipe, whose callables are watched as by `watched`."""
@@ -185,9 +178,10 @@ class Recipe:
 
     def keyed(self, seeds: SampleSeeds, clock: StageClock | None = None) -> SampleTransforms:
         """Its transforms with the randomness of one epoch."""
-        return SampleTransforms(
-            self.transforms, seeds, clock, self.sample_transforms, self.decoders, self.optional
-        )
+        # a batch in which an optional field is missing has no array of it
+        crops = crops_of(self.transforms, self.optional) if self.plain else {}
+        called = self.sample_transforms, self.decoders, self.optional, crops
+        return SampleTransforms(self.transforms, seeds, clock, *called)
 
     def batch_names(self, rows: Sequence[Sample], batch_format: BatchFormat) -> list[str]:
         """The fields of a batch of these rows in their order; errors as of `batch_fields_of`."""
@@ -266,11 +260,6 @@ class Components:
             firsts.append(next(alike, number))
         return firsts
 
-    @cached_property
-    def _layouts(self) -> list[dict[str, PixelLayout]]:
-        """By component, of the fields that crops make."""
-        return [recipe.layouts for recipe in self.recipes]
-
     def of_shards(self, shards: Ints) -> Ints:
         """The components of these shards; empty if it is no mixture."""
         if not self.is_mixture:
@@ -285,12 +274,6 @@ class Components:
         """The names as the first component of the mix has them, and then the others."""
         places = {name: place for place, name in enumerate(self.recipes[0].names)}
         return sorted(names, key=lambda name: places.get(name, len(places)))
-
-    def layouts(self, numbers: Iterable[int] = (0,)) -> dict[str, PixelLayout]:
-        """Of the fields that crops make alike in all of these components."""
-        first, *others = (self._layouts[number] for number in sorted({*numbers} or {0}))
-        alike = (name for name in first if all(o.get(name) == first[name] for o in others))
-        return {name: first[name] for name in alike}
 
     def batch_of(
         self,
@@ -316,7 +299,7 @@ class Components:
                     rows, self.batch_format
                 )
             names = self.in_order(names) if numbers else names
-            made = (rows, names, weights, self.batch_format, bad, arena, self.layouts(numbers))
+            made = (rows, names, weights, self.batch_format, bad, arena)
             return self.collation.begun(*made, components=numbers)
 
     @contextmanager
@@ -483,7 +466,6 @@ _NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
 def joined_column(
     parts: Sequence[tuple[Ints, Column]],
     count: int,
-    layout: PixelLayout | None = None,
     arena: Arena | None = None,
 ) -> "Column | None":
     """A column of `count` rows from columns of some of them; None if these do not fit together.
@@ -494,7 +476,6 @@ def joined_column(
     Args:
         parts: The rows of each part, int64 of shape (n,), and its column.
         count: Rows of all parts.
-        layout: How pixels of crops lie in memory, where all parts are of such.
         arena: Where the column is made, if it fits.
     """
     rows, columns = [rows for rows, _ in parts], [column for _, column in parts]
@@ -511,11 +492,8 @@ def joined_column(
     dtype = _dtype_of(columns)
     if dtype is None:
         return None
-    if layout is not None and not has_tensors:
-        joined: Any = layout.new_column(count, arena)
-    else:
-        new: Any = new_tensor if has_tensors else new_array
-        joined = new((count, *cast("Any", columns[0]).shape[1:]), dtype, arena)
+    new: Any = new_tensor if has_tensors else new_array
+    joined = new((count, *cast("Any", columns[0]).shape[1:]), dtype, arena)
     for places, column in zip(rows, columns, strict=True):
         joined[places] = column
     return joined

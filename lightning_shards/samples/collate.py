@@ -7,7 +7,6 @@ made stay tensors.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -166,31 +165,6 @@ class LoadedBatch(NamedTuple):
     received: ActorTotals | None = None
 
 
-class PixelLayout(NamedTuple):
-    """The images of one field, all of one shape.
-
-    Attributes:
-        shape: Channels, height and width.
-        is_channels_last: Whether the values of one pixel are neighbours in memory. If not, the
-            planes of an image follow each other.
-    """
-
-    shape: tuple[int, int, int]
-    is_channels_last: bool
-
-    def new_column(self, count: int, arena: Arena | None = None) -> NDArray[np.uint8]:
-        """Memory for so many images, in the arena if it fits: uint8 of shape (count, *shape)."""
-        if not self.is_channels_last:
-            return new_array((count, *self.shape), np.uint8, arena)
-        channels, height, width = self.shape
-        column = new_array((count, height, width, channels), np.uint8, arena)
-        return column.transpose(0, 3, 1, 2)
-
-
-Layouts: TypeAlias = Mapping[str, PixelLayout]
-"""By field, for the fields that crops make."""
-
-
 def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:
     """Their `__id__`: int64 of shape (samples, 2).
 
@@ -290,7 +264,6 @@ def column_of(
     samples: Sequence[Sample],
     field: str,
     arena: Arena | None = None,
-    pixels: PixelLayout | None = None,
 ) -> Column:
     """One field of a batch.
 
@@ -311,8 +284,6 @@ def column_of(
         has_tensors = any(map(is_tensor, values))
         values = list(map(tensor_of, values)) if has_tensors else values
         _require_one_shape(samples, values, field)
-        if pixels is not None:
-            return np.stack(values, out=pixels.new_column(len(values), arena))
         return _stacked_tensors(values, arena) if has_tensors else _stacked(values, arena)
     except (TypeError, RuntimeError, MemoryError) as error:
         raise SampleError(
@@ -447,7 +418,6 @@ class Collation:
         batch_format: BatchFormat,
         bad: Sequence[BadSample] = (),
         arena: Arena | None = None,
-        layouts: Layouts = MappingProxyType({}),
         *,
         components: Sequence[int] = (),
     ) -> LoadedBatch:
@@ -460,7 +430,6 @@ class Collation:
             batch_format: A dict, or the fields alone as a tuple.
             bad: The bad samples that some of these stand for.
             arena: Where arrays and tensors are made, as far as they fit.
-            layouts: Of the fields that crops made, which gave arrays.
             components: The component of each sample; empty for a split that is no mixture.
 
         Raises:
@@ -469,11 +438,11 @@ class Collation:
         """
         ids = ids_of(samples)
         if self.collate_fn is None:
-            columns = {name: column_of(samples, name, arena, layouts.get(name)) for name in fields}
+            columns = {name: column_of(samples, name, arena) for name in fields}
             entries = (weights, batch_format, self.reserved, components)
             made: Any = join_columns(values_of(samples, "__key__"), columns, ids, *entries)
         else:
-            made = self.given(samples, weights, layouts, components)
+            made = self.given(samples, weights, components)
         digest = digest_ids(ids[np.array(weights, dtype=bool)] if weights else ids)
         return LoadedBatch(made, digest, tuple(bad))
 
@@ -481,29 +450,22 @@ class Collation:
         self,
         samples: Sequence[Sample],
         weights: Sequence[int],
-        layouts: Layouts,
         components: Sequence[int] = (),
-    ) -> Any:
+    ) -> list[Sample]:
         """A list of the samples as a `collate_fn` gets them: fields, then the reserved entries.
 
         Args:
             samples: They may have more entries that begin with two underscores.
             weights: 1 or 0 for each sample; empty for a split that has no `__weight__`.
-            layouts: Of the fields that crops made, which gave arrays.
             components: The component of each sample; empty for a split that is no mixture.
 
         Raises:
             SampleError: A stage dropped the key of one.
         """
         keys = values_of(samples, "__key__")
-        as_tensors = frozenset[str]() if self.takes_arrays else layouts.keys()
         given: list[Sample] = []
         for row, sample in enumerate(samples):
-            fields: Sample = {
-                name: tensor_of(value) if name in as_tensors and value is not None else value
-                for name, value in sample.items()
-                if not name.startswith("__")
-            }
+            fields: Sample = {name: sample[name] for name in sample if not name.startswith("__")}
             fields |= {"__key__": keys[row], "__url__": sample.get("__url__")}
             fields["__id__"] = sample["__id__"]
             if weights:

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 import numpy as np
 
 from lightning_shards.errors import ConfigError, require_at_least
-from lightning_shards.samples.collate import PixelLayout
 from lightning_shards.samples.images import (
     Backend,
     Box,
     Pixels,
     flip_left_right,
-    is_dense,
     put_channels_first,
     require_backend,
     show_part,
@@ -60,26 +58,16 @@ class Crop(ABC):
         backend: `pillow`, or the faster `turbo`, whose pixels differ (see `images`).
         gray: Whether one channel is wanted instead of three.
         orient: Whether images are turned as their EXIF orientation says.
-        fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
-        channels_last: Whether the batch has its channels last in memory (`torch.channels_last`),
-            which convolutions on GPUs want; its shape is the same.
     """
 
     size: int
     backend: Backend = "pillow"
     gray: bool = False
     orient: bool = False
-    fast: bool = False
-    channels_last: bool = False
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_at_least("size", self.size, 1)
-        if self.fast and self.backend != "turbo":
-            raise ConfigError(
-                f"fast is libjpeg's and needs backend='turbo', got backend={self.backend!r}; "
-                "set the backend, or leave fast out"
-            )
         require_backend(self.backend)
 
     @property
@@ -91,22 +79,14 @@ class Crop(ABC):
         self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
     ) -> Pixels:
         """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        if out is None:
-            out = cast("Pixels", PixelLayout(self.shape, self.channels_last).new_column(1)[0])
-        rows = out[0] if self.gray else out.transpose(1, 2, 0)
-        part = rows if is_dense(rows) else np.empty(rows.shape, np.uint8)
-        show_part(
-            data,
-            partial(self._box, rng=rng),
-            part,
-            backend=self.backend,
-            is_oriented=self.orient,
-            is_fast=self.fast,
-        )
+        out = np.empty(self.shape, np.uint8) if out is None else out
+        sides = (self.size, self.size)
+        part = np.empty(sides if self.gray else (*sides, 3), np.uint8)
+        box_of = partial(self._box, rng=rng)
+        show_part(data, box_of, part, backend=self.backend, is_oriented=self.orient)
         if self._is_flipped(rng):
             flip_left_right(part, self.backend)
-        if part is not rows:
-            put_channels_first(part, out, self.backend)
+        put_channels_first(part, out, self.backend)
         return out
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> "torch.Tensor":

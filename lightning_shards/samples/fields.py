@@ -423,10 +423,11 @@ def decoding_loads_torch(
 
     `plain` says whether fields without a transform give arrays, as in `with_arrays`.
     """
+    crops = crops_of(transforms)
     return any(
         field.decoders & TORCH_DECODERS
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
-        or (field.is_optional and field.name in crops_of(transforms))
+        or (field.name in crops and (field.is_optional or not plain))
         for field in with_arrays(fields, transforms, sample_transforms, plain=plain)
     )
 

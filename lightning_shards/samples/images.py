@@ -250,7 +250,6 @@ def show_part(
     *,
     backend: Backend = "pillow",
     is_oriented: bool = False,
-    is_fast: bool = False,
 ) -> None:
     """Decode a part of an image, and no more than is needed for it, and resize it into `out`.
 
@@ -266,7 +265,6 @@ def show_part(
         out: Of shape (size, size, 3), or (size, size) for gray; dense.
         backend: See the top of this module.
         is_oriented: Whether the image is turned as its EXIF orientation says.
-        is_fast: Whether `turbo` takes libjpeg's fast, less accurate DCT and chroma upsampling.
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
@@ -276,7 +274,7 @@ def show_part(
     mode = "L" if out.ndim == 2 else "RGB"  # noqa: PLR2004 gray has no dimension of channels
     if backend == "turbo" and not (is_oriented and orientation_of(_open(data)) != UPRIGHT):
         with suppress(_NotForTurboError):
-            image = _TurboImage(data, mode, is_fast)
+            image = _TurboImage(data, mode)
             return image.cut(box_of(image.width, image.height), out)
     image = _PillowImage(data, mode, is_oriented)
     return image.cut(box_of(image.width, image.height), out)
@@ -284,11 +282,6 @@ def show_part(
 
 class _NotForTurboError(Exception):
     """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
-
-
-def is_dense(pixels: Pixels) -> bool:
-    """Whether OpenCV can write into the array: C-contiguous, without odd strides of length 1."""
-    return pixels.flags.c_contiguous and 1 not in pixels.shape
 
 
 def flip_left_right(pixels: Pixels, backend: Backend) -> None:
@@ -300,8 +293,8 @@ def flip_left_right(pixels: Pixels, backend: Backend) -> None:
 
 
 def put_channels_first(pixels: Pixels, out: Pixels, backend: Backend) -> None:
-    """Copy pixels of shape (height, width, 3) or (height, width) into (channels, height, width)."""
-    if backend == "turbo" and is_dense(out):
+    """Copy pixels (height, width, 3) or (height, width) into (channels, height, width), dense."""
+    if backend == "turbo":
         _cv2().split(pixels, list(out))  # ten times faster than a transposed copy
     else:
         out[...] = np.atleast_3d(pixels).transpose(2, 0, 1)
@@ -405,11 +398,11 @@ class _PillowImage:
 
 
 class _TurboImage:
-    def __init__(self, data: bytes, mode: str, is_fast: bool = False) -> None:
+    def __init__(self, data: bytes, mode: str) -> None:
         self._frame = _jpeg_frame(data)
         self.height, self.width = self._frame.height, self._frame.width
         _require_few_pixels(self.width, self.height)
-        self._data, self._mode, self._is_fast = data, mode, is_fast
+        self._data, self._mode = data, mode
 
     def cut(self, box: Box, out: Pixels) -> None:
         """Write a part, resized to the size of `out`; raises _NotForTurboError for damage."""
@@ -452,8 +445,6 @@ class _TurboImage:
         return _simplejpeg().decode_jpeg(
             data,
             colorspace="GRAY" if self._mode == "L" else "RGB",
-            fastdct=self._is_fast,
-            fastupsample=self._is_fast,
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-self.width // factor) if factor > 1 else 0,
             buffer=out,

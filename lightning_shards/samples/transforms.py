@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, TransformError, leave_out_own_frames
-from lightning_shards.samples.collate import BatchFormat, PixelLayout, Sample
+from lightning_shards.samples.collate import BatchFormat, Sample
 from lightning_shards.samples.generators import (
     SampleSeeds,
     are_same,
@@ -240,17 +240,6 @@ def crops_of(
     }
 
 
-def layouts_of(
-    transforms: Mapping[str, Transform], optional: Collection[str] = ()
-) -> dict[str, PixelLayout]:
-    """The layouts of the pixels that crops of this package make, by field.
-
-    Optional fields have none: a batch in which one is missing has no array of it.
-    """
-    crops = crops_of(transforms, optional).items()
-    return {name: PixelLayout(crop.shape, crop.channels_last) for name, crop in crops}
-
-
 class _Step(NamedTuple):
     """One transform: its field, what is called, its keyword `rng`, and the stage of its time."""
 
@@ -289,9 +278,10 @@ class SampleTransforms:
         decoders: Decoders of the user's own, by the names of their fields: they decode before the
             transforms, and may draw from the global generators, too.
         optional: The fields that samples may lack.
+        crops: The crops of this package that give arrays, which they write to rows of a batch.
 
     Attributes:
-        layouts: Of the pixels that crops of this package make, by field; they give arrays.
+        crop_shapes: Those of the pixels that each of the crops gives, by field.
         sample_transforms: As given.
         decoders_draw: Whether a decoder of the user's may draw from the global generators.
         is_empty: Whether all fields are decoded for whole batches: no code of the user's is called.
@@ -305,12 +295,12 @@ class SampleTransforms:
         sample_transforms: Sequence[SampleTransform] = (),
         decoders: Mapping[str, Iterable[Callable[..., Any]]] = MappingProxyType({}),
         optional: Collection[str] = (),
+        crops: "Mapping[str, Crop]" = MappingProxyType({}),
     ) -> None:
         self._names = frozenset(transforms) | frozenset(decoders)
-        self.layouts = layouts_of(transforms, optional)
+        self.crop_shapes = {name: crop.shape for name, crop in crops.items()}
         self.sample_transforms = tuple(sample_transforms)
         self._sample_steps = sample_steps(sample_transforms)
-        crops = crops_of(transforms, optional)
         self._steps = [
             _Step(
                 name,
@@ -399,15 +389,11 @@ def image_backend(transforms: Mapping[str, Transform]) -> str:
     """The image backends of the transforms, which change pixels; `pillow` if none names one.
 
     >>> from lightning_shards import DecodeResize
-    >>> image_backend({"image": DecodeResize(size=8, backend="turbo", fast=True)})
-    'turbo (fast)'
+    >>> image_backend({"image": DecodeResize(size=8, backend="turbo")})
+    'turbo'
     """
     decoding = [cast("Any", each) for each in transforms.values() if takes_bytes(each)]
-    backends = {
-        each.backend + (" (fast)" if getattr(each, "fast", False) else "")
-        for each in decoding
-        if hasattr(each, "backend")
-    }
+    backends = {each.backend for each in decoding if hasattr(each, "backend")}
     return "+".join(sorted(backends)) or "pillow"
 
 

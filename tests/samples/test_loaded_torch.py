@@ -155,22 +155,6 @@ def test_a_class_that_extends_a_crop_keeps_what_it_changed(load, reader):
 
 
 @pytest.mark.parametrize("spoilt", [None, 2])
-@READERS
-def test_crops_that_want_channels_last_give_the_same_pixels_in_such_memory(
-    load, reader, spoilt, tmp_path
-):
-    shard = pack(tmp_path / "0.tar", spoilt)
-    split = {"shard": shard, "on_bad_sample": "substitute", "max_bad": 1}
-    first, last = (
-        next(iter(load(DecodeResize(size=8, channels_last=is_last), reader, **split)))["image"]
-        for is_last in (False, True)
-    )
-    assert first.is_contiguous()
-    assert last.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(first, last)
-
-
-@pytest.mark.parametrize("spoilt", [None, 2])
 def test_crops_write_into_the_memory_of_the_batch(load, tmp_path, spoilt):
     """Also where a sample is bad: what was in that memory is in no batch."""
     shard = pack(tmp_path / "0.tar", spoilt)

@@ -40,10 +40,9 @@ def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
 
 
 @pytest.mark.parametrize("cropped", [("web",), ("labels",), ("web", "labels")])
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, cropped, channels_last):
+def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, cropped):
     source = make_mixture(PAIR, batch_size=8, decode={"image": "rgb"}, **IMAGE)
-    crop = {"image": DecodeCenterCrop(size=4, resize=4, channels_last=channels_last)}
+    crop = {"image": DecodeCenterCrop(size=4, resize=4)}
     fields = make_fields(IMAGE["fields"], {}, frozenset(), crop)
     recipes = (
         Recipe(fields, crop) if name in cropped else each
@@ -53,8 +52,6 @@ def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, crop
     image = torch.as_tensor(loaded.batch["image"])
     assert (image.shape, image.dtype) == ((8, 3, 4, 4), torch.uint8)
     assert image[:, 0, 0, 0].tolist() == list(map(int, loaded.batch["__key__"]))
-    is_of_pixels = image.is_contiguous(memory_format=torch.channels_last)
-    assert is_of_pixels == (channels_last and len(cropped) == 2)
 
 
 def test_sample_transforms_may_give_fields_the_same_names(make_mixture):

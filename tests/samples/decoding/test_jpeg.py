@@ -33,7 +33,7 @@ def encode_pillow(width=256, height=192, **options):
     return file.getvalue()
 
 
-def shown(data, box=TOP, size=32, is_gray=False, is_fast=False):
+def shown(data, box=TOP, size=32, is_gray=False):
     """What turbo shows; where it leaves an image to Pillow, the part is asked for again."""
     asked, part = [], np.zeros((size, size) if is_gray else (size, size, 3), np.uint8)
 
@@ -41,7 +41,7 @@ def shown(data, box=TOP, size=32, is_gray=False, is_fast=False):
         asked.append(sides)
         return box
 
-    images.show_part(data, box_of, part, backend="turbo", is_fast=is_fast)
+    images.show_part(data, box_of, part, backend="turbo")
     return part if len(asked) == 1 else None
 
 
@@ -70,7 +70,7 @@ def boxes(draw, width, height):
 def test_pixels_do_not_depend_on_the_rows_that_are_left_out(data, width, height, sampling):
     jpeg = encode(width, height, sampling, data.draw(st.sampled_from([30, 90, 100])))
     box, size = data.draw(boxes(width, height)), data.draw(st.integers(1, 40))
-    settings = {"is_gray": data.draw(st.booleans()), "is_fast": data.draw(st.booleans())}
+    settings = {"is_gray": data.draw(st.booleans())}
     parts = [show(jpeg, box, size, **settings) for show in (shown, shown_of_all_rows)]
     assert np.array_equal(*parts)
 
