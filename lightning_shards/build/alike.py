@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
 
 _FETCHED_TOGETHER = 16
@@ -47,14 +46,12 @@ class MemberSizes:
         index: The shards and their counts.
         cache: Folder of the tables.
         storages: By scheme, what makes the storages of remote shards; None: all are local.
-        unwritten: Tables for which the folder has no room.
     """
 
     suffixes: tuple[str, ...]
     index: ShardIndex
     cache: CacheFolder
     storages: Mapping[str, MakeStorage] | None
-    unwritten: UnwrittenTables = field(default_factory=UnwrittenTables, repr=False, compare=False)
 
     def __call__(self, ids: Ints) -> Ints:
         """The sizes in bytes of these samples, int64 of shape (n,), by ids of shape (n, 2).
@@ -70,7 +67,7 @@ class MemberSizes:
         # Processes that need the same tables begin with others, and find those of each other.
         numbers: list[int] = np.roll(shards, os.getpid() * _FETCHED_TOGETHER).tolist()
         with closing(Storages(self.storages)) as storages:
-            store = TableStore(self.cache, storages=storages, unwritten=self.unwritten)
+            store = TableStore(self.cache, storages=storages)
             for first in range(0, len(numbers), _FETCHED_TOGETHER):
                 near = numbers[first : first + _FETCHED_TOGETHER]
                 store.fetch([self.index.urls[shard] for shard in near])

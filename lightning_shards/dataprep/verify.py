@@ -373,4 +373,3 @@ def _read(data: TarBytes, runs: Sequence[_Run]) -> Iterator[tuple[str, Fields]]:
             run.key,
             [(name, data[each.offset : each.offset + each.size]) for name, each in members],
         )
-    data.require_unchanged()

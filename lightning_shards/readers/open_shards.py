@@ -19,7 +19,6 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore, mapped_bytes
 from lightning_shards.system.process import allow_open_files, files_allowed
 
@@ -55,13 +54,12 @@ class OpenShards:
         limit: int = MAX_OPEN_SHARDS,
         storages: Mapping[str, MakeStorage] | None = None,
         joined: "Sequence[Joined]" = (),
-        unwritten: UnwrittenTables | None = None,
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         self._limit = min(limit, max(1, files_allowed() // _FILES_PER_SHARD))
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
-        self._store = TableStore(cache, storages=self.storages, unwritten=unwritten)
+        self._store = TableStore(cache, storages=self.storages)
         self._joined = [each.opened(cache, self._store) for each in joined]
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()

@@ -86,7 +86,7 @@ def reading_shards(
 
     tables = ShardTables(index, cache, storages, share_of_process(place))
     plan = PiecePlan(order, epochs, cursor, place, index.urls, tables)
-    opened = OpenShards(index, cache, storages=storages, joined=joined, unwritten=tables.unwritten)
+    opened = OpenShards(index, cache, storages=storages, joined=joined)
     with ExitStack() as stack:
         shards = stack.enter_context(opened)
         stack.callback(tables.close)

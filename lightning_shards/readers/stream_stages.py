@@ -24,7 +24,7 @@ from lightning_shards.readers.recipe import Stage
 from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.members import StreamedKeys
+from lightning_shards.shards.members import KnownKeys, split_error
 from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.storage.schemes import (
     Storages,
@@ -128,6 +128,10 @@ def first_suffixes(urls: str | Sequence[str]) -> set[str]:
     return set()
 
 
+_MOST_KEYS = 100_000
+"""Keys of a streamed shard that are remembered."""
+
+
 def read_shard(
     url: str, expected: int | None, skip: int = 0, storages: Storages | None = None
 ) -> Generator[Sample]:
@@ -147,11 +151,13 @@ def read_shard(
         DamagedShardError: It cannot be read to its end, or holds another number of samples.
         SampleError: The members of a sample are not adjacent.
     """
-    number, read_by, keys = skip, storages or Storages(), StreamedKeys(url)
+    number, read_by, keys = skip, storages or Storages(), KnownKeys(_MOST_KEYS)
     try:
         for sample in _samples(url, skip, read_by.of(url)):
             _require_count(number != expected, url, f"more than {number}", expected)
-            keys.add(sample["__key__"], [name for name in sample if not name.startswith("__")])
+            suffixes = [name for name in sample if not name.startswith("__")]
+            if keys.add(sample["__key__"], suffixes) == "split":
+                raise split_error(url, sample["__key__"], suffixes)
             yield sample
             number += 1
         _require_count(expected in (None, number), url, str(number), expected)

@@ -44,7 +44,6 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.table_bytes import UnwrittenTables
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.system.process import Fetching, wait_for_event
 
@@ -87,9 +86,6 @@ class ShardTables:
         storages: Make what reads the shards, for the tables alone.
         share: The number of this process among those of the node that fetch, and how many these
             are.
-
-    Attributes:
-        unwritten: Tables that could not be written, for all who read by them in this process.
     """
 
     def __init__(
@@ -100,8 +96,7 @@ class ShardTables:
         share: tuple[int, int] = (0, 1),
     ) -> None:
         self._index, self._storages, self._share = index, Storages(storages), share
-        self.unwritten = UnwrittenTables()
-        self._tables = TableStore(cache, storages=self._storages, unwritten=self.unwritten)
+        self._tables = TableStore(cache, storages=self._storages)
         self._closed, self._just_fetched = Event(), set[str]()
         self._held: dict[int, MemberTable] = {}
 

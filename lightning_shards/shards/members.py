@@ -7,7 +7,7 @@ read is an error that names the shard.
 """
 
 import os
-from array import array
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,7 +25,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
+from lightning_shards.shards.storage.protocol import ShardStat, Storage
 from lightning_shards.shards.tar.plain_runs import SampleRun, scan_samples
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import damaged
@@ -41,6 +41,11 @@ ARRAY_FIELDS: Final = (
     "suffix_ids",
     "crc32",
     "keys",
+)
+
+_RENEW: Final = (
+    "fetch this shard again, or, if it was written anew, run `lightning-shards index --checksums` "
+    "on it"
 )
 
 ENCODING: Final = ("utf-8", "surrogateescape")  # names need not be UTF-8
@@ -100,25 +105,14 @@ class MemberTable:
         )
         object.__setattr__(self, "_lookup", lookup)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the values; views cannot travel."""
-        values = (self.keys, self.key_starts, self.sample_starts, self.offsets, self.sizes)
-        rest = (self.crc32, self.suffix_ids, self.suffixes, self.file_size, self.mtime_ns)
-        return MemberTable, (*values, *rest, self.split_sample)
-
     @property
     def num_samples(self) -> int:
         """Samples in the tar."""
         return len(self.sample_starts) - 1
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(each.nbytes for each in self.__reduce__()[1] if isinstance(each, np.ndarray))
-
-    @property
     def stamp(self) -> tuple[int, int]:
-        """Size and time of change of the tar, as `stamp_of` gives them."""
+        """Size of the tar and its time of change or version, like a `ShardStat`."""
         return self.file_size, self.mtime_ns
 
     def key(self, sample: int) -> str:
@@ -212,17 +206,12 @@ def scan_members(
         ShardNotFoundError: There is no such file.
         DamagedShardError: It is not one whole tar archive, or changed while it was read.
     """
-    url, storage = os.fspath(path), LocalStorage() if storage is None else storage
-    stamp = shard_stat(url, storage)  # before, so that a file which replaced this one is noticed
-    crcs = array("I")
-    with open_tar(url, storage) as data:
-        run = scan_samples(data, url)
-        if with_crc32:
-            data.rewind()
-            crcs.extend(map(data.crc32, run.offsets.data, run.sizes.data))
-    if shard_stat(url, storage) != stamp:
-        raise damaged("changed while it was read: a program still writes it", url, 0)
-    return table_of_samples(run, stamp, np.array(crcs) if with_crc32 else None)
+    with open_tar(path, storage) as data:
+        run = scan_samples(data, os.fspath(path))
+        crcs = map(data.crc32, run.offsets.data, run.sizes.data)
+        return table_of_samples(
+            run, data.stat, np.fromiter(crcs, np.uint32) if with_crc32 else None
+        )
 
 
 def table_of_samples(
@@ -262,12 +251,8 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
 
 
-_MOST_KEYS: Final = 100_000
-"""Keys of a streamed shard that are remembered."""
-
-
 class KnownKeys:
-    """The suffixes that came with each key of a shard so far.
+    """The suffixes that came with each key of a shard so far, of `most` keys at most.
 
     A sample is a run of adjacent members with one key. Where its members are apart, as where a tar
     was appended to, readers would make several samples with different fields of it, and optional
@@ -275,35 +260,18 @@ class KnownKeys:
     training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = sys.maxsize) -> None:
         self._suffixes: dict[str, frozenset[str]] = {}
-
-    def __len__(self) -> int:
-        return len(self._suffixes)
+        self._most = most
 
     def add(self, key: str, suffixes: Iterable[str]) -> Literal["", "split", "duplicate"]:
         """Note a sample; what it is if its key came before."""
         now, before = frozenset(suffixes), self._suffixes.get(key)
-        self._suffixes[key] = now if before is None else before | now
+        if len(self._suffixes) < self._most:
+            self._suffixes[key] = now | (before or now)
         if before is None:
             return ""
         return "split" if before.isdisjoint(now) else "duplicate"
-
-
-class StreamedKeys:
-    """The keys of a shard that is streamed, as far as they are remembered."""
-
-    def __init__(self, url: str) -> None:
-        self._url, self._known = url, KnownKeys()
-
-    def add(self, key: str, suffixes: list[str]) -> None:
-        """Note the next sample.
-
-        Raises:
-            SampleError: It is the rest of a sample that came before.
-        """
-        if len(self._known) < _MOST_KEYS and self._known.add(key, suffixes) == "split":
-            raise split_error(self._url, key, suffixes)
 
 
 def split_error(url: str, key: str, suffixes: Iterable[str]) -> SampleError:
@@ -331,7 +299,6 @@ class ShardReader:
         url: The tar.
         table: What it holds.
         storage: What reads it.
-        is_closed: Whether no member can be read any more.
 
     Raises:
         ShardNotFoundError: There is no such shard.
@@ -349,7 +316,7 @@ class ShardReader:
     ) -> None:
         self.url, self._on_change = os.fspath(path), on_change
         self.storage = LocalStorage() if storage is None else storage
-        self.table, self.is_closed = table, False
+        self.table = table
         self._members_with: dict[tuple[str, ...], NDArray[np.int64]] = {}
         if self.storage.is_remote:
             return  # each read compares what the shard is
@@ -371,14 +338,11 @@ class ShardReader:
         """The data of one member, checked against its crc32 where the table has one.
 
         Raises:
-            ValueError: The reader was closed.
             IndexError: There is no such sample.
             MissingFieldError: The sample has no such suffix.
             DamagedShardError: The data is missing, or differs from when the table was made.
             IndexMismatchError: The file was written to since then, and the table has no crc32s.
         """
-        if self.is_closed:
-            raise ValueError(f"read of a closed file: {redact(self.url)}")
         extent = self.table.find(sample, suffix)
         if extent is None:
             raise MissingFieldError(
@@ -400,7 +364,7 @@ class ShardReader:
             self._require_there(sample, suffix, (offset, size, len(data)), stat)
         if checksum is not None and crc32(data) != checksum:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
-            raise self._damaged(what, sample, suffix, offset)
+            raise self._damaged(what, sample, suffix, offset, _RENEW)
         return data
 
     def _require_there(
@@ -409,10 +373,10 @@ class ShardReader:
         """Say why fewer bytes than wanted were read, or that the shard changed."""
         (offset, size, num_read), now = read, self.storage.stat(self.url)
         there = max(0, min(now.size - offset, size))
-        if there == size and stat is not None and (now != stat or num_read < size):
+        if there == size and stat and (now != stat or num_read < size):
             raise self._changed(now)
         if num_read < size:
-            what = f"was cut short: {num_read if there == size else there} of {size} bytes came"
+            what = f"was cut short: {num_read if stat is None else there} of {size} bytes came"
             raise self._damaged(what, sample, suffix, offset)
 
     def require_same(self, now: ShardStat) -> None:
@@ -432,7 +396,6 @@ class ShardReader:
 
     def close(self) -> None:
         """Let the storage close the tar; no other thread may be reading."""
-        self.is_closed = True
         self.storage.close(self.url)
 
     def __enter__(self) -> Self:
@@ -458,10 +421,12 @@ class ShardReader:
             "fetch the shard again"
         )
 
-    def _damaged(self, what: str, sample: int, suffix: str, offset: int) -> DamagedShardError:
+    def _damaged(
+        self, what: str, sample: int, suffix: str, offset: int, *remedy: str
+    ) -> DamagedShardError:
         """The error for a damaged member, with its name and offset."""
         member = f"{self.table.key(sample)}.{suffix}"
-        return damaged(f"(member {member!r}, sample {sample}) {what}", self.url, offset)
+        return damaged(f"(member {member!r}, sample {sample}) {what}", self.url, offset, *remedy)
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:

@@ -8,19 +8,13 @@ The format of a sidecar, all numbers little-endian::
 
 The published form, `<shard>.members` beside the shard, is a sidecar compressed with zlib. The time
 of change in its stamp is 0, because another machine would give its copy of the shard another one.
-
-Where neither can be written, tables stay in memory (`UnwrittenTables`), a bounded number of them.
 """
 
 import json
 import mmap
 import struct
 import zlib
-from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from threading import Lock
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +29,6 @@ MAX_PUBLISHED_BYTES: Final = 1 << 30
 MAX_UNPACKED_BYTES: Final = 2 << 30
 """Bytes of an unpacked one at most; 10^7 members of small samples take about 700 MB."""
 
-_MOST_UNWRITTEN: Final = 2**28  # bytes: a block of 256 shards with 14,000 samples each
 _MAGIC: Final = b"LSmember"
 _VERSION: Final = 2
 _PREFIX: Final = struct.Struct("<8sIIQ")
@@ -147,33 +140,3 @@ def unpacked(data: mmap.mmap | bytes) -> MemberTable:
         arrays[name] = values.astype(values.dtype.newbyteorder("="), copy=False)
     others = {name: facts[name] for name in ("file_size", "mtime_ns", "split_sample")}
     return MemberTable(**arrays, **others)
-
-
-class UnwrittenTables:
-    """Tables that were not written, of which the least recently used go; for any thread."""
-
-    def __init__(self, tables: Iterable[tuple[Path, MemberTable]] = ()) -> None:
-        self._tables, self._lock = OrderedDict(tables), Lock()
-        self._bytes = sum(table.nbytes for table in self._tables.values())
-
-    def get(self, sidecar: Path) -> MemberTable | None:
-        """The table that belongs into this file; None if it is not kept."""
-        with self._lock:
-            if sidecar in self._tables:
-                self._tables.move_to_end(sidecar)
-            return self._tables.get(sidecar)
-
-    def put(self, sidecar: Path, table: MemberTable | None) -> bool:
-        """Keep a table, or None, which is no longer kept; whether one alone is kept."""
-        with self._lock:
-            old = self._tables.pop(sidecar, None)
-            self._bytes -= 0 if old is None else old.nbytes
-            if table is not None:
-                self._tables[sidecar] = table
-                self._bytes += table.nbytes
-            while self._bytes > _MOST_UNWRITTEN and len(self._tables) > 1:
-                self._bytes -= self._tables.popitem(last=False)[1].nbytes
-            return len(self._tables) == 1
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return UnwrittenTables, (list(self._tables.items()),)

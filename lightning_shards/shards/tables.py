@@ -1,9 +1,9 @@
 """The store of member tables: one memory-mapped file (sidecar) per shard, in the cache folder.
 
 All processes of a machine share the pages of a sidecar. It only saves time: it holds while the
-shard has the size and time of change that it was made from, a damaged one is made again, and a
-table that cannot be written stays in memory. Any number of processes may write a sidecar; readers
-see a whole file or none. `table_bytes` describes the format.
+shard has the size and time of change that it was made from, and a damaged one, or one that cannot
+be written, is made again. Any number of processes may write a sidecar; readers see a whole file or
+none. `table_bytes` describes the format.
 
 Remote shards are never scanned. Their tables are fetched from beside them and kept with size and
 version of the shard, which are compared with every answer of the store: that costs nothing.
@@ -20,11 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from lightning_shards.errors import (
     ConfigError,
-    DamagedShardError,
     FileAccessError,
     IndexMismatchError,
     ShardError,
@@ -37,7 +34,6 @@ from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (
     MAX_PUBLISHED_BYTES,
     UnusableTableError,
-    UnwrittenTables,
     packed,
     published_url,
     unpacked,
@@ -52,16 +48,14 @@ class TableStore:
     """The member tables of shards that can be read by ranges, made or fetched on first use.
 
     The store holds no file open: callers keep the tables that they use, each with one memory map
-    (and its file descriptor). It is picklable, with the tables that could not be written.
+    (and its file descriptor).
 
     Args:
         cache: The sidecars lie in its folder `members`.
-        with_crc32: Whether every byte is read now, whatever is kept. The crc32s of a shard that
-            was written again are then replaced; those of one that has its size and time of change
-            are not. Only the tools that index or write shards set it: a run checks a shard against
-            the existing checksums.
+        with_crc32: Whether every byte is read now, whatever is kept, and the crc32s are replaced.
+            Only the tools that index or write shards set it: a run checks a shard against the
+            existing checksums.
         storages: What reads the shards; None for the package's own.
-        unwritten: Where tables are kept that cannot be written; None: in this store alone.
         takes_split: Whether samples may have members that are not adjacent, as for tools that tell
             of them.
     """
@@ -72,12 +66,11 @@ class TableStore:
         *,
         with_crc32: bool = False,
         storages: Storages | None = None,
-        unwritten: UnwrittenTables | None = None,
         takes_split: bool = False,
     ) -> None:
         self._cache, self._takes_split = cache, takes_split
         self._with_crc32, self._storages = with_crc32, storages or Storages()
-        self._unwritten = unwritten or UnwrittenTables()
+        self._is_writable = True
 
     def table_of(
         self, path: str | os.PathLike[str], *, expected_samples: int | None = None
@@ -92,9 +85,7 @@ class TableStore:
                 or the table beside a remote shard is damaged.
             ConfigError: There is no table beside a remote shard.
             StorageError: It could not be had, after all retries.
-            DamagedShardError: The shard had to be scanned and is not one whole tar archive, or has
-                the same members as before and other bytes in them, or the same size and time of
-                change as before and other members.
+            DamagedShardError: The shard had to be scanned and is not one whole tar archive.
             IndexMismatchError: The shard holds another number of samples than expected, or a remote
                 one has another size than its table says.
             SampleError: The members of a sample are not adjacent.
@@ -130,8 +121,7 @@ class TableStore:
         Raises:
             FileAccessError: The table, or a folder of the cache, could be another user's work.
         """
-        url = _url_of(path)
-        return self._opened(self._cache.sidecar_of(url))
+        return open_table(self._cache.sidecar_of(_url_of(path)), self._cache)
 
     def missing(self, urls: Iterable[str]) -> list[str]:
         """Those of these shards that are remote and whose tables are not kept yet, each once."""
@@ -179,7 +169,6 @@ class TableStore:
                 table = self.kept_table(url) if self._storages.of(url).is_remote else None
                 if table is not None and table.crc32 is not None:
                     self._cache.sidecar_of(url).unlink(missing_ok=True)
-                    self._unwritten.put(self._cache.sidecar_of(url), None)
 
     def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
         """Whether the table is of the shard as it is now, and no byte is to be read for it."""
@@ -191,24 +180,19 @@ class TableStore:
         return is_believed and table.stamp == self._stat(url)
 
     def _is_kept(self, url: str) -> bool:
-        sidecar = self._cache.sidecar_of(url)
-        return self._unwritten.get(sidecar) is not None or sidecar.exists()
+        return self._cache.sidecar_of(url).exists()
 
     def _stat(self, url: str) -> ShardStat:
         return shard_stat(url, self._storages.of(url))
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
         if self._storages.of(url).is_remote:
-            (fetched,) = fetched_tables([url], self._storages.of(url))
-            self._keep(url, fetched)
-            return self.kept_table(url) or fetched
-        had_crc32 = old is not None and old.crc32 is not None
-        table = scan_members(
-            url, with_crc32=self._with_crc32 or had_crc32, storage=self._storages.of(url)
-        )
-        if old is not None and not old.has_same_members(table):
-            if not self._with_crc32 or old.stamp == table.stamp:
-                _require_same_bytes(url, old, table)
+            (table,) = fetched_tables([url], self._storages.of(url))
+            return self._keep(url, table)
+        table = scan_members(url, with_crc32=self._with_crc32, storage=self._storages.of(url))
+        if old is not None and old.has_same_members(table):
+            table = replace(table, crc32=old.crc32 if table.crc32 is None else table.crc32)
+        elif old is not None:
             _log.warning(
                 "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
                 "in %d",
@@ -218,27 +202,23 @@ class TableStore:
                 table.num_samples,
                 table.file_size,
             )
-        self._keep(url, table)
-        return table
+        return self._keep(url, table)
 
-    def _opened(self, sidecar: Path) -> MemberTable | None:
-        kept = self._unwritten.get(sidecar)
-        return open_table(sidecar, self._cache) if kept is None else kept
-
-    def _keep(self, url: str, table: MemberTable) -> None:
-        """Write the sidecar; if that fails, keep the table in memory."""
+    def _keep(self, url: str, table: MemberTable) -> MemberTable:
+        """The table, mapped from the sidecar that is written, if it can be."""
         sidecar = self._cache.sidecar_of(url)
         try:
-            # A block needs hundreds of fetched ones; what a power cut tears is fetched again.
-            write_table(sidecar, table, self._cache, outlives_power=self.is_scanned(url))
-            self._unwritten.put(sidecar, None)
+            write_table(sidecar, table, self._cache)
         except OSError as error:
-            if self._unwritten.put(sidecar, table):
+            if self._is_writable:
                 _log.warning(
-                    "member tables stay in memory and are made again by the next run: %s; name "
-                    "another cache_dir",
+                    "member tables are made again each time they are needed, because they cannot "
+                    "be kept: %s; name another cache_dir",
                     error,
                 )
+            self._is_writable = False
+            return table
+        return open_table(sidecar, self._cache) or table
 
 
 def _url_of(path: str | os.PathLike[str]) -> str:
@@ -270,34 +250,9 @@ def build_tables(
             step()
 
 
-def _require_same_bytes(url: str, old: MemberTable, new: MemberTable) -> None:
-    """Refuse a shard that has the same members as before, or the same stamp, and other bytes."""
-    is_unchanged = old.stamp == new.stamp and old.num_samples > 0
-    touching = "`touch` it and " if is_unchanged else ""
-    remedy = (
-        f"fetch it again, or, if it was written anew, {touching}run `lightning-shards index "
-        "--checksums` on it"
-    )
-    if old.has_same_members(replace(new, crc32=None)):
-        assert old.crc32 is not None  # the tables differ
-        assert new.crc32 is not None
-        changed = np.flatnonzero(old.crc32 != new.crc32)
-        raise DamagedShardError(
-            f"{redact(url)} has other bytes than when it was indexed in {len(changed):,} of "
-            f"{len(old.offsets):,} members, first at byte {old.offsets[changed[0]]}; {remedy}"
-        )
-    if is_unchanged:
-        raise DamagedShardError(
-            f"{redact(url)} has other members than when it was indexed, and the same size and time "
-            f"of change; {remedy}"
-        )
-
-
-def write_table(
-    path: Path, table: MemberTable, cache: CacheFolder, *, outlives_power: bool = True
-) -> None:
+def write_table(path: Path, table: MemberTable, cache: CacheFolder) -> None:
     """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
-    cache.write(path, packed(table), outlives_power=outlives_power)
+    cache.write(path, packed(table), outlives_power=False)
 
 
 def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import pickle
 import re
 import sys
 import tracemalloc
@@ -15,7 +14,7 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError, FileAccessError, IndexMismatchError
 from lightning_shards.shards import table_bytes, tables
-from lightning_shards.shards.members import ARRAY_FIELDS, scan_members
+from lightning_shards.shards.members import ARRAY_FIELDS, ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import packed, published, unpublished
 from lightning_shards.shards.tables import TableStore, build_tables
@@ -112,38 +111,12 @@ def test_a_store_with_checksums_replaces_a_table_without(path, store, cache, cap
     assert caplog.records == []
 
 
-def test_a_cache_that_cannot_be_written_is_one_warning(
-    write_shards, tmp_path, caplog, forbid_scans
-):
+def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, caplog):
     (tmp_path / "file").touch()
     store = TableStore(CacheFolder(tmp_path / "file" / "x"))
-    first, second = write_shards([3, 4])
-    assert store.table_of(first).num_samples == 3
-    assert store.table_of(second).num_samples == 4
-    records = [record for record in caplog.records if "stay in memory" in record.getMessage()]
-    assert len(records) == 1
-    forbid_scans()
-    assert pickle.loads(pickle.dumps(store)).table_of(first).num_samples == 3
-
-
-def test_tables_in_memory_are_bounded_and_those_used_last_stay(
-    write_shards, tmp_path, monkeypatch, forbid_scans
-):
-    (tmp_path / "file").touch()
-    store = TableStore(CacheFolder(tmp_path / "file" / "x"))
-    first, second, third = write_shards([3, 3, 3])
-    size = store.table_of(first).nbytes
-    monkeypatch.setattr(table_bytes, "_MOST_UNWRITTEN", 2 * size)
-    for shard in (second, first, third):
-        store.table_of(shard)
-    assert store.has_current(first)
-    assert store.has_current(third)
-    assert not store.has_current(second)
-    store = pickle.loads(pickle.dumps(store))
-    store.table_of(second)
-    assert not store.has_current(first)
-    forbid_scans()
-    store.table_of(third)
+    assert [store.table_of(shard).num_samples for shard in write_shards([3, 4])] == [3, 4]
+    (record,) = caplog.records
+    assert "are made again each time they are needed" in record.getMessage()
 
 
 def test_a_user_without_a_home_is_asked_for_a_cache(path, monkeypatch):
@@ -200,21 +173,14 @@ def test_a_rotten_byte_with_a_new_time_is_an_error_until_it_is_indexed_anew(
     path, store, checked, cache
 ):
     _rot(path, checked + 9)
-    message = rf"in 1 of 4 members, first at byte {checked}; fetch it again, or.*index"
-    for _ in range(2):  # the checksums stay what they were
-        with pytest.raises(DamagedShardError, match=message):
-            store.table_of(path)
+    with (
+        ShardReader(path, store.table_of(path)) as shard,
+        pytest.raises(DamagedShardError, match=r"its crc32 is .* `lightning-shards index"),
+    ):
+        shard.read(0, "jpg")
     TableStore(cache, with_crc32=True).table_of(path)
-    assert store.table_of(path).mtime_ns == 5
-
-
-def test_a_shard_with_other_members_gets_checksums_of_its_own(path, store, checked, write_tar):
-    assert checked
-    write_tar(path, [("7.cls", b"1"), ("8.cls", b"2")])
-    os.utime(path, ns=(5, 5))
-    table = store.table_of(path)
-    assert table.has_same_members(scan_members(path, with_crc32=True))
-    assert table.crc32 is not None
+    with ShardReader(path, store.table_of(path)) as shard:
+        assert shard.read(0, "jpg") != b"x" * 700
 
 
 def test_without_checksums_other_bytes_of_the_same_members_pass(path, store):

@@ -1,8 +1,7 @@
 """The bytes of a tar, read on demand and never through a memory map.
 
 A mapped file that is cut short ends the process (SIGBUS). Here the read comes back short, which is
-an error that names the shard. Small parts that follow each other are cut out of a buffered window,
-which grows as long as the reading is sequential; large parts are read by themselves.
+an error that names the shard. Small parts that follow each other are cut out of one window.
 """
 
 import sys
@@ -15,7 +14,7 @@ from typing import BinaryIO, Final
 from lightning_shards.errors import DamagedShardError, ShardError
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import ShardStat, Storage
+from lightning_shards.shards.storage.protocol import Storage
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     Member,
@@ -25,13 +24,11 @@ from lightning_shards.shards.tar.walk import (
     walk_members,
 )
 
-_DIRECT: Final = 16_384
-"""Parts of at least this many bytes do not go through the window."""
-
 _LEAST_WINDOW: Final = 4096
 """Bytes read with a header that stands alone: the small members beside a large one, mostly."""
 
 _MOST_WINDOW: Final = 1 << 18
+"""Bytes of a window, which grows as long as the reading is sequential."""
 
 _PIECE: Final = 1 << 18
 """Bytes of a member that are held at once to take its crc32."""
@@ -44,6 +41,9 @@ class TarBytes:
         storage: What reads them; the caller closes the tar there.
         url: The tar.
 
+    Attributes:
+        stat: What the tar was when it was opened.
+
     Raises:
         ShardNotFoundError: There is no such tar.
         FileAccessError: It cannot be opened.
@@ -52,11 +52,8 @@ class TarBytes:
 
     def __init__(self, storage: Storage, url: str) -> None:
         self._storage, self._url = storage, url
-        self._stat = storage.stat(url)
-        self._size = self._stat.size
-        self.rewind()
-        self._window_bytes = _LEAST_WINDOW
-        self._is_checked = True
+        self.stat = storage.stat(url)
+        self._size, self._windows = self.stat.size, [(0, b"")]
         if not self._size:
             raise damaged("is empty", url, 0)
 
@@ -67,86 +64,52 @@ class TarBytes:
         """The bytes of this part, which has a start and a stop.
 
         Raises:
-            DamagedShardError: The file has become shorter, or cannot be read.
+            DamagedShardError: The file was written to, or cannot be read.
         """
-        start, stop = part.start, part.stop
-        if self._start <= start and stop <= self._stop:
-            return self._window[start - self._start : stop - self._start]
-        window, begin, end = self._before
-        if begin <= start and stop <= end:
-            return window[start - begin : stop - begin]
-        stop = min(stop, self._size)
+        start, stop = part.start, min(part.stop, self._size)
         if start >= stop:
             return b""
-        if stop - start >= _DIRECT or start < self._start:
-            return self._read(start, stop - start)
-        self._move_window(start, stop)
-        return self._window[: stop - start]
-
-    @property
-    def stat(self) -> ShardStat:
-        """What the tar was when it was opened."""
-        return self._stat
-
-    def rewind(self) -> None:
-        """Forget the window, so that the tar can be read from its start again."""
-        self._window, self._start, self._stop = b"", 0, 0
-        self._before = self._window, self._start, self._stop
+        for begin, window in self._windows:
+            if begin <= start and stop <= begin + len(window):
+                return window[start - begin : stop - begin]
+        begin, window = self._windows[0]
+        follows = start <= begin + len(window) + _LEAST_WINDOW
+        ahead = start + min(max(2 * len(window) * follows, _LEAST_WINDOW), _MOST_WINDOW)
+        if stop >= ahead or begin - _MOST_WINDOW < start < begin:
+            return self._read(start, stop)
+        window = self._read(start, min(ahead, self._size))
+        # The window before is kept: a member is read only after the header behind it has shown
+        # where its sample ends.
+        self._windows = [(start, window), *self._windows[:1]]
+        return window[: stop - start]
 
     def crc32(self, start: int, size: int) -> int:
         """The CRC-32 of a part of any size."""
-        if size <= _PIECE:
-            return crc32(self[start : start + size])
         checksum = 0
         for begin in range(start, start + size, _PIECE):
             checksum = crc32(self[begin : min(begin + _PIECE, start + size)], checksum)
         return checksum
 
-    def require_unchanged(self) -> None:
-        """Check that all bytes given so far are of one and the same file.
-
-        It is called after reading, because a write changes the time of a file before its bytes.
-
-        Raises:
-            DamagedShardError: The file was written to since it was opened.
-        """
-        if self._is_checked:
-            return
-        stat = self._storage.stat(self._url)
-        if stat.size < self._size:
-            raise self._cut_short(stat.size)
-        if stat != self._stat:
-            what = "changed while it was read: a program still writes it"
-            raise damaged(what, self._url, 0)
-        self._is_checked = True
-
-    def _move_window(self, start: int, stop: int) -> None:
-        follows = start <= self._stop + _LEAST_WINDOW
-        grown = min(2 * self._window_bytes, _MOST_WINDOW)
-        self._window_bytes = grown if follows else _LEAST_WINDOW
-        size = min(max(stop - start, self._window_bytes), self._size - start)
-        window = self._read(start, size)
-        # The window before is kept: a member is read only after the header behind it has shown
-        # where its sample ends.
-        self._before = self._window, self._start, self._stop
-        self._window, self._start, self._stop = window, start, start + size
-
-    def _read(self, start: int, size: int) -> bytes:
-        self._is_checked = False
+    def _read(self, start: int, stop: int) -> bytes:
         try:
-            data = self._storage.read(self._url, start, start + size)
+            # A remote tar is one version, as its storage has it open.
+            stat = None if self._storage.is_remote else self.stat
+            data = self._storage.read(self._url, start, stop, stat)
         except ShardError:
             raise
         except (OSError, MemoryError) as error:
-            reason = getattr(error, "strerror", None) or f"no memory for {size} bytes"
+            reason = getattr(error, "strerror", None) or f"no memory for {stop - start} bytes"
             raise damaged(f"could not be read: {reason}", self._url, start) from error
-        if len(data) < size:
-            raise self._cut_short(start + len(data))
+        if len(data) < stop - start:
+            raise self._changed()
         return data
 
-    def _cut_short(self, size: int) -> DamagedShardError:
-        what = f"was cut short while it was read: {size} of {self._size} bytes are there"
-        return damaged(what, self._url, size)
+    def _changed(self) -> DamagedShardError:
+        size = self._storage.stat(self._url).size
+        what = "changed while it was read: a program still writes it"
+        if size < self._size:
+            what = f"was cut short while it was read: {size} of {self._size} bytes are there"
+        return damaged(what, self._url, min(size, self._size))
 
 
 @contextmanager
@@ -160,25 +123,17 @@ def open_tar(path: str | PathLike[str], storage: Storage | None = None) -> Gener
     Raises:
         ShardNotFoundError: There is no such file.
         FileAccessError: It is not a regular file, or cannot be opened.
-        DamagedShardError: It is empty, or was written to before the block ended.
+        DamagedShardError: It is empty.
     """
-    url, storage = fspath(path), LocalStorage() if storage is None else storage
+    url, storage = fspath(path), storage or LocalStorage()
     try:
-        data = TarBytes(storage, url)
-        try:
-            yield data
-        except DamagedShardError:
-            data.require_unchanged()  # if it changed, say so: that is why it looks damaged
-            raise
-        data.require_unchanged()
+        yield TarBytes(storage, url)
     finally:
         storage.close(url)
 
 
-def read_samples(
-    url: str, skip: int = 0, storage: Storage | None = None
-) -> Generator[dict[str, bytes | str]]:
-    """The samples of a tar in file order from number `skip` on; arguments as of `open_tar`.
+def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
+    """The samples of a local tar in file order from number `skip` on.
 
     Only the headers of skipped samples are read. A sample is a dict as webdataset makes it: bytes
     by suffix, and `__key__` and `__url__`.
@@ -189,13 +144,11 @@ def read_samples(
         DamagedShardError: The file is not one whole tar archive, or was written to while it was
             read.
     """
-    with open_tar(url, storage) as data:
+    with open_tar(url) as data:
         for key, members in islice(group_members(walk_members(data, url), url), skip, None):
-            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
-            for suffix, member in members.items():
-                sample[suffix] = data[member.offset : member.offset + member.size]
-            data.require_unchanged()
-            yield sample
+            fields = members.items()
+            read = {name: data[each.offset : each.offset + each.size] for name, each in fields}
+            yield {"__key__": key, "__url__": url, **read}
 
 
 _AT_ONCE: Final = 64 << 20
@@ -239,20 +192,10 @@ class TarStream:
             DamagedShardError: The tar ends within it.
         """
         data = self[offset : offset + size]
-        self._require_whole(offset, size, len(data))
-        return data
-
-    def pass_over(self, offset: int, size: int) -> None:
-        """Read the bytes of a member without keeping them; errors as of `data`."""
-        begin = offset
-        while part := self[begin : min(offset + size, begin + _PASSED_OVER)]:
-            begin += len(part)
-        self._require_whole(offset, size, begin - offset)
-
-    def _require_whole(self, offset: int, size: int, there: int) -> None:
-        if there < size:
-            what = f"is cut short or damaged: {size} bytes should follow, {there} do"
+        if len(data) < size:
+            what = f"is cut short or damaged: {size} bytes should follow, {len(data)} do"
             raise damaged(what, self._url, offset - BLOCK)
+        return data
 
     def _read(self, size: int) -> bytes:
         pieces: list[bytes] = []
@@ -277,14 +220,12 @@ def stream_samples(stream: BinaryIO, url: str, skip: int = 0) -> Generator[dict[
     Raises:
         DamagedShardError: The stream is not one whole tar archive.
     """
-    tar = TarStream(stream, url)
     data: dict[int, bytes] = {}  # of members whose sample may go on, by their offsets
-    for number, (key, members) in enumerate(group_members(_reading(tar, url, data), url)):
+    members_read = _reading(TarStream(stream, url), url, data)
+    for number, (key, members) in enumerate(group_members(members_read, url)):
         if number >= skip:
-            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
-            for suffix, member in members.items():
-                sample[suffix] = data[member.offset]
-            yield sample
+            read = {suffix: data[member.offset] for suffix, member in members.items()}
+            yield {"__key__": key, "__url__": url, **read}
         last = max(member.offset for member in members.values())
         for offset in [offset for offset in data if offset <= last]:
             del data[offset]
@@ -293,8 +234,6 @@ def stream_samples(stream: BinaryIO, url: str, skip: int = 0) -> Generator[dict[
 def _reading(tar: TarStream, url: str, data: dict[int, bytes]) -> Iterator[Member]:
     """The members that are in samples, whose bytes are read when they come by."""
     for member in walk_members(tar, url):
-        if split_name(member.name) is None:
-            tar.pass_over(member.offset, member.size)
-        else:
+        if split_name(member.name) is not None:
             data[member.offset] = tar.data(member.offset, member.size)
             yield member
