@@ -37,7 +37,7 @@ from lightning_shards.remote.backend import (
     version_of,
 )
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import PINNED, SCHEMES
+from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.urls import split_user
 
 LARGEST_WHOLE: Final = 64 << 20
@@ -321,8 +321,7 @@ class HubLocations:
     """Where objects are that `hf://datasets/OWNER/NAME[@REVISION]/PATH` names; models, spaces, too.
 
     The hub allows few requests, and its storage many. So a signed location is kept until it is
-    refused, for all processes of this machine in a file that only this user can read. The first
-    answer of the hub pins a revision to its commit, see `scheme_table`.
+    refused, for all processes of this machine in a file that only this user can read.
 
     Args:
         options: `endpoint`, of a mirror, and `anonymous`, to send no token.
@@ -358,16 +357,13 @@ class HubLocations:
         return self._target(location)
 
     def _asked(self, url: str, request: Callable[..., BaseHTTPResponse]) -> str:
-        """Where the hub redirects to, its own redirects apart; it pins the commit that it names."""
-        pin, resolved = self._resolved(url)
+        """Where the hub redirects to, its own redirects apart."""
+        resolved = self._resolved(url)
         for _ in range(MAX_REDIRECTS):
             response = request("HEAD", self._target(resolved), follows=False)
             if response.status >= _REFUSED:
                 raise refusal(response)
             response.drain_conn()
-            commit = response.headers.get("X-Repo-Commit", "")
-            if commit and PINNED.setdefault(pin, commit) != commit:
-                raise RequestFailure("the branch has moved")  # and another thread was told before
             following = urljoin(resolved, response.get_redirect_location() or resolved)
             if following == resolved or not following.startswith(f"{self._endpoint}/"):
                 return following
@@ -380,16 +376,15 @@ class HubLocations:
         token = hub_token() if is_hub and not self._is_anonymous else ""
         return location, {"Authorization": f"Bearer {token}"} if token else {}
 
-    def _resolved(self, url: str) -> tuple[str, str]:
-        """Repository and revision, which are pinned together, and the URL of the object there."""
+    def _resolved(self, url: str) -> str:
+        """The URL of the object at the hub."""
         match = _HUB_PATH.fullmatch(url)
         if match is None:
             remedy = "write hf://datasets/OWNER/NAME@REVISION/PATH"
             raise RequestFailure("the URL cannot be read", "final", remedy)
-        repo, revision = f"{self._endpoint}/{quote(match['repo'])}", match["revision"] or "main"
-        pin = f"{repo}@{revision}"
-        revision = quote(PINNED.get(pin) or unquote(revision), safe="")
-        return pin, f"{repo}/resolve/{revision}/{quote(match['path'])}"
+        revision = quote(unquote(match["revision"] or "main"), safe="")
+        repo, path = quote(match["repo"]), quote(match["path"])
+        return f"{self._endpoint}/{repo}/resolve/{revision}/{path}"
 
     def _read(self, url: str) -> str:
         file = self._cache.open(self._file(url))
@@ -399,8 +394,7 @@ class HubLocations:
             return opened.read().decode()
 
     def _file(self, url: str) -> Path:
-        _, resolved = self._resolved(url)
-        return self._cache.root / "locations" / sha256(resolved.encode()).hexdigest()
+        return self._cache.root / "locations" / sha256(self._resolved(url).encode()).hexdigest()
 
 
 def hub_token() -> str:

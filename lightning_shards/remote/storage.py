@@ -22,12 +22,7 @@ from lightning_shards.remote.transport import (
     version_of_stamp,
 )
 from lightning_shards.shards.beside import read_beside
-from lightning_shards.shards.scheme_table import (
-    ANY_FURTHER,
-    PINNED,
-    RANGED_SCHEMES,
-    take_over_commits,
-)
+from lightning_shards.shards.scheme_table import ANY_FURTHER, RANGED_SCHEMES
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
@@ -194,9 +189,6 @@ class RemoteStorage(Storage):
 class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
 
-    With it goes what revisions of the hub are pinned to, so that all processes of a run read the
-    same commits.
-
     Attributes:
         settings: Of its transport.
         cache: The cache of the run, if it has one. It follows from the folder and the shards, so
@@ -212,17 +204,6 @@ class MakeRemoteStorage:
         # with a cache, the thread that reads makes requests of its own, beside those that fetch
         settings = replace(self.settings, connections=connections + (self.cache is not None))
         return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache), indexes)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the commits of the hub that are pinned now, too."""
-        return _unpickled, (self.settings, self.cache, dict(PINNED))
-
-
-def _unpickled(
-    settings: TransportSettings, cache: PieceCache | None, commits: Mapping[str, str]
-) -> MakeRemoteStorage:
-    take_over_commits(commits)
-    return MakeRemoteStorage(settings, cache)
 
 
 DEFAULT_REMOTE: Final = MakeRemoteStorage(TransportSettings())

@@ -25,7 +25,6 @@ from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import PINNED, take_over_commits
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,
@@ -272,7 +271,6 @@ def share_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
         "has_tables": index.has_tables,
         "class_files": dict(index.class_files),
         "size_bytes": index.size_bytes,
-        "hub_commits": PINNED,
     }
     path = _shared_path(index.urls, cache, wanted)
     try:
@@ -294,7 +292,6 @@ def shared_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardI
     try:
         with os.fdopen(file, "rb") as kept:
             content = json_object(json.loads(kept.read()))
-        take_over_commits(json_object(content["hub_commits"]))
         names = ("counts", "total", "has_tables", "class_files", "size_bytes")
         return ShardIndex(tuple(urls), *(content[name] for name in names))
     except (OSError, ValueError, KeyError, RecursionError) as error:

@@ -124,21 +124,6 @@ def row_of(scheme: str) -> Scheme | None:
     return FURTHER if is_further(scheme) else SCHEMES.get(scheme)
 
 
-PINNED: Final[dict[str, str]] = {}
-"""The commits that revisions of the Hugging Face hub stand for in this run.
-
-A branch may move while a run reads it. So the first commit that the hub names for a revision holds
-for the whole process, whatever connections it opens later, and is carried to its workers and to the
-other ranks of its node. A dict serves without a lock, which a fork could inherit held.
-"""
-
-
-def take_over_commits(commits: Mapping[str, Any]) -> None:
-    """Pin what another process of the run has pinned; what is pinned here stays as it is."""
-    for revision, commit in commits.items():
-        PINNED.setdefault(revision, commit)
-
-
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?$|secret|token|credential|signature|authorization|cookie|access_?key|pkey"
     r"|(^|[_-])(key|sas|auth)$|api_?key",

@@ -18,7 +18,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PAGE = b"<!DOCTYPE html><html><body>Please log in to see this, sig=s3cr3t-query</body></html>"
 FIRST_PART = 1_000
 MODIFIED = "Sun, 22 Nov 2026 20:00:00 GMT"
@@ -71,8 +70,6 @@ class FaultServer:
         always: A fault of all requests for objects.
         upstream: Host and port of a store whose answers to GETs are passed on, faults apart; None:
             this server answers for its own objects.
-        commit: What the branches of the hub stand for. Of another one than `COMMIT` the objects are
-            those below its name.
         now: What its clock says, in seconds since 1970; None: what that of this machine says.
         asked: All requests.
         connections: How often a client connected.
@@ -90,7 +87,6 @@ class FaultServer:
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     upstream: str | None = None
-    commit: str = COMMIT
     now: float | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
@@ -123,7 +119,7 @@ class FaultServer:
         self.faults.clear()
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
-        self.signed_until, self.upstream, self.commit = 4_000_000_000, None, COMMIT
+        self.signed_until, self.upstream = 4_000_000_000, None
         self.now, self.has_dates = None, True
 
 
@@ -200,15 +196,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.state.asked.append(asked)
 
     def _hub(self, path: str) -> None:
-        revision, name = path.split("/", 5)[4:]
-        commit = revision if re.fullmatch("[0-9a-f]{40}", revision) else self.state.commit
-        path = f"{'data' if commit == COMMIT else commit}/{name}"
-        said = {"X-Repo-Commit": commit}
+        path = f"data/{path.split('/', 5)[5]}"
         if unquote(path) not in self.state.objects:
-            self._reply(404, b"", **said)
+            self._reply(404, b"")
             return
         query = f"Expires={self.state.signed_until}&Signature=s3cr3t-query"
-        self._reply(302, b"", Location=f"{self.state.other_url}/signed/{path}?{query}", **said)
+        self._reply(302, b"", Location=f"{self.state.other_url}/signed/{path}?{query}")
 
     def _object(self, name: str) -> None:
         fault = self.state.next_fault()

@@ -22,7 +22,6 @@ from real_servers import START, RealServer
 from lightning_shards.build import reader_choice, sources
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
-from lightning_shards.shards.scheme_table import PINNED
 from tests.remote.contract import DATA, Store
 from tests.remote.published import COUNTS, publish, server_put
 
@@ -76,10 +75,8 @@ def tls_of(folder: Path) -> ssl.SSLContext:
 def server(started_server: FaultServer) -> Iterator[FaultServer]:
     """Our server without objects and faults."""
     started_server.reset()
-    PINNED.clear()
     yield started_server
     started_server.reset()
-    PINNED.clear()
 
 
 def options_of(server: FaultServer) -> Mapping[str, Mapping[str, Any]]:
