@@ -1,7 +1,15 @@
-"""The storage of remote shards: ranges of objects, many at once, each of one version."""
+"""The storage of remote shards: ranges of objects, many at once, each of one version.
+
+A stream is parallel ranges of one object, given in order as a file that is read forward. The first
+range is small, so that the first bytes are soon there and tell the version and the size. The ranges
+behind it grow, and a bounded number of them is under way or waits to be read. A store that knows no
+ranges is read by one request.
+"""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,12 +19,13 @@ from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
+from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.fetcher import Fetcher, pieces_of
-from lightning_shards.remote.range_streams import RangeStreams
 from lightning_shards.remote.request_threads import RequestThreads
 from lightning_shards.remote.transport import (
+    Body,
     RemoteTransport,
     TransportSettings,
     version_of_stamp,
@@ -35,6 +44,16 @@ from lightning_shards.system.process import Fetching, result_of
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
+
+_STREAM_BUFFER: Final = 1 << 18
+
+_RANGES: Final = 4
+"""Ranges of a stream that are under way, or there and not yet read."""
+
+_FIRST_BYTES: Final = 1 << 18
+"""Bytes of the first range of a stream; each further one has twice those of the one before."""
+
+_RANGE_BYTES: Final = MOST_IN_ONE_REQUEST
 
 _T = TypeVar("_T")
 
@@ -69,7 +88,7 @@ class RemoteStorage(Storage):
         self._transport = transport
         self._versions: dict[str, str] = {}
         self._threads = RequestThreads(connections + (cache is not None))
-        self._streams = RangeStreams(transport, connections)
+        self._ranges = max(1, min(_RANGES, connections))
         self._fetcher = Fetcher(self._transport, self._threads, cache)
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
         if cache is not None:
@@ -88,16 +107,13 @@ class RemoteStorage(Storage):
             IndexMismatchError: The object was replaced since it was read first.
             StorageError: The bytes could not be had, after all retries.
         """
-        began = perf_counter()
         version = self._versions.get(url) if stat is None else version_of_stamp(stat)
         try:
-            (body,) = self._results([partial(self._transport.read, url, start, stop, version)])
+            body = self._waited(self._begun(url, start, stop, version))
         except IndexMismatchError:
             if stat is None:
                 raise
             return b""
-        finally:
-            self._member_wait_s += perf_counter() - began
         if stat is None:
             self._versions[url] = body.version
         self._read_bytes += len(body.data)
@@ -121,12 +137,12 @@ class RemoteStorage(Storage):
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        fetched, streams = self._fetcher, self._streams
+        fetched = self._fetcher
         return FetchTotals(
             *self._transport.counts,
-            self._read_bytes + fetched.read_bytes + streams.read_bytes,
+            self._read_bytes + fetched.read_bytes,
             self._table_wait_s,
-            self._member_wait_s + fetched.waited_s + streams.waited_s,
+            self._member_wait_s + fetched.waited_s,
         )
 
     def read_beside(
@@ -136,19 +152,25 @@ class RemoteStorage(Storage):
         calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
         calls += [partial(self._stat, url) for url in shards]
         began = perf_counter()
+        begun = [self._threads.begin(call) for call in calls]
         try:
-            answers = self._results(calls)
+            with Fetching():
+                answers = list(
+                    map(result_of, begun)
+                )  # which can be called off, as a request cannot
         finally:
             self._table_wait_s += perf_counter() - began
+            for future in begun:
+                future.cancel()
         return answers[: len(urls)], answers[len(urls) :]
 
     def open_stream(self, url: str) -> io.BufferedReader:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
 
-        To close it early ends its requests. A thread that waits for one of its bytes is woken by
-        `close_all`, and by the checks of `system.process`.
+        To close it early calls off what is not under way yet.
         """
-        return self._streams.open(url)
+        chunks = self._chunks(url)
+        return io.BufferedReader(_ForwardFile(next(chunks), chunks), _STREAM_BUFFER)
 
     def close(self, url: str) -> None:
         """Forget the version of the object."""
@@ -157,7 +179,6 @@ class RemoteStorage(Storage):
     def close_all(self) -> None:
         """Close all connections and end all threads, also those that wait for a server."""
         self._threads.close()
-        self._streams.close()
         self._fetcher.close()
         self._transport.close()
 
@@ -175,14 +196,72 @@ class RemoteStorage(Storage):
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
 
-    def _results(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        begun = [self._threads.begin(call) for call in calls]
+    def _chunks(self, url: str) -> Generator[Chunk]:
+        """The bytes of an object, one range after the other."""
+        begun = deque([self._begun(url, 0, _FIRST_BYTES, None)])
         try:
-            with Fetching():
-                return list(map(result_of, begun))  # which can be called off, as a request cannot
+            first = self._waited(begun.popleft())
+            inner = self._of_ranges if first.has_ranges else self._of_whole
+            for chunk in inner(url, first, begun):
+                self._read_bytes += len(chunk)
+                yield chunk
         finally:
             for future in begun:
                 future.cancel()
+
+    def _of_ranges(self, url: str, first: Body, begun: deque[Future[Body]]) -> Generator[Chunk]:
+        chunk, at, size = first.data, len(first.data), _FIRST_BYTES
+        while True:
+            while at < first.size and len(begun) < self._ranges:
+                size = min(2 * size, _RANGE_BYTES)
+                stop = min(at + size, first.size)
+                begun.append(self._begun(url, at, stop, first.version))
+                at = stop
+            yield chunk
+            if not begun:
+                return
+            chunk = self._waited(begun.popleft()).data
+
+    def _of_whole(self, url: str, first: Body, _: deque[Future[Body]]) -> Generator[Chunk]:
+        chunks = self._transport.read_forward(url, first)
+        while chunk := self._waited(self._threads.begin(partial(next, chunks, b""))):
+            yield chunk
+
+    def _begun(self, url: str, start: int, stop: int, version: str | None) -> "Future[Body]":
+        return self._threads.begin(partial(self._transport.read, url, start, stop, version))
+
+    def _waited(self, begun: "Future[_T]") -> _T:
+        """What a thread has begun to read; the wait can be called off, as a request cannot."""
+        began = perf_counter()
+        try:
+            with Fetching():
+                return result_of(begun)
+        finally:
+            self._member_wait_s += perf_counter() - began
+
+
+class _ForwardFile(io.RawIOBase):
+    """Chunks of bytes as a raw file; closing it closes what gives them."""
+
+    def __init__(self, beginning: Chunk, chunks: Generator[Chunk]) -> None:
+        super().__init__()
+        self._data, self._chunks = memoryview(beginning), chunks
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if not self._data:
+            self._data = memoryview(next(self._chunks, b""))
+        size = min(len(buffer), len(self._data))
+        buffer[:size] = self._data[:size]
+        self._data = self._data[size:]
+        return size
+
+    def close(self) -> None:
+        super().close()
+        self._data = memoryview(b"")
+        self._chunks.close()
 
 
 @dataclass(frozen=True, slots=True)

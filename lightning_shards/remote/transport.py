@@ -109,19 +109,13 @@ class RemoteTransport:
         """Pickle the settings alone."""
         return RemoteTransport, (self._settings,)
 
-    def __copy__(self) -> "RemoteTransport":
-        """Another one of the same settings, with connections of its own and the same counts."""
-        made = RemoteTransport(self._settings, now=self._now, sleep=self._sleep)
-        made._counted, made._etags = self._counted, self._etags
-        return made
-
     def __repr__(self) -> str:
         """The settings, without the options of the stores."""
         return f"{type(self).__name__}({self._settings!r})"
 
     @property
     def counts(self) -> TransportCounts:
-        """What this process has asked for, by this transport and all its copies."""
+        """What this process has asked for, in all its threads."""
         pid = os.getpid()
         counted = [each for (process, _), each in tuple(self._counted.items()) if process == pid]
         return TransportCounts(*map(sum, zip((0, 0, 0), *counted, strict=True)))

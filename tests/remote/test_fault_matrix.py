@@ -25,7 +25,7 @@ from fault_table import (
 )
 
 from lightning_shards.readers.stream_stages import read_shard
-from lightning_shards.remote import range_streams
+from lightning_shards.remote import storage as remote_storage
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
@@ -104,7 +104,7 @@ def storages(transport):
     """Streams of two ranges, the second of which is asked for when the first is there."""
     makers = dict.fromkeys(SCHEMES, lambda: RemoteStorage(transport, 1))
     with closing(Storages(makers)) as made, pytest.MonkeyPatch.context() as patching:
-        patching.setattr(range_streams, "_FIRST_BYTES", FIRST)
+        patching.setattr(remote_storage, "_FIRST_BYTES", FIRST)
         yield made
 
 

@@ -8,7 +8,8 @@ from fault_server import Fault
 from held_transport import HeldTransport
 
 from lightning_shards.errors import IndexMismatchError, StorageError
-from lightning_shards.remote import fetcher, range_streams
+from lightning_shards.remote import fetcher
+from lightning_shards.remote import storage as remote_storage
 from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import RemoteTransport, TransportSettings
@@ -28,7 +29,7 @@ def small_ranges(monkeypatch):
     monkeypatch.setattr(fetcher, "_GAP", 0)
     sizes = {"_FIRST_BYTES": 1_000, "_RANGE_BYTES": 4_000, "_RANGES": 3}
     for name, size in sizes.items():
-        monkeypatch.setattr(range_streams, name, size)
+        monkeypatch.setattr(remote_storage, name, size)
 
 
 @pytest.fixture

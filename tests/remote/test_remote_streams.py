@@ -15,7 +15,7 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote import range_streams
+from lightning_shards.remote import storage as remote_storage
 from tests.remote.conftest import options_of, url_of
 from tests.remote.published import batches, module
 from tests.remote.test_remote_storage import fetchers, wait_until_gone
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.network
 @pytest.fixture(autouse=True)
 def small_ranges(quick, monkeypatch):
     """Several ranges of a small shard."""
-    monkeypatch.setattr(range_streams, "_FIRST_BYTES", 700)
-    monkeypatch.setattr(range_streams, "_RANGE_BYTES", 2_000)
+    monkeypatch.setattr(remote_storage, "_FIRST_BYTES", 700)
+    monkeypatch.setattr(remote_storage, "_RANGE_BYTES", 2_000)
 
 
 @pytest.fixture
