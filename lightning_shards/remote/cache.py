@@ -62,9 +62,6 @@ bytes vary, and an eviction makes more room than is needed at once."""
 _EVICTED_AHEAD: Final = 32
 """An eviction makes this part free at once, because it begins by looking at every file."""
 
-_ONCE: Final = ".once"
-"""The names of pieces end so of which runs are drawn anew in each epoch: they never stay."""
-
 _OBJECT: Final = re.compile("[0-9a-f]{64}")  # the folder of one version of an object
 _PART: Final = ".part"
 _OPEN: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -79,15 +76,12 @@ class CacheNeed(NamedTuple):
         data: By what data is recognised that several runs read; a hash of the shards' URLs.
         reads_bytes: What the node reads in an epoch.
         working_set_bytes: What is worked on at a time, such as this block and the next one.
-        is_drawn: Whether its runs are drawn anew in each epoch, so that none of its pieces is ever
-            read again.
         limit_bytes: What pieces may take.
     """
 
     data: str
     reads_bytes: int
     working_set_bytes: int
-    is_drawn: bool = False
     limit_bytes: int = 0
 
 
@@ -189,22 +183,19 @@ def kept_fraction(needs: Collection[CacheNeed]) -> float:
     >>> kept_fraction([CacheNeed("a", 100, working_set_bytes=50, limit_bytes=160)])
     1.0
     """
-    if needs and all(need.is_drawn for need in needs):
-        return 0.0
-    limit, reads = limit_of_pieces(needs), _staying_bytes(needs)
-    if reads + sum(need.working_set_bytes for need in needs if need.is_drawn) <= limit:
+    limit, reads = limit_of_pieces(needs), _read_bytes(needs)
+    if reads <= limit:
         return 1.0
     # Of what they work on, the same fraction stays. So its bytes are looked for in the rest alone.
     works = sum(need.working_set_bytes for need in needs)
     return max(limit - works - limit // _SLACK, 0) / max(reads - works, 1)
 
 
-def _staying_bytes(needs: Iterable[CacheNeed]) -> int:
-    """What is read of the data of which pieces come again; runs that read the same share it."""
+def _read_bytes(needs: Iterable[CacheNeed]) -> int:
+    """What is read of all data; runs that read the same share it."""
     of_data: dict[str, int] = {}
     for need in needs:
-        if not need.is_drawn:
-            of_data[need.data] = max(need.reads_bytes, of_data.get(need.data, 0))
+        of_data[need.data] = max(need.reads_bytes, of_data.get(need.data, 0))
     return sum(of_data.values())
 
 
@@ -220,7 +211,7 @@ def pieces_to_drop(
     fraction = kept_fraction(needs)
     ordered = sorted(pieces, key=lambda piece: (piece.share < fraction, piece.changed_ns))
     staying = [piece for piece in ordered if piece.share < fraction]
-    most = fraction * _staying_bytes(needs) + limit_of_pieces(needs) // _SLACK
+    most = fraction * _read_bytes(needs) + limit_of_pieces(needs) // _SLACK
     beyond = _first_bytes(staying, sum(piece.size for piece in staying) - most)
     return _first_bytes(dict.fromkeys([*beyond, *ordered]), lacking_bytes)
 
@@ -319,7 +310,7 @@ class PieceCache:
                 open_needs(self._path)  # which takes back the need of a run that has ended
 
     def _path_of(self, piece: Piece) -> str:
-        return f"{self._path}/{piece.folder}/{piece.name}{_ONCE * self.need.is_drawn}"
+        return f"{self._path}/{piece.folder}/{piece.name}"
 
     def _enter(self) -> None:
         """Make the need known; that of the first process of a run holds for all of them."""
@@ -444,8 +435,7 @@ def _recount(path: Path) -> tuple[list[CachedPiece], int]:
                     if file.name.endswith(_PART):
                         writing += _bytes_or_removed(file.path)
                     elif stat.S_ISREG(status.st_mode):
-                        is_once = file.name.endswith(_ONCE)
-                        share = 1.0 if is_once else share_of(folder.name, file.name)
+                        share = share_of(folder.name, file.name)
                         piece = CachedPiece(file.path, status.st_size, status.st_ctime_ns, share)
                         pieces.append(piece)
     return pieces, writing + sum(piece.size for piece in pieces)

@@ -47,7 +47,7 @@ def need_of_source(
     """
     if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
         return None
-    of_blocks, reads, works, are_drawn = samples_of_blocks(order), 0, 0, list[bool]()
+    of_blocks, reads, works = samples_of_blocks(order), 0, 0
     blocks = -(-prepared * nodes // of_blocks)
     for part, each in zip(index.parts, components_of(order), strict=True):
         samples, size = part.samples or 0, _bytes_of(part, folder, settings)
@@ -59,12 +59,11 @@ def need_of_source(
         small = 2 * blocks * _read_of_block(each) + ready * block_of(each) // of_blocks
         at_a_time = _LARGE_BATCHES * prepared if is_large else small
         reads, works = reads + size, works + min(size, size * at_a_time // samples)
-        are_drawn.append(each.identity()["sampling"] == "resampled" and not is_large)
-    if not are_drawn:
+    if not reads:
         return None
     urls = "\n".join(map(without_credentials, index.urls))
     data = hashlib.sha256(urls.encode(errors="surrogateescape")).hexdigest()[:16]
-    return CacheNeed(data, reads // shares_of_nodes(order, nodes), works, is_drawn=all(are_drawn))
+    return CacheNeed(data, reads // shares_of_nodes(order, nodes), works)
 
 
 def _read_of_block(order: Order) -> int:

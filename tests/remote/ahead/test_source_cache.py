@@ -75,15 +75,6 @@ def test_what_workers_keep_ready_is_worked_on_too(tmp_path):
     assert large.working_set_bytes == 3 * 4 * (2 << 20)
 
 
-@pytest.mark.parametrize(
-    ("sampling", "sample_bytes", "expected"),
-    [("resampled", 1000, True), ("resampled", 2 << 20, False), ("shuffled", 1000, False)],
-)
-def test_pieces_of_drawn_runs_are_not_read_again(sampling, sample_bytes, expected, tmp_path):
-    order = kept_order([ALL], sampling)
-    assert told(order, tmp_path, (sample_bytes,)).is_drawn == expected
-
-
 def test_data_is_known_by_its_urls_without_what_signs_them(tmp_path):
     def data(*urls):
         counts = np.array([100] * len(urls))
