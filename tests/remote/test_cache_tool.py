@@ -4,7 +4,6 @@ import json
 
 import pytest
 import yaml
-from fault_server import Fault
 from waiting import wait_for
 
 from lightning_shards.plan.place import Cursor, Place
@@ -75,34 +74,6 @@ def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     assert again == filled | {"fetched_bytes": 0}
 
 
-def test_of_strands_each_node_fills_its_own(config, run_document, server):
-    strands = {"shuffle_strands": 2, "shuffle_width": 2, "shuffle_block": 8}
-    path = config(trainer={"num_nodes": 2}, **strands)
-    first, second = (run_document("fill", "--config", path, "--node", node) for node in range(2))
-    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
-    assert first["fetched_bytes"] == first["size_bytes"] < 0.6 * sum(sizes)
-    assert second["fetched_bytes"] == second["size_bytes"] < 0.6 * sum(sizes)
-    assert run_document("fill", "--config", path)["fetched_bytes"] == 0
-
-
-def test_a_fill_that_was_interrupted_goes_on(config, run, run_document, server, tmp_path):
-    written = config(loader={"connections": 1})
-    whole = run_document("fill", "--config", written)
-    server.asked.clear()
-    run("clear", "--cache-dir", tmp_path / "cache")
-    run("fill", "--config", written)
-    before = len(server.asked) - 2
-    run("clear", "--cache-dir", tmp_path / "cache")
-    server.faults = [*[None] * before, Fault("status", 404)]
-    status, told = run("fill", "--config", written)
-    assert status == 2
-    assert "s3cr3t" not in told
-    server.faults = []
-    rest = run_document("fill", "--config", written)
-    assert 0 < rest["fetched_bytes"] < whole["size_bytes"] / 2
-    assert rest == whole | {"fetched_bytes": rest["fetched_bytes"]}
-
-
 def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path):
     data = module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0)
     stream = data.source("train").batches(Place(), Cursor())
@@ -122,16 +93,6 @@ def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path
     assert run("clear", "--cache-dir", folder)[1].startswith("pieces: ")
 
 
-def test_an_empty_cache_is_no_error(run, tmp_path):
-    folder = tmp_path / "nothing"
-    assert run("list", "--cache-dir", folder) == (
-        0,
-        f"cache_dir: {folder}\nfolders: none\nmade: none\n",
-    )
-    assert run("clear", "--cache-dir", folder)[0] == 0
-    assert not folder.exists()
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -149,14 +110,3 @@ def test_what_makes_no_sense_is_refused(config, run, arguments, said):
     status, told = run(*(written if word == "CONFIG" else word for word in arguments))
     assert status == 2
     assert said in told
-
-
-def test_what_is_not_kept_is_not_filled(config, run, local):
-    for settings, said in (
-        ({"sampling": "sequential"}, "reads shards in the order of the files"),
-        ({"reader": "stream"}, "these shards are streamed"),
-        ({"urls": local}, "these shards are not remote"),
-    ):
-        status, told = run("fill", "--config", config(**settings))
-        assert status == 2
-        assert said in told

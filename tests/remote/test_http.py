@@ -68,11 +68,6 @@ def test_a_page_for_people_is_final_only_as_the_first_answer(transport, url, ser
     assert transport.counts.repeated == 1
 
 
-def test_a_server_without_tls_is_told_at_once(transport, url):
-    with pytest.raises(StorageError, match=r"does not speak TLS at this port \(try 1 of 10"):
-        transport.read(url.replace("http://", "https://"), 0, 9)
-
-
 def test_a_certificate_of_a_variable_is_trusted_and_others_are_not(tls_server, monkeypatch):
     server, ca = tls_server
     server.reset()
@@ -82,17 +77,6 @@ def test_a_certificate_of_a_variable_is_trusted_and_others_are_not(tls_server, m
         RemoteTransport(settings).read(url, 0, 9)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", ca)
     assert RemoteTransport(settings).read(url, 0, 9).data == DATA[:9]
-
-
-def test_a_server_may_answer_with_less_than_was_asked_for(transport, url, server):
-    server.always = Fault("short", 4_000)
-    assert transport.read(url, 10, 80_000).data == DATA[10:80_000]
-    assert transport.counts[:2] == (20, 0)
-
-
-def test_a_range_of_what_is_stored_compressed_is_read(transport, url, server):
-    server.always = Fault("headers", None, (("Content-Encoding", "gzip"),))
-    assert transport.read(url, 5, 9).data == DATA[5:9]
 
 
 def test_queries_and_passwords_reach_the_server_and_its_host_alone(transport, url, server):
@@ -136,11 +120,6 @@ def test_retry_after_is_waited_for(make_transport, url, server):
     assert slept[3] < 15
 
 
-def test_the_hub_is_not_written(transport, server):
-    with pytest.raises(ConfigError, match="written by commits"):
-        transport.write(url_of(server, "hf", "a.json"), b"new")
-
-
 def test_the_gateway_of_ais_is_an_option_or_a_variable(url, server, monkeypatch):
     monkeypatch.delenv("AIS_ENDPOINT", raising=False)
     with pytest.raises(ConfigError, match="AIS_ENDPOINT"):
@@ -165,18 +144,3 @@ def test_a_proxy_is_asked_for_what_it_stands_before_by_its_user(
     assert make_transport().read(ELSEWHERE, 0, 9).data == b"bytes"
     assert server.asked[0].path == ELSEWHERE
     assert server.asked[0].headers["proxy-authorization"].startswith("Basic ")
-
-
-@pytest.mark.parametrize(
-    ("proxy", "message"),
-    [
-        ("http://me:s3cr3t@127.0.0.1:9", "the proxy cannot be reached, or refuses"),
-        ("socks5h://me:s3cr3t@127.0.0.1:9", r"of another kind .*try 1 of .*no_proxy"),
-    ],
-)
-@pytest.mark.usefixtures("without_proxies")
-def test_a_proxy_that_cannot_be_used_is_told(proxy, message, make_transport, monkeypatch):
-    monkeypatch.setenv("all_proxy", proxy)
-    with pytest.raises(StorageError, match=message) as caught:
-        make_transport().read("https://elsewhere.invalid/a.tar", 0, 9)
-    assert "s3cr3t" not in str(caught.value)

@@ -1,7 +1,5 @@
 """Remote tables of joins: fetched once, as one version, and nothing secret is told or kept."""
 
-import logging
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -106,14 +104,6 @@ def _length(asked, size):
     return min(int(end), size - 1) - int(begin) + 1
 
 
-def test_the_same_table_elsewhere_has_the_same_identity(make, server, put_table, tmp_path):
-    put_table()
-    put_table("named/otherwise.parquet")
-    elsewhere = url_of(server, "s3", "named/otherwise.parquet"), str(tmp_path / "made.parquet")
-    identity = make(url_of(server, "http", "t.parquet")).source("train").identity()
-    assert [make(each).source("train").identity() for each in elsewhere] == [identity] * 2
-
-
 def test_a_table_that_is_replaced_before_the_join_is_made(make, server, put_table, tmp_path):
     put_table()
     source = make(url_of(server, "http", "t.parquet")).source("train")
@@ -139,22 +129,3 @@ def test_bad_remote_tables_are_refused_without_a_secret(make, server, data, kind
         make(url).source("train")
     told = repr(caught.value) + str(caught.value.__context__) + str(caught.value.__cause__)
     assert not any(secret in told + caplog.text for secret in SECRETS)
-
-
-def test_no_secret_is_shown_or_kept(make, server, put_table, tmp_path, caplog):
-    caplog.set_level(logging.DEBUG)
-    put_table(texts=[*TEXTS, "no sample has this row"])
-    url = url_of(server, "http", "t.parquet").replace("http://", "http://me:passw0rd@")
-    module = make({"table": url, "column": "t"})
-    loader = module.loader("train", rank=0, world_size=1)
-    assert [text for batch in loader for text in batch["t"]] == TEXTS
-    loader.source.prepare()
-    source = loader.source
-    shown = [module, module.splits, loader, source, source.joined, loader.state_dict()]
-    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    told = " ".join([*map(repr, shown), *map(str, files), caplog.text])
-    assert f"join 't' with {server.url}/data/t.parquet: of 17 rows 1 match no sample" in told
-    contents = b" ".join(path.read_bytes() for path in files)
-    for secret in SECRETS:
-        assert secret not in told
-        assert secret.encode() not in contents

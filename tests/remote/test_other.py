@@ -82,13 +82,6 @@ def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_aga
     assert transport.counts.repeated == 1
 
 
-def test_options_and_what_a_url_says_reach_the_file_system(dropping, transport):
-    transport.read(URL, 0, 9)
-    (made,) = dropping.made
-    assert made["encoding"] == "latin-1"
-    assert (made["username"], made["password"]) == ("me", "p@ss")
-
-
 @pytest.mark.parametrize(
     ("error", "num_good"), [(OSError(), 0), (SshException(), 1), (error_temp("421"), 1)]
 )

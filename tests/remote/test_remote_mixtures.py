@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.source import batch_keys
@@ -87,10 +86,3 @@ def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
     assert seen <= left
     rows = batch_keys(source, Place(), 0, range(4), num_workers=1)
     assert {row.shard for batch in rows for row in batch} <= set(range(8))
-
-
-def test_what_weighs_by_unknown_samples_names_the_component(countless, tmp_path):
-    own = {"weight": None, "passes": 2}
-    data = module(countless, tmp_path, "other", {REMOTE: own}, round=None, sampling="resampled")
-    with pytest.raises(ConfigError, match=r"of component 'labels' is unknown, .* has no counts be"):
-        data.source("train")

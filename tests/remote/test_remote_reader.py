@@ -5,7 +5,6 @@ import logging
 import pickle
 from itertools import islice
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from fault_server import Fault
@@ -182,15 +181,6 @@ def test_what_cannot_be_had_is_an_error_and_no_bad_sample(
         next(source.batches(Place(), Cursor()))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"s3": "us-east-1"}, "must be a mapping"), ({"s5": {}}, "its keys are schemes: http")],
-)
-def test_options_that_cannot_work_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        LoaderConfig(storage_options=options)
-
-
 def test_to_try_a_sample_one_table_and_one_sample_are_fetched(published_shards, server, tmp_path):
     source = module(published_shards, tmp_path, loader={"cache_gib": 1}).source("train")
     server.asked.clear()
@@ -233,39 +223,3 @@ def test_names_of_classes_come_from_beside_remote_shards(published_shards, serve
         f"{server.url}/data/classes.json",
     )
     assert batches(with_classes(published_shards, tmp_path), 1)[0]
-
-
-@pytest.mark.parametrize("content", [None, b"{", b"[1]", b"\xff", b'["a", "a"]'])
-def test_what_cannot_be_read_there_is_an_error(published_shards, server, tmp_path, content):
-    if content is not None:
-        server.objects["data/classes.json"] = content
-    with pytest.raises(ConfigError, match=r"/data(/classes.json| has none)") as caught:
-        with_classes(published_shards, tmp_path).source("train")
-    assert "s3cr3t" not in str(caught.value)
-
-
-def publish_named(local, server, tmp_path, name):
-    """The shards on the server, the second one by another name."""
-    names = {"shard-000001.tar": name}
-
-    def put(path, data):
-        for old, new in names.items():
-            path = path.replace(old, new)
-            data = data.replace(json.dumps(old).encode(), json.dumps(new).encode())
-        server_put(server)(path, data)
-
-    publish(local, put, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a%20b.tar", "é€.tar", "a+b&c=d.tar", "a::b.tar", "{a..c}.tar", "a?b#c.tar", "%2e%2e.tar"],
-)  # fmt: skip
-def test_a_shard_of_any_name_is_read_by_its_escaped_url(name, local, server, tmp_path):
-    publish_named(local, server, tmp_path, name)
-    root = f"{server.url}/data"
-    urls = [f"{root}/{quote(each, safe='')}?X-Amz-Signature=s3cr3t" for each in
-            ("shard-000000.tar", name, "shard-000002.tar")]  # fmt: skip
-    data = module(urls, tmp_path)
-    assert data.source("train").index.counts is not None
-    assert batches(data) == batches(module(local, tmp_path))

@@ -75,17 +75,3 @@ def test_nothing_that_is_secret_is_shown(face, fault, server, settings, caplog, 
     assert SECRET not in "".join(shown)
     assert SECRET.encode() not in pickle.dumps(transport)
     transport.close()
-
-
-def test_whom_a_cloud_redirects_to_gets_no_signature(server, settings):
-    """obstore's redirects cannot be switched off; what they give away is said in `cloud.py`."""
-    server.objects["data/a.tar"] = DATA
-    server.faults = [Fault("elsewhere")]
-    transport = RemoteTransport(settings)
-    assert transport.read(url_of(server, "s3", "a.tar"), 0, 9).data == DATA[:9]
-    transport.close()
-    first, second = server.asked
-    assert "authorization" in first.headers
-    assert "authorization" not in second.headers
-    known = {name for name, value in second.headers.items() if SECRET in value}
-    assert known == {"x-amz-security-token"}

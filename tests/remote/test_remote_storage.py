@@ -5,7 +5,6 @@ import time
 
 import pytest
 from fault_server import Fault
-from held_transport import HeldTransport
 
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.remote import fetcher
@@ -159,29 +158,6 @@ def test_no_more_is_fetched_ahead_than_may_be(server, make_storage, url, connect
         assert len(server.asked) == 1 + most
 
 
-class HeldCopies(HeldTransport):
-    """Its copies hold the same ranges back, and are closed by themselves."""
-
-    def __copy__(self):
-        made = HeldCopies(self.objects)
-        made.gates, made.begun = self.gates, self.begun
-        return made
-
-
-def test_leaving_one_stream_ends_no_request_of_another():
-    transport = HeldCopies({"s3://b/0.tar": DATA})
-    gate = transport.gates[1_000] = threading.Event()
-    storage = RemoteStorage(transport, 9)
-    first, second = (storage.open_stream("s3://b/0.tar") for _ in range(2))
-    assert transport.begun[1_000].wait(10)
-    second.close()
-    time.sleep(0.05)  # in which a request that is ended would notice
-    gate.set()
-    with first:
-        assert first.read() == DATA
-    storage.close_all()
-
-
 class EnoughError(Exception):
     """What a check raises."""
 
@@ -217,11 +193,6 @@ class TestWithoutRanges:
     @pytest.fixture(autouse=True)
     def without_ranges(self, server, url):
         server.always = Fault("whole")
-
-    def test_it_is_one_request_after_the_first(self, server, storage, url):
-        with storage.open_stream(url) as stream:
-            assert stream.read(10) + stream.read() == DATA
-        assert len(server.asked) == 2
 
     @pytest.mark.parametrize("has_etags", [True, False])
     def test_a_break_is_followed_by_what_is_missing(self, server, storage, url, has_etags):

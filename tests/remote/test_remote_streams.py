@@ -11,14 +11,12 @@ from fault_server import Fault
 from lightning_shards.errors import (
     DamagedShardError,
     IndexMismatchError,
-    ShardNotFoundError,
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import storage as remote_storage
 from tests.remote.conftest import options_of, url_of
 from tests.remote.published import batches, module
-from tests.remote.test_remote_storage import fetchers, wait_until_gone
 
 pytestmark = pytest.mark.network
 
@@ -76,19 +74,3 @@ def test_a_shard_that_was_stored_damaged_is_replaced_if_it_may(published_shards,
     assert sum(each.sum().item() for each in weights) == 13
     with pytest.raises(DamagedShardError, match=r"shard-000001.tar is cut short"):
         batches(stream(published_shards))
-
-
-@pytest.mark.parametrize("ends", ["left", "an error"])
-def test_no_thread_is_left_where_a_stream_ends(ends, published_shards, server, stream):
-    before = fetchers()
-    made = stream(published_shards).source("train").batches(Place(), Cursor())
-    next(made)
-    server.always = Fault("stall", 3) if ends == "left" else Fault("status", 404)
-    started = fetchers() - before
-    assert started
-    if ends == "left":
-        made.close()
-    else:
-        with pytest.raises(ShardNotFoundError):
-            list(islice(made, 99))
-    wait_until_gone(started)

@@ -1,7 +1,6 @@
 """How often and how long is tried again, by a clock that is not waited for; what closing ends."""
 
 import random
-import threading
 from contextlib import contextmanager
 
 import pytest
@@ -113,13 +112,3 @@ def test_an_answer_that_comes_too_slowly_is_left(store, monkeypatch):
     with pytest.raises(StorageError, match=r"from byte \d.*comes too slowly \(try 1 of 10\)"):
         read(store, [], end=5 * MIB)
     assert store.time <= 40 + 180
-
-
-def test_a_pause_ends_when_the_transport_is_closed(store):
-    transport = RemoteTransport()
-    store.failures = [(RequestFailure("no", retry_after_s=50), 0)]
-    thread = threading.Timer(0.1, transport.close)
-    thread.start()
-    with pytest.raises(StorageError, match="the connections were closed"):
-        transport.read(URL, 0, 9)
-    thread.join()

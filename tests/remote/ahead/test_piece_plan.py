@@ -74,18 +74,6 @@ def held(plan, reads):
     return samples
 
 
-def test_blocks_are_announced_one_ahead_and_in_the_middle_the_next_one_alone():
-    plan = make_plan()
-    first, *rest = announced(plan, 7)
-    assert [(each.turn, each.start) for each in (first, *rest)] == [
-        (0, 0), (0, 0), (0, 25), (0, 50), (0, 75), (0, 100), (0, 125),
-    ]  # fmt: skip
-    assert [each.stop for each in (first, *rest)] == [50, 50, 50, 100, 100, 150, 150]
-    assert ranges(rest[0].reads)[: len(first.reads)] == ranges(first.reads)
-    assert ranges(rest[0].reads)[len(first.reads) :] == ranges(rest[1].reads)
-    assert ranges(rest[2].reads)[: len(rest[1].reads)] == ranges(rest[1].reads)
-
-
 @pytest.mark.parametrize("sampling", ["shuffled", "resampled"])
 def test_what_is_announced_holds_every_sample_of_the_block(sampling):
     plan = make_plan(sampling=sampling)

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 from small_kept import kept_order
-from small_mixtures import component, mixture
 from small_orders import make
 from small_strands import strands
 
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
-from lightning_shards.plan.pieces import WINDOW, window_of
+from lightning_shards.plan.pieces import window_of
 from lightning_shards.plan.place import Place
 from lightning_shards.remote.source_cache import need_of_source
 from lightning_shards.remote.transport import TransportSettings
@@ -18,8 +17,6 @@ from lightning_shards.shards.private_files import CacheFolder
 
 SAMPLE_BYTES = 1000
 ALL = [True] * 100
-MOST = [True, True, True, True, False] * 20
-FEW = [True] + [False] * 19
 
 
 def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
@@ -33,26 +30,9 @@ def told(order, folder, sizes=(SAMPLE_BYTES,) * 3, prepared=1, **others):
     return need_of_source(index, order, CacheFolder(folder), settings, prepared=prepared, **others)
 
 
-@pytest.mark.parametrize(
-    ("mask", "block", "expected"),
-    [(ALL, 40, 40), (ALL, 0, WINDOW), (MOST, 40, 50), (MOST, 1, WINDOW * 5 // 4), (FEW, 40, 200)],
-)
-def test_a_block_of_what_is_left_is_read_with_the_small_gaps_in_it(tmp_path, mask, block, expected):
-    """Of 5 samples 4 are left: 40 of them are read with 10 others. More than 4 are no small gap."""
-    need = told(kept_order([mask], block=block), tmp_path)
-    assert need.working_set_bytes // 2 // SAMPLE_BYTES == expected
-
-
 def window(order, batch_size=2, world_size=1, num_workers=1):
     place = Place(0, world_size, num_workers=num_workers)
     return window_of(order, EpochSchedule(100, batch_size, "drop"), place)
-
-
-def test_components_count_by_the_sizes_of_their_own_samples(tmp_path):
-    components = [component("images", [100], block=10), component("texts", [100], block=40)]
-    order = mixture(components, {"images": 1, "texts": 1})
-    first = told(order, tmp_path, sizes=(100_000, 2000))
-    assert first.working_set_bytes == 2 * (10 * 100_000 + 40 * 2000)
 
 
 def test_the_cache_is_told_of_the_window_that_all_nodes_read_from(tmp_path):

@@ -33,16 +33,6 @@ def test_a_fraction_is_one(needs):
     assert fraction == 1.0 or fraction * reads <= limit
 
 
-def test_what_would_stay_for_ever_and_is_too_much_goes_before_what_is_worked_on():
-    """As pieces of a version that was replaced, or of a data set that nobody reads any more."""
-    need = CacheNeed("a", 10_000, working_set_bytes=500, limit_bytes=5000)
-    dead = [CachedPiece(f"dead {n}", 1, n, 0.0) for n in range(4800)]
-    works = [CachedPiece(f"works {n}", 1, 5000 + n, 0.9) for n in range(10)]
-    assert pieces_to_drop([*works, *dead], [need], 20) == dead[:20]
-    few = dead[:4700]  # 4,408 are expected, and a 16th of the limit more may be; others go first
-    assert pieces_to_drop([*works, *few], [need], 20) == [*works, *few[:10]]
-
-
 @pytest.mark.parametrize(("former", "epochs"), [(0, 4), (540, 5)])
 def test_a_fixed_half_is_hit_by_half(former, epochs):
     """Room for half of 1,000 pieces beside a working set of 40, and what a former run left."""

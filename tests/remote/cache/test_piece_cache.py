@@ -67,12 +67,6 @@ def test_the_limit_is_kept_and_open_pieces_stay_readable(cache, folder):
     assert all(bytes_in(found, *piece[2:]) == bytes_of(piece) for piece, found in opened)
 
 
-def test_without_room_nothing_is_fetched(folder):
-    cache = make_cache(folder, make_need(0))
-    assert cache.load(PIECE, no_fetch) is False
-    assert disk_bytes(folder) == 0
-
-
 def test_another_number_of_bytes_is_refused(cache, folder):
     with pytest.raises(
         DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"

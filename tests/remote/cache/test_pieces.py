@@ -4,7 +4,7 @@ import pytest
 from cached_bytes import bytes_in
 
 from lightning_shards.remote import pieces
-from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, open_piece, share_of
+from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, open_piece
 from lightning_shards.shards.private_files import sidecar_name
 from lightning_shards.shards.urls import without_credentials
 
@@ -30,14 +30,6 @@ def test_the_bytes_are_those_that_were_written(path):
     assert bytes_in(piece, 100, 100 + len(DATA)) == DATA
     assert bytes_in(piece, 357, 360) == DATA[257:260]
     assert path.stat().st_size == len(DATA) + TRAILER_BYTES
-
-
-def test_a_piece_outlives_its_file_and_closes_it(path, open_files):
-    piece = opened(path)
-    path.unlink()
-    assert bytes_in(piece, 100, 103) == DATA[:3]
-    del piece
-    assert open_files() == []
 
 
 def cut(data):
@@ -66,17 +58,6 @@ def require_none(path, data):
     path.write_bytes(data)
     assert opened(path) is None
     assert not path.exists()
-
-
-def test_the_bytes_are_checked_once_in_each_process_and_again_after_a_write(path, monkeypatch):
-    checked, crc32 = [], pieces.crc32
-    monkeypatch.setattr(pieces, "crc32", lambda *given: (checked.append(True), crc32(*given))[1])
-    for _ in range(3):
-        opened(path)
-    assert len(checked) == 1
-    path.write_bytes(path.read_bytes())
-    opened(path)
-    assert len(checked) == 2
 
 
 URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-Amz-Date=2026"
@@ -120,9 +101,3 @@ def test_a_user_is_named_before_the_first_slash_alone():
     assert len({without_credentials(url) for url in urls}) == 4
     assert len({sidecar_name(url) for url in urls[:2]}) == 2
     assert without_credentials("https://me@home:s@cret@host/0.tar") == "https://host/0.tar"
-
-
-def test_shares_are_uniform():
-    shares = [share_of("folder", f"{number}-9") for number in range(2000)]
-    assert 0 <= min(shares) < max(shares) < 1
-    assert 900 < sum(share < 0.5 for share in shares) < 1100

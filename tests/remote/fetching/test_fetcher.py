@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from waiting import wait_for
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.remote import pieces as piece_files
 from lightning_shards.remote.fetcher import Fetcher
 from lightning_shards.remote.pieces import Piece
 from lightning_shards.remote.request_threads import RequestThreads
@@ -60,15 +59,6 @@ def is_fetched(fetcher, number):
     return wait_for(lambda: len(asked) == number and not fetcher._under_way, WITHIN_S)
 
 
-def test_what_was_announced_is_fetched_once_and_read_from_the_cache(make_fetcher, transport):
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES)
-    assert is_fetched(fetcher, len(PIECES))
-    spans = [(0, 10), (7990, 8010), (100, 64_000)]  # a range may lie in several pieces
-    assert bytes_read(fetcher, reads_of("u", spans)) == [DATA[slice(*span)] for span in spans]
-    assert sorted(transport.asked) == [("u", piece.begin, piece.end) for piece in PIECES]
-
-
 def test_a_piece_that_is_announced_again_while_it_is_fetched_is_fetched_once(
     make_fetcher, transport
 ):
@@ -112,26 +102,6 @@ def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_fetcher, tran
     assert transport.begun[0].wait(WITHIN_S)
     assert bytes_read(fetcher, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
     assert transport.asked[-1] == ("large", 10, MIB)
-
-
-def test_pieces_under_way_take_48_mib_of_memory_at_most(make_fetcher, transport):
-    pieces = [
-        Piece("many", VERSION, begin, begin + 8 * MIB) for begin in range(0, 80 * MIB, 8 * MIB)
-    ]
-    transport.objects["many"] = bytes(80 * MIB)
-    for piece in pieces:
-        transport.gates[piece.begin] = threading.Event()
-    fetcher = make_fetcher(threads=64)
-    fetcher.fetch_ahead(pieces)
-    assert wait_for(lambda: transport.under_way == 6, WITHIN_S)
-    time.sleep(0.05)
-    assert transport.most_under_way == 6
-    transport.gates[pieces[0].begin].set()
-    waiting = [transport.begun[piece.begin] for piece in pieces[6:]]  # whichever has the lock first
-    assert wait_for(lambda: any(begun.is_set() for begun in waiting), WITHIN_S)
-    for gate in transport.gates.values():
-        gate.set()
-    assert is_fetched(fetcher, 10)
 
 
 def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_fetcher, tmp_path):
@@ -192,22 +162,6 @@ def test_a_version_that_changes_is_told_with_the_batch(make_fetcher, transport):
     assert fetcher.read([reads_of("u", [(10, 10)])]) == [[-1]]  # asked for, as nothing else shows
 
 
-def test_where_the_disk_fails_it_is_named_and_the_bytes_are_fetched_exactly(
-    make_fetcher, transport, tmp_path, caplog, monkeypatch
-):
-    def failing(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    fetcher = make_fetcher()
-    fetcher.fetch_ahead(PIECES[:1])
-    assert is_fetched(fetcher, 1)
-    monkeypatch.setattr(piece_files.os, "preadv", failing)
-    assert bytes_read(fetcher, reads_of("u", [(10, 7000)])) == [DATA[10:7000]]
-    assert str(tmp_path / "cache" / "pieces") in caplog.text
-    assert "Input/output error" in caplog.text
-    assert len(transport.asked) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "number", "said"),
     [
@@ -239,24 +193,3 @@ def test_a_folder_that_others_may_write_is_an_error_of_the_batch(make_fetcher, t
     fetcher.fetch_ahead(PIECES[:1])
     with pytest.raises(FileAccessError, match="may be written by other users"):
         fetcher.read([reads_of("u", [(0, 10)])])
-
-
-def test_it_is_known_whether_all_that_is_announced_is_there(make_fetcher, transport):
-    earlier = make_fetcher()
-    assert not earlier.fetch_ahead(PIECES)
-    assert is_fetched(earlier, 8)
-    assert make_fetcher().fetch_ahead(PIECES)
-    assert len(transport.asked) == 8
-
-
-def test_a_request_is_an_error_where_no_thread_can_be_started(monkeypatch):
-    def denied(_):
-        raise RuntimeError("can't start new thread")
-
-    threads = RequestThreads(1)
-    with monkeypatch.context() as patching:
-        patching.setattr(threading.Thread, "start", denied)
-        with pytest.raises(StorageError, match=r"ulimit -u.*fewer connections"):
-            threads.begin(int).result(WITHIN_S)
-    assert threads.begin(lambda: 2).result(WITHIN_S) == 2
-    threads.close()

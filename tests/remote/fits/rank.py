@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -42,7 +41,6 @@ class Recorder(pl.LightningModule):
         print(json.dumps(line), file=self.told, flush=True)
         if self.global_step == self.job.get("killed_at"):
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(self.job.get("step_s", 0))
         return self.layer(batch["label"][:, None].float()).mean()
 
     def configure_optimizers(self):
