@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar, cast
 
 from lightning_shards.config.parsing import build
-from lightning_shards.config.settings import ShardSettings, put, require_kinds
+from lightning_shards.config.settings import ShardSettings, require_kinds
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.mixture_schedule import (
     WeightChange,
@@ -14,23 +14,17 @@ from lightning_shards.plan.mixture_schedule import (
     weigh_components,
     weigh_stage,
 )
-from lightning_shards.samples.decoders import ends_in
-from lightning_shards.samples.fields import suffixes_of
 from lightning_shards.shards.joins.settings import join_settings
 
 _T = TypeVar("_T")
-
-MERGED = ("defaults", "decode", "classes", "transforms")
-"""Settings that a component adds to those of its split, key by key."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ComponentConfig(ShardSettings):
     """One data set of a mixture; what it leaves out it takes from its split.
 
-    `defaults`, `decode`, `classes`, `transforms` and `join` are added to those of the split, key by
-    key; a key with None takes that of the split away. `exclude` and `keep` are either those of the
-    split or those of its components.
+    What it has stands in the place of what the split has. `exclude` and `keep` are either those of
+    the split or those of its components.
 
     Args:
         urls: Shards, as those of a split; needed.
@@ -64,54 +58,19 @@ class ComponentConfig(ShardSettings):
         index: The folder of the counts and member tables of its shards, as that of a split.
     """
 
-    classes: dict[str, list[str] | dict[str, int] | None] | None = None  # pyright: ignore[reportIncompatibleVariableOverride] a component may take a key away
     weight: Any = None  # a number; as a float jsonargparse would read the text 3:1 as 181
     passes: Any = None
 
     def overrides(self) -> dict[str, Any]:
         """The settings of a split that it has itself, by name."""
-        not_of_split = (*MERGED, "join", "weight", "passes")
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        given = {name: given[name] for name in given if name not in not_of_split}
-        return _without_none(given)
-
-    def joined(self, inherited: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Its joins, added to those of its split."""
-        return _without_none({**(inherited or {}), **(self.join or {})})
-
-    def merged(
-        self, name: str, inherited: Mapping[str, Any], joined: Mapping[str, Any], *, is_whole: bool
-    ) -> dict[str, Any]:
-        """One of the mappings that are merged, with those that its split has.
-
-        Args:
-            name: Of the mapping.
-            inherited: That of the split.
-            joined: Its joins with those of the split, by the names of their fields.
-            is_whole: Whether to take all of it, also for names that are no field of its own.
-        """
-        texts = {join.name: join.member_text for join in join_settings(joined)}
-        kept = {
-            key: value
-            for key, value in with_lower_suffixes(inherited).items()
-            if self.fields is None
-            or is_key_of(key, {**self.fields, **texts})
-            or (is_whole and not key.startswith("."))
-        }
-        return _without_none({**kept, **with_lower_suffixes(getattr(self, name) or {})})
+        given = {each.name: getattr(self, each.name) for each in fields(ShardSettings)}
+        return {name: value for name, value in given.items() if value is not None}
 
     def check(self) -> None:
-        """As of all settings; here a key of `decode` and `transforms` may be None."""
-        require_kinds(self)
-        given = {"decode": self.decode or {}, "transforms": self.transforms or {}}
-        put(self, **{name: _without_none(value) for name, value in given.items()})
+        """As of all settings; it needs shards."""
         super().check()
-        put(
-            self,
-            **{name: {**value, **getattr(self, name)} or None for name, value in given.items()},
-        )
         self.require_urls()
-        join_settings(self.joined(None))
+        join_settings(self.join or {})
 
 
 @dataclass(frozen=True)
@@ -210,21 +169,6 @@ def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bo
                 "not; give all components the same fields, or keep them apart: batch_format='dict' "
                 "and a unit of whole batches"
             )
-
-
-def is_key_of(key: str, fields: Mapping[str, str]) -> bool:
-    """Whether a key names one of these fields, or a suffix that one of them has."""
-    suffixes = (suffix for text in fields.values() for suffix in suffixes_of(text))
-    return key in fields or (key.startswith(".") and any(ends_in(each, key) for each in suffixes))
-
-
-def with_lower_suffixes(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same, where each suffix is written as decoders take it, so that one stands for one."""
-    return {key.lower() if key.startswith(".") else key: value for key, value in given.items()}
-
-
-def _without_none(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def made_config(kind: type[_T], value: object, name: str) -> _T:

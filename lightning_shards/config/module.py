@@ -16,11 +16,8 @@ from yaml import YAMLError
 from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.mixtures import (
-    MERGED,
     errors_of_component,
-    is_key_of,
     require_same_fields_of,
-    with_lower_suffixes,
 )
 from lightning_shards.config.parsing import build, load_yaml
 from lightning_shards.config.settings import Settings, put
@@ -204,13 +201,11 @@ class DataConfig(Settings):
                 "once give the urls of all components, as one list"
             )
         names: dict[str, list[str]] = {}
-        parts = config.component_splits()
-        for name, component in parts.items():
+        for name, component in config.component_splits().items():
             with errors_of_component(name):
                 fields = self.fields_from(component)
             if not (component.sample_transforms or component.stages):  # these may rename fields
                 names[name] = [field.name for field in fields]
-        _require_taken(config, parts)
         is_apart = config.unit % (config.batch_size or 1) == 0
         if names:
             may_differ = is_apart and self.batch_format == "dict"
@@ -249,28 +244,6 @@ class DataConfig(Settings):
                     "in batch_keys, and take it out of the batch before the model"
                 )
         return tuple(config.batch_keys)
-
-
-def _require_taken(config: SplitConfig, parts: Mapping[str, SplitConfig]) -> None:
-    """Refuse misspelt keys of a mix: those that no component takes, nor takes away.
-
-    Keys of the fields of the split or of the module, which other splits may have, are none.
-    """
-    of_split = config.fields or {}
-    for setting in MERGED:
-        taken = {
-            key
-            for part in (*parts.values(), *(config.mix or {}).values())
-            for key in with_lower_suffixes(getattr(part, setting) or {})
-        }
-        given = with_lower_suffixes(getattr(config, setting) or {})
-        unknown = sorted(key for key in given if key not in taken and not is_key_of(key, of_split))
-        if unknown:
-            names = {name for part in (config, *parts.values()) for name in part.fields or {}}
-            raise ConfigError(
-                f"{setting} names {unknown}, and no component of the mix has such a field or "
-                f"suffix; the fields are {sorted(names)}: name one of these, or leave it out"
-            )
 
 
 _T = TypeVar("_T")

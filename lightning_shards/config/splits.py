@@ -13,7 +13,6 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.config.mixtures import (
-    MERGED,
     ComponentConfig,
     WeightChangeConfig,
     check_weights,
@@ -186,8 +185,12 @@ class SplitConfig(ShardSettings):
     @property
     def _joins(self) -> list[dict[str, Any]]:
         """Its joins, or those of each component of its mix."""
-        parts = (self.mix or {}).values()
-        return [part.joined(self.join) for part in parts] or [self.join or {}]
+        own = self.join or {}
+        return [own if part.join is None else part.join for part in self._mixed] or [own]
+
+    @property
+    def _mixed(self) -> list[ComponentConfig]:
+        return list((self.mix or {}).values())
 
     def _require_indexed(self) -> None:
         """Take the indexed reader for settings that need it, and refuse what they do not go with.
@@ -195,7 +198,7 @@ class SplitConfig(ShardSettings):
         Strands of a mix are those of each component, whose settings are asked by themselves.
         """
         mix = "" if self.mix is None else "a mix"
-        stages = self.stages or any(part.stages for part in (self.mix or {}).values())
+        stages = self.stages or any(part.stages for part in self._mixed)
         stream = "stages" if stages else "reader='stream'" if self.reader == "stream" else ""
         sampling = f"sampling={self.sampling!r}"
         drawn = "" if self.sampling in (None, "resampled") else sampling
@@ -256,15 +259,8 @@ class SplitConfig(ShardSettings):
         alone: dict[str, Any] = dict.fromkeys(of_mix) | {"unit": 1, "schedule": []}
         mixed: dict[str, SplitConfig] = {}
         for name, component in (self.mix or {}).items():
-            joined = component.joined(self.join)
             with errors_of_component(name):
-                made = replace(self, **alone, **component.overrides(), join=joined or None)
-            is_whole = bool(made.sample_transforms or made.stages)  # which may add fields
-            merged = {
-                each: component.merged(each, getattr(self, each) or {}, joined, is_whole=is_whole)
-                for each in MERGED
-            }
-            mixed[name] = replace(made, **merged)
+                mixed[name] = replace(self, **alone, **component.overrides())
         return mixed
 
     @property
@@ -280,7 +276,7 @@ class SplitConfig(ShardSettings):
             fields: Those of the module, for splits and components that say nothing of them.
         """
         own = self.fields or fields
-        parts = [part.fields or own for part in (self.mix or {}).values()] or [own]
+        parts = [part.fields or own for part in self._mixed] or [own]
         return [*_in_all(parts), *_in_all(self._joins)]
 
 

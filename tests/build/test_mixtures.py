@@ -338,14 +338,3 @@ def test_a_list_about_one_component_belongs_into_it_and_not_into_the_split(tmp_p
     with pytest.raises(ConfigError, match=r"^train\.mix\.labels: exclude: .* component"):
         source_of(tmp_path, listed)
     assert source_of(tmp_path, None, {"web": listed}).index.components[0].kept_samples == 16
-
-
-def test_a_component_takes_away_the_classes_of_its_split(tmp_path):
-    given = {"web": {"decode": {"label": "int"}, "classes": {"label": None}}}
-    mix = mix_of(tmp_path / "shards", NAMES, **given)
-    split = {"decode": {"label": "class"}, "classes": {"label": ["zero", "one"]}}
-    module = module_of(tmp_path, mix, split)
-    web = module.splits["train"].mix["web"]
-    assert (web.classes, web.decode) == ({"label": None}, {"label": "int"})
-    fields = module.source("train").recipes[0].fields
-    assert {field.name: field.classes for field in fields}["label"] is None

@@ -57,7 +57,7 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
             "fields": {"x": "a"},
             "decode": {".a": "raw"},
             "defaults": {},
-            "transforms": {"x": None},
+            "transforms": {},
             "stages": [iter],
             "sample_transforms": [],
             "classes": {},
@@ -89,35 +89,15 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
     assert {part.mix for part in (own, bare)} == {None}
 
 
-def test_a_component_adds_to_the_mappings_of_its_split():
-    """A decoder or a transform that a component does not speak of is not lost on the way."""
-    own = {"fields": {"x": "a", "y": "b"}, "decode": {"y": "text"}, "transforms": {"y": double}}
-    mix = {
-        "own": {"urls": "a.tar", "weight": 1, **own},
-        "bare": {"urls": "b.tar", "weight": 1, "transforms": {"x": None}},
-        "less": {"urls": "c.tar", "weight": 1, "fields": {"y": "b"}},
-    }
-    settings: dict[str, Any] = {"decode": {"x": "raw", ".b": "int"}, "transforms": {"x": double}}
-    data = DataConfig(
-        {"mix": mix, "dataset_size": 8, "unit": 8},
-        fields={"x": "a", "y": "b"},
-        batch_size=4,
-        **settings,
-    )
-    made, bare, less = data.split("train").component_splits().values()
-    assert made.decode == {"x": "raw", ".b": "int", "y": "text"}
-    assert made.transforms == {"x": double, "y": double}
-    assert (bare.decode, bare.transforms) == (settings["decode"], {})
-    assert (less.decode, less.transforms) == ({".b": "int"}, {})
-
-
-def test_a_component_adds_its_joins_to_those_of_its_split():
-    joins = {"own": {"cap": "c.parquet"}, "bare": {}, "less": {"ink": None}}
-    mix = {name: {"urls": f"{name}.tar", "weight": 1, "join": join} for name, join in joins.items()}
-    split = SplitConfig(mix=mix, dataset_size=8, join={"ink": "i.parquet"})
-    made = {name: part.join for name, part in split.component_splits().items()}
-    both = {"ink": "i.parquet", "cap": "c.parquet"}
-    assert made == {"own": both, "bare": {"ink": "i.parquet"}, "less": None}
+def test_a_component_that_has_no_such_field_says_so_of_the_mappings_of_its_split():
+    own = {"urls": "a.tar", "weight": 1, "fields": {"y": "txt"}}
+    split = {"mix": {"own": own}, "dataset_size": 8, "transforms": {"x": double}}
+    with pytest.raises(ConfigError, match=r"^component 'own': transforms names \['x'\], and the "):
+        DataConfig(split, fields={"x": "cls"})
+    split["mix"] = {"own": own | {"transforms": {"y": double}, "join": {}}}
+    data = DataConfig(split | {"join": {"ink": "i.parquet"}}, fields={"x": "cls"})
+    (part,) = data.split("train").component_splits().values()
+    assert (part.transforms, part.join) == ({"y": double}, {})
 
 
 @pytest.mark.parametrize(
@@ -308,10 +288,9 @@ def test_a_wrong_field_of_a_component_is_refused_by_its_name():
     ("of_web", "of_labels", "in_all"),
     [
         (None, None, ["text", "score"]),
-        ({"text": None}, None, ["score"]),
-        ({}, {"text": None, "more": "c.parquet"}, ["score"]),
-        ({"more": "c.parquet"}, {"more": "d.parquet"}, ["text", "score", "more"]),
-        ({"text": None}, {"score": None}, []),
+        ({}, None, []),
+        ({"score": "c.parquet"}, None, ["score"]),
+        ({"more": "c.parquet"}, {"more": "d.parquet", "text": "e.parquet"}, ["more"]),
     ],
 )
 def test_joined_fields_of_batches_are_those_of_all_components(of_web, of_labels, in_all):
