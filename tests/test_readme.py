@@ -29,7 +29,7 @@ def test_the_readme_names_the_main_command_and_one_of_the_slow_suites():
 
 def test_the_readme_is_short_and_its_lines_fit():
     lines = README.splitlines()
-    assert len(lines) <= 140
+    assert len(lines) <= 120
     assert [line for line in lines if len(line) > 110] == []
 
 
