@@ -51,7 +51,7 @@ def make_pool(
         ShardError: The sample cannot be made, or the pool cannot run this source here.
     """
     if num_workers == 0 or config.pool == "inline":
-        return InlinePool(config.worker_timeout_s)
+        return InlinePool()
     sample = sample or try_first_sample(source, place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)

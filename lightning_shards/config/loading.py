@@ -65,9 +65,8 @@ class LoaderConfig:
         pin_memory: Whether batches of worker processes are copied into page-locked memory.
             Default: when the accelerator is CUDA. Other pools pin nothing.
         worker_timeout_s: Seconds that the trainer waits for a batch, the first one and the start
-            of the workers included. Then worker processes are ended, and the error says which one
-            stood still in which stage; threads and ``inline`` cannot be ended, and a warning shows
-            where they are. 0: never.
+            of the workers included. Then the error says which process stood still in which stage,
+            or where a thread stands. 0: there is no limit, as for ``inline``.
         cache_dir: Where counts, member tables, pieces of remote shards, joined values and what
             filters leave are kept; best on a disk of this machine. Default:
             ~/.cache/lightning_shards.

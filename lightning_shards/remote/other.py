@@ -1,6 +1,6 @@
 """Shards of any further scheme that fsspec knows: `sftp://`, `ftp://`, `hdfs://` and others.
 
-Few of its file systems know time limits. A worker whose call hangs is ended by its watchdog.
+Few of its file systems know time limits. A worker whose call hangs is ended by its time limit.
 """
 
 import threading

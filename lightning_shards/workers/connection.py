@@ -21,16 +21,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
-from typing import Any, TypeAlias
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import Arena, aligned
+from lightning_shards.system.guard import wait_for_guard
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 from lightning_shards.workers.messages import Packed, put_together, taken_apart
+from lightning_shards.workers.pool import Received
 
 _HEADER = aligned(2)
 """Bytes before the content of a buffer: two flags, and padding that aligns the content."""
@@ -45,9 +46,6 @@ a worker does not wait for the trainer to read."""
 
 _CREDIT, _END = b"c", b"e"
 """The words of the trainer."""
-
-Received: TypeAlias = tuple[list[LoadedBatch], Any]
-"""Batches of a worker, and the failure that it met after them, or None."""
 
 _CHECK_MS = round(1000 * CHECK_S)
 
@@ -110,6 +108,8 @@ def new_buffers(prefetch_factor: int) -> list[SharedBuffer]:
 class WorkerEnd:
     """The end of the connection that a worker process has.
 
+    A process that listens ends when the trainer has closed the stream, or is gone.
+
     Args:
         connection: The worker's end of the pipe.
         credit: Messages that may be on their way.
@@ -117,45 +117,36 @@ class WorkerEnd:
 
     def __init__(self, connection: Connection, credit: int) -> None:
         self._connection, self._credit = connection, credit
-        self._last_word = _CREDIT
 
-    def wait_for_credit(self) -> bool:
-        """Wait until one more message may be sent; False if the stream has ended."""
-        while not self._credit and self._last_word == _CREDIT:
+    def wait_for_credit(self) -> None:
+        """Wait until one more message may be sent."""
+        while not self._credit:
             self._listen()
         self._credit -= 1
-        return self._last_word == _CREDIT
 
-    def is_closed(self) -> bool:
-        """Whether the trainer closed the stream that has ended; otherwise the trainer is gone."""
-        while self._last_word == _CREDIT:
+    def wait_for_end(self) -> NoReturn:
+        """Wait until the trainer has closed the stream."""
+        while True:
             self._listen()
-        return self._last_word == _END
 
     def raise_if_closed(self) -> None:
-        """Look whether the trainer has closed the stream, without a wait.
-
-        Raises:
-            SystemExit: It has.
-        """
-        while self._last_word == _CREDIT and self._connection.poll():
+        """Look whether the trainer has closed the stream, without a wait."""
+        while self._connection.poll():
             self._listen()
-        if self._last_word == _END:
-            raise SystemExit
 
-    def send(self, message: bytes) -> bool:
-        """Send a message; False if the stream has ended."""
+    def send(self, message: bytes) -> None:
+        """Send a message, unless nobody takes it: who listens next is told why."""
         with suppress(ConnectionError):
             self._connection.send_bytes(message)
-            return True
-        return False
 
     def _listen(self) -> None:
         try:
-            self._last_word = self._connection.recv_bytes()
-        except (EOFError, ConnectionError):
-            self._last_word = b""
-        self._credit += self._last_word == _CREDIT
+            word = self._connection.recv_bytes()
+        except (EOFError, ConnectionError):  # the trainer is gone
+            wait_for_guard()
+        if word == _END:
+            raise SystemExit
+        self._credit += 1
 
 
 class MessageMaker:
@@ -181,15 +172,15 @@ class MessageMaker:
             buffer.grow(batches * self._batch_bytes)
             self.arena.use(buffer.content)
 
-    def message(self, loaded: Sequence[LoadedBatch], failure: Any = None) -> bytes:
+    def message(self, items: Received) -> bytes:
         """The message of these batches, and of the failure that ended them.
 
         Raises:
             Exception: Something in them cannot be pickled; then a message of others may be made.
         """
-        value = taken_apart((list(loaded), failure))
+        value = taken_apart(list(items))
         if value.parts or len(value.content) > _PIPE_BYTES:
-            message: tuple[Any, ...] = self._placed(value, len(loaded))
+            message: tuple[Any, ...] = self._placed(value, len(items))
         else:
             message = None, value.content, ()
             if self._number is not None:
@@ -217,7 +208,7 @@ class MessageMaker:
         content = slice(end, end + len(value.content))
         buffer = self._buffers[number]
         buffer.grow(content.stop)
-        self._batch_bytes = max(self._batch_bytes, -(-content.stop // max(batches, 1)))
+        self._batch_bytes = max(self._batch_bytes, -(-content.stop // batches))
         for part, place in zip(value.parts, places, strict=True):
             if place.start >= self.arena.claimed:
                 buffer.content[place] = part
@@ -252,7 +243,6 @@ class TrainerEnd:
     def __init__(self, connection: Connection, buffers: Sequence[SharedBuffer]) -> None:
         self._connection, self._buffers = connection, buffers
         self._leases: WeakSet[Lease] = WeakSet()
-        self._is_shut = False
         self._arrivals = select.poll()
         self._arrivals.register(connection, select.POLLIN)
 
@@ -265,13 +255,11 @@ class TrainerEnd:
         """Wait for what the worker has sent, and let it make one more message.
 
         Raises:
-            EOFError: The worker has ended, or the connection is shut.
+            EOFError: The worker has ended.
             Exception: What a check of this thread raises meanwhile, or what unpacking does.
         """
         while not self._arrivals.poll(_CHECK_MS):
             raise_if_cancelled()
-            if self._is_shut:
-                raise EOFError("the connection is shut")
         value = self._unpacked(*pickle.loads(self._connection.recv_bytes()))  # noqa: S301 its own
         with suppress(ConnectionError):  # it has ended, which the next call finds out
             self._connection.send_bytes(_CREDIT)
@@ -291,14 +279,8 @@ class TrainerEnd:
         self._leases.add(lease)
         return put_together(Packed(memory[content], parts))
 
-    def shut(self) -> None:
-        """End the stream; a thread that waits for a message wakes up soon."""
-        if not self._is_shut:
-            self._is_shut = True
-            with suppress(OSError):  # the other end is gone already
-                self._connection.send_bytes(_END)
-
     def close(self) -> None:
         """End the stream and close this end of the connection."""
-        self.shut()
+        with suppress(OSError):  # the other end is gone already
+            self._connection.send_bytes(_END)
         self._connection.close()

@@ -4,13 +4,21 @@
 started at any cursor, because a source holds no progress.
 """
 
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from itertools import count
+from typing import NamedTuple, NoReturn, Protocol, TypeAlias
 
-from lightning_shards.errors import count_of
+from lightning_shards.errors import WorkerError, count_of
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.system.process import CHECK_S, Cancellable
+
+WORKER_TIMEOUT_S = 300.0
+"""Seconds; longer than the slowest batch takes, and longer than workers take to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +105,93 @@ class Pool(Protocol):
     def describe(self) -> PoolDescription:
         """The kind and the size of this pool, for monitors and tools."""
         ...
+
+
+class WorkerTraceback(Exception):  # noqa: N818 like multiprocessing's RemoteTraceback
+    """The cause of an error in a worker process, with its stack there, as text."""
+
+    def __str__(self) -> str:
+        """The text on lines of its own."""
+        return f"\n{self.args[0].rstrip()}"
+
+
+class Failure(NamedTuple):
+    """An error in a worker process, and its cause there as text."""
+
+    error: Exception
+    cause: str
+
+    def throw(self) -> NoReturn:
+        """Raise it in the trainer."""
+        raise self.error from (WorkerTraceback(self.cause) if self.cause else None)
+
+
+Received: TypeAlias = Sequence[LoadedBatch | Failure]
+"""What a worker gives at a time: batches, and at last the failure that it met after them."""
+
+
+class WorkerStream(ABC):
+    """The batches of workers in step order, without end, until it is closed.
+
+    Time is counted in looks at the workers: there are none while the whole job is stopped (Ctrl-Z,
+    a scheduler), so that time is not counted.
+
+    Args:
+        num_workers: Workers.
+        timeout_s: Seconds after which a batch that does not come is an error; 0: never.
+    """
+
+    def __init__(self, num_workers: int, timeout_s: float = 0.0) -> None:
+        self._ready: list[deque[LoadedBatch | Failure]] = [deque() for _ in range(num_workers)]
+        self._step, self._timeout_s = 0, timeout_s
+
+    @abstractmethod
+    def _receive(self, worker: int) -> Received:
+        """Wait for what a worker gives next; the wait calls the checks of this thread."""
+
+    @abstractmethod
+    def _end(self) -> object:
+        """End the workers, unless that was done."""
+
+    def _whereabouts(self, worker: int) -> str:
+        """Where a worker stands that gives no batch."""
+        raise NotImplementedError
+
+    def __next__(self) -> LoadedBatch:
+        if not self._ready:
+            raise StopIteration
+        worker = self._step % len(self._ready)
+        ready = self._ready[worker]
+        try:
+            if not ready:
+                with self._waiting_for(worker):
+                    ready.extend(self._receive(worker))
+            batch = ready.popleft()
+            if isinstance(batch, Failure):
+                batch.throw()
+        except BaseException:
+            self.close()
+            raise
+        self._step += 1
+        return batch
+
+    def _waiting_for(self, worker: int) -> Cancellable:
+        looks = count(1)
+
+        def look() -> None:
+            waited_s = next(looks) * CHECK_S
+            if self._timeout_s and waited_s >= self._timeout_s:
+                raise WorkerError(
+                    f"worker {worker} has given no batch for {waited_s:g} s, the worker_timeout_s "
+                    f"of LoaderConfig; {self._whereabouts(worker)}. Likely causes: a file system "
+                    "or server that does not answer, a transform that waits for ever, a process "
+                    "that was stopped. If batches do take longer, set a larger worker_timeout_s, "
+                    "or 0 for none"
+                )
+
+        return Cancellable(look)
+
+    def close(self) -> None:
+        """End the workers; they are gone when this returns. Closing twice does nothing."""
+        self._end()
+        self._ready = []

@@ -3,30 +3,38 @@
 import logging
 import multiprocessing
 import os
-import threading
+import signal
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
-from queue import SimpleQueue
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from lightning_shards.errors import ConfigError, WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.stage_clock import stage_of
 from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
-from lightning_shards.system.process import take_from
-from lightning_shards.workers.connection import Received, TrainerEnd, new_buffers
+from lightning_shards.system.process import Cancellable
+from lightning_shards.workers.connection import TrainerEnd, new_buffers
 from lightning_shards.workers.fork_server import ForkServerWorker, fork_server, shared_folder
 from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, pinned
-from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, ProcessWatch, Watchdog
-from lightning_shards.workers.worker import MessageStream, WorkerShare, run_worker
+from lightning_shards.workers.pool import (
+    WORKER_TIMEOUT_S,
+    BatchStream,
+    Failure,
+    PoolDescription,
+    Received,
+    WorkerStream,
+)
+from lightning_shards.workers.threads import AheadThread, end_threads
+from lightning_shards.workers.worker import WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import (
     from_main,
     modules_to_preload,
@@ -48,6 +56,9 @@ wait for a disk."""
 
 _PINNED_AHEAD = 2
 """Messages in page-locked memory that are ready for the trainer."""
+
+_SIGN_OF_DEATH_S = 1.0
+"""Seconds; the connection to a worker that dies breaks a moment before its exit status is known."""
 
 _log = logging.getLogger(__name__)
 
@@ -155,7 +166,7 @@ def _not_started(error: Exception) -> str:
     )
 
 
-class _ProcessStream(MessageStream):
+class _ProcessStream(WorkerStream):
     def __init__(
         self,
         workers: list[BaseProcess],
@@ -163,13 +174,12 @@ class _ProcessStream(MessageStream):
         timeout_s: float,
         device: int | None,
     ) -> None:
-        super().__init__(len(workers))
-        self._workers, self._ends = workers, ends
-        self._watch = ProcessWatch(workers, ends)
-        self._watchdog = Watchdog(timeout_s, self._watch.late, self._watch.look)
-        self._pinning = None if device is None else _PinningThread(ends, device)
+        super().__init__(len(workers), timeout_s)
+        self._workers, self._ends, self._pinning = workers, ends, list[AheadThread[Received]]()
+        if device is not None:
+            self._pinning.append(AheadThread(_pinned_messages(ends, device), _PINNED_AHEAD))
         self._finalizer = weakref.finalize(
-            self, _end_stream, os.getpid(), self._watchdog, self._pinning, workers, ends
+            self, _end_stream, os.getpid(), self._pinning, workers, ends
         )
 
     def _end(self) -> None:
@@ -177,37 +187,71 @@ class _ProcessStream(MessageStream):
         self._ends.clear()  # its shared memory lives on while a tensor uses it
 
     def _receive(self, worker: int) -> Received:
-        self._watch.worker = worker
         try:
-            with self._watchdog:
-                return self._pinning.take() if self._pinning else self._ends[worker].receive()
+            with Cancellable(self._look):
+                return self._pinning[0].take() if self._pinning else self._ends[worker].receive()
+        except WorkerError:
+            raise
         except Exception as error:
             # the connection to a worker that is gone breaks, which raises one of several errors
-            ended = self._watch.error()
-            if ended is None and isinstance(error, WorkerError):
-                raise
-            raise ended or WorkerError(
+            self._look(_SIGN_OF_DEATH_S)
+            raise WorkerError(
                 "what a worker process sent cannot be unpickled in the trainer "
                 f"({type(error).__name__}: {error}); let fields be tensors, numbers or texts, "
                 "or take pool='threads' or 'inline'"
             ) from error
 
+    def _look(self, timeout_s: float = 0.0) -> None:
+        processes = {worker.sentinel: worker for worker in self._workers}
+        found = [processes[cast("int", each)] for each in wait(list(processes), timeout_s)]
+        for worker in found:
+            worker.join(_SIGN_OF_DEATH_S)  # so that its exit status is known
+        if found:
+            ended = ", ".join(f"pid {worker.pid}: {_end_of(worker.exitcode)}" for worker in found)
+            raise WorkerError(
+                f"a worker process ended without being asked to ({ended}). Likely causes: out of "
+                "memory (SIGKILL: fewer workers, a smaller prefetch_factor), a crash in a decoder "
+                "(SIGSEGV), or a file that was cut while it was read through a map (SIGBUS); "
+                "num_workers=0 shows the crash itself"
+            )
+
+    def _whereabouts(self, worker: int) -> str:
+        pid, stage = self._workers[worker].pid, stage_of(self._ends[worker].stage)
+        return f"process {pid} {_state(pid)}, and the stage that it began last is {stage!r}"
+
+
+def _end_of(code: int | None) -> str:
+    if code is None:  # other code of this process has fetched it
+        return "exit status unknown"
+    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+_STATES = {
+    "T": "was stopped by a signal",
+    "D": "waits for a disk or a file server",
+    "R": "is running",
+    "S": "is waiting",
+}
+
+
+def _state(pid: int | None) -> str:
+    """The state of a process, as the system reports it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "is in a state that is not known"
+    return _STATES.get(state, f"is in state {state}")
+
 
 def _end_stream(
     owner_pid: int,
-    watchdog: Watchdog,
-    pinning: "_PinningThread | None",
+    pinning: Sequence[AheadThread[Received]],
     workers: Sequence[BaseProcess],
     ends: Sequence[TrainerEnd],
 ) -> None:
-    if os.getpid() != owner_pid:
-        return  # a fork of the trainer drops its copy
-    watchdog.stop()
-    for end in ends:
-        end.shut()
-    if pinning:
-        pinning.stop()
-    _end_workers(workers, ends, wait_s=_END_S)
+    if os.getpid() == owner_pid:  # a fork of the trainer drops its copy
+        end_threads(pinning)
+        _end_workers(workers, ends, wait_s=_END_S)
 
 
 def _end_workers(
@@ -236,43 +280,9 @@ def _device_to_pin_for(pool: ProcessPool) -> int | None:
     return load_torch().cuda.current_device()
 
 
-class _PinningThread:
-    """Takes messages in step order, a few ahead, and copies them into page-locked memory.
-
-    Args:
-        ends: The connections to the workers.
-        device: The GPU, by its number.
-    """
-
-    def __init__(self, ends: Sequence[TrainerEnd], device: int) -> None:
-        self._ready: SimpleQueue[Received | BaseException] = SimpleQueue()
-        self._free = threading.Semaphore(_PINNED_AHEAD)
-        self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, args=(ends, device), daemon=True)
-        self._thread.start()
-
-    def take(self) -> Received:
-        """Wait for the next message, of the worker whose turn it is."""
-        received = take_from(self._ready)
-        if isinstance(received, BaseException):
-            raise received
-        self._free.release()
-        return received
-
-    def stop(self) -> None:
-        """End the thread; its connections are shut already."""
-        self._is_stopped = True
-        self._free.release()
-        self._thread.join(_END_S)
-
-    def _run(self, ends: Sequence[TrainerEnd], device: int) -> None:
-        try:
-            load_torch().cuda.set_device(device)  # otherwise memory of the first GPU would be used
-            for end in cycle(ends):
-                self._free.acquire()
-                if self._is_stopped:
-                    return
-                loaded, failure = end.receive()
-                self._ready.put((list(map(pinned, loaded)), failure))
-        except BaseException as error:  # noqa: BLE001 raised by `take`
-            self._ready.put(error)
+def _pinned_messages(ends: Sequence[TrainerEnd], device: int) -> Generator[Received]:
+    """The messages in step order, in the page-locked memory of a GPU."""
+    load_torch().cuda.set_device(device)  # otherwise memory of the first GPU would be used
+    for end in cycle(ends):
+        received = end.receive()
+        yield [each if isinstance(each, Failure) else pinned(each) for each in received]

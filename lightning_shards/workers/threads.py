@@ -6,12 +6,15 @@ worker processes are better. Where a batch takes less time than a change of thre
 `num_workers: 0` is faster.
 """
 
+import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any, Generic, TypeVar, cast
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
@@ -20,8 +23,15 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.system.process import Cancellable, allow_open_files, take_from
 from lightning_shards.workers.inline import produce
-from lightning_shards.workers.pool import BatchStream, PoolDescription
-from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S, Watchdog, warn_with_stacks
+from lightning_shards.workers.pool import (
+    WORKER_TIMEOUT_S,
+    BatchStream,
+    PoolDescription,
+    Received,
+    WorkerStream,
+)
+
+_T = TypeVar("_T")
 
 _END_S = 3.0
 """Seconds to wait for a thread, which ends after the batch that it is making, or sooner if that
@@ -35,8 +45,8 @@ class ThreadPool:
     Attributes:
         num_workers: Threads per rank.
         prefetch_factor: Batches that each thread keeps ready.
-        worker_timeout_s: Seconds that the trainer waits for a batch before a warning shows where
-            the threads are; 0: never.
+        worker_timeout_s: Seconds that the trainer waits for a batch before an error shows where
+            its thread stands. 0: there is no limit.
     """
 
     num_workers: int
@@ -82,7 +92,7 @@ def start_threads(
     num_threads: int,
     prefetch_factor: int,
     worker_timeout_s: float,
-) -> "ThreadStream":
+) -> BatchStream:
     """The batches of one worker, made by several threads, in step order.
 
     Thread i % num_threads makes batch i of this worker. So the threads of all workers together
@@ -99,7 +109,7 @@ def start_threads(
         for thread in range(num_threads)
     ]
     batches = [produce(source, thread_place, cursor) for thread_place in places]
-    return ThreadStream(batches, prefetch_factor, worker_timeout_s)
+    return _ThreadStream(batches, prefetch_factor, worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -122,27 +132,32 @@ class _StoppedError(BaseException):
     """Ends the batch that a thread is making, for which the trainer no longer waits."""
 
 
-class _Slot:
-    """One thread, and the queue of its batches that are ready; an error is the last of them."""
+class AheadThread(Generic[_T]):
+    """A thread that makes items, some of them before they are asked for.
 
-    def __init__(self, batches: Generator[LoadedBatch], prefetch_factor: int) -> None:
-        self._batches = batches
-        self._ready: SimpleQueue[LoadedBatch | BaseException] = SimpleQueue()
-        self._free = threading.Semaphore(prefetch_factor)
+    Args:
+        items: Makes the items in the thread; an error is the last of them.
+        ahead: Items that may be ready.
+    """
+
+    def __init__(self, items: Generator[_T], ahead: int) -> None:
+        self._items = items
+        self._ready: SimpleQueue[tuple[_T, None] | tuple[None, BaseException]] = SimpleQueue()
+        self._free = threading.Semaphore(ahead)
         self._is_stopped = False
         self.thread = threading.Thread(target=self._fill, daemon=True)
         self.thread.start()
 
-    def take(self) -> LoadedBatch:
-        """Wait for the next batch."""
-        batch = take_from(self._ready)
-        if isinstance(batch, BaseException):
-            raise batch
+    def take(self) -> _T:
+        """Wait for the next item."""
+        item, error = take_from(self._ready)
+        if error is not None:
+            raise error
         self._free.release()
-        return batch
+        return cast("_T", item)
 
     def stop(self) -> None:
-        """Let the thread end after the batch that it is making."""
+        """Let the thread end after the item that it is making."""
         self._is_stopped = True
         self._free.release()
 
@@ -150,57 +165,42 @@ class _Slot:
         try:
             with Cancellable(self._raise_if_stopped):
                 while self._free.acquire() and not self._is_stopped:
-                    self._ready.put(next(self._batches))
+                    self._ready.put((next(self._items), None))
         except BaseException as error:  # noqa: BLE001 raised by `take`
-            self._ready.put(error)
+            self._ready.put((None, error))
         finally:
-            self._batches.close()
+            self._items.close()
 
     def _raise_if_stopped(self) -> None:
         if self._is_stopped:
             raise _StoppedError
 
 
-class ThreadStream:
-    """The batches of several threads in step order, without end, until it is closed."""
-
-    def __init__(
-        self,
-        sources: Sequence[Generator[LoadedBatch]],
-        prefetch_factor: int,
-        worker_timeout_s: float,
-    ) -> None:
-        self._slots = [_Slot(batches, prefetch_factor) for batches in sources]
-        threads = [slot.thread.ident or 0 for slot in self._slots]
-        self._watchdog = Watchdog(
-            worker_timeout_s, lambda waited_s, _: warn_with_stacks(waited_s, threads)
-        )
-        self._step = 0
-        # the threads also end when the stream is dropped and when the program ends
-        self._end = weakref.finalize(self, _end_slots, self._slots, self._watchdog)
-
-    def __next__(self) -> LoadedBatch:
-        if not self._slots:
-            raise StopIteration
-        slot = self._slots[self._step % len(self._slots)]
-        self._step += 1
-        try:
-            with self._watchdog:
-                return slot.take()
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End the threads; they are gone when this returns, unless one takes long for a batch."""
-        self._end()
-        self._slots = []
-
-
-def _end_slots(slots: Sequence[_Slot], watchdog: Watchdog) -> None:
-    watchdog.stop()
-    for slot in slots:
-        slot.stop()
+def end_threads(threads: Sequence[AheadThread[Any]]) -> None:
+    """End these threads; they are gone when this returns, unless one takes long for an item."""
+    for ahead in threads:
+        ahead.stop()
     end = time.perf_counter() + _END_S
-    for slot in slots:
-        slot.thread.join(max(0.0, end - time.perf_counter()))
+    for ahead in threads:
+        ahead.thread.join(max(0.0, end - time.perf_counter()))
+
+
+class _ThreadStream(WorkerStream):
+    def __init__(
+        self, sources: Sequence[Generator[LoadedBatch]], prefetch_factor: int, timeout_s: float
+    ) -> None:
+        super().__init__(len(sources), timeout_s)
+        self._threads = [AheadThread(batches, prefetch_factor) for batches in sources]
+        # the threads also end when the stream is dropped and when the program ends
+        self._finalizer = weakref.finalize(self, end_threads, self._threads)
+
+    def _receive(self, worker: int) -> Received:
+        return [self._threads[worker].take()]
+
+    def _whereabouts(self, worker: int) -> str:
+        frames: Any = cast("Any", sys)._current_frames()  # noqa: SLF001 there is no other way
+        stack = traceback.format_stack(frames.get(self._threads[worker].thread.ident))
+        return f"it is a thread, which cannot be ended, and stands here:\n{''.join(stack)}"
+
+    def _end(self) -> None:
+        self._finalizer()

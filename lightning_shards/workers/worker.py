@@ -4,19 +4,16 @@ An error of it travels to the trainer, which raises it in step order.
 """
 
 import gc
-import logging
 import multiprocessing
 import pickle
 import signal
 import traceback
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
@@ -25,31 +22,13 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
-from lightning_shards.system.guard import GuardedName, leave_signals_to_owner, wait_for_guard
+from lightning_shards.system.guard import GuardedName, leave_signals_to_owner
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import MessageMaker, Received, SharedBuffer, WorkerEnd
+from lightning_shards.workers.connection import MessageMaker, SharedBuffer, WorkerEnd
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import BatchBytes, message_sizes, require_picklable
-from lightning_shards.workers.pool import BatchStream
+from lightning_shards.workers.pool import BatchStream, Failure
 from lightning_shards.workers.threads import start_threads
-
-_log = logging.getLogger(__name__)
-
-
-class WorkerTraceback(Exception):  # noqa: N818 like multiprocessing's RemoteTraceback
-    """The cause of an error in a worker process, with its stack there, as text."""
-
-    def __str__(self) -> str:
-        """The text on lines of its own."""
-        return f"\n{self.args[0].rstrip()}"
-
-
-class Failure(NamedTuple):
-    """An error in a worker process, with its cause and with its whole stack there as text."""
-
-    error: Exception
-    cause: str
-    stack: str
 
 
 def failure_of(error: Exception) -> Failure:
@@ -62,11 +41,11 @@ def failure_of(error: Exception) -> Failure:
     cause = stack
     if isinstance(error, ShardError):
         cause = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-    failure = Failure(error, cause, stack)
+    failure = Failure(error, cause)
     try:
         pickle.loads(pickle.dumps(failure))  # noqa: S301 what this process made itself
     except Exception:  # noqa: BLE001 a class of the user's may raise anything here
-        return Failure(_nearest(error), cause or stack, stack)
+        return Failure(_nearest(error), cause or stack)
     return failure
 
 
@@ -78,57 +57,12 @@ def _nearest(error: Exception) -> ShardError:
     return WorkerError(f"{type(error).__name__} in a worker process: {error}")
 
 
-def raise_failure(failure: Failure) -> NoReturn:
-    """Raise in the trainer the error that a worker failed with."""
-    _log.debug("an error in a worker process: %s", failure.stack)
-    raise failure.error from (WorkerTraceback(failure.cause) if failure.cause else None)
-
-
-class MessageStream(ABC):
-    """The batches of workers in step order, from messages that hold several of them."""
-
-    def __init__(self, num_workers: int) -> None:
-        self._ready: list[deque[LoadedBatch]] = [deque() for _ in range(num_workers)]
-        self._failures: list[Failure | None] = [None] * num_workers
-        self._step = 0
-
-    @abstractmethod
-    def _receive(self, worker: int) -> Received:
-        """Wait for the next message of a worker."""
-
-    @abstractmethod
-    def _end(self) -> object:
-        """End the workers, unless that was done."""
-
-    def __next__(self) -> LoadedBatch:
-        if not self._ready:
-            raise StopIteration
-        worker = self._step % len(self._ready)
-        ready = self._ready[worker]
-        try:
-            if not ready and not self._failures[worker]:
-                loaded, self._failures[worker] = self._receive(worker)
-                ready.extend(loaded)
-            if not ready:
-                raise_failure(cast("Failure", self._failures[worker]))
-        except BaseException:
-            self.close()
-            raise
-        self._step += 1
-        return ready.popleft()
-
-    def close(self) -> None:
-        """End the workers; they are gone when this returns. Closing twice does nothing."""
-        self._end()
-        self._ready = []
-
-
 def last_message(maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure) -> bytes:
     """The message with the batches made before a failure, and with the failure itself.
 
     If one of these batches cannot be pickled, that is the failure, as it comes first.
     """
-    sent: list[LoadedBatch] = []
+    sent: list[LoadedBatch | Failure] = []
     for loaded in ready:
         try:
             require_picklable(loaded.batch)
@@ -136,7 +70,7 @@ def last_message(maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Fai
             failure = failure_of(error)
             break
         sent.append(loaded)
-    return maker.message(sent, failure)
+    return maker.message([*sent, failure])
 
 
 @dataclass(frozen=True)
@@ -163,24 +97,21 @@ class WorkerShare:
     dtype: str | None
     buffers: Sequence[SharedBuffer]
 
-    def messages(self) -> Iterator[bytes]:
-        """The messages; after an error they are empty, without end."""
+    def send_by(self, end: WorkerEnd) -> None:
+        """Send the messages, up to the failure that ends them."""
         ready: list[LoadedBatch] = []
         maker = MessageMaker(self.buffers)
-        failure: Any = None
         try:
             batches = self._batches(maker.arena)
             for size in message_sizes(self.batch):
+                end.wait_for_credit()
                 maker.prepare(size)
                 while len(ready) < size:
                     ready.append(next(batches))
-                yield maker.message(ready)
+                end.send(maker.message(ready))
                 ready = []
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
-            failure = failure_of(error)
-        while True:
-            yield last_message(maker, ready, failure)
-            ready = []
+            end.send(last_message(maker, ready, failure_of(error)))
 
     def _batches(self, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
         if self.threads == 1:
@@ -191,11 +122,11 @@ class WorkerShare:
         )
 
 
-def run_worker(share: WorkerShare, connection: Connection) -> None:
+def run_worker(share: WorkerShare, connection: Connection) -> NoReturn:
     """Send the messages of a share until the trainer closes the stream, or is gone.
 
     Args:
-        share: Makes the messages.
+        share: Sends the messages.
         connection: The worker's end of its connection.
     """
     gc.freeze()  # so that a collection does not copy the pages that workers share
@@ -209,12 +140,9 @@ def run_worker(share: WorkerShare, connection: Connection) -> None:
     publish_stages_in(share.buffers[0].flags.data[1:])
     begin_globals(worker)
     on_load(partial(settle_torch, share.source, share.place, share.dtype))
-    messages = share.messages()
     with Cancellable(end.raise_if_closed):
-        while end.wait_for_credit() and end.send(next(messages)):
-            pass
-    if not end.is_closed():
-        wait_for_guard()
+        share.send_by(end)
+    end.wait_for_end()
 
 
 def settle_torch(source: Source, place: Place, dtype: str | None) -> None:

@@ -82,7 +82,7 @@ def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
         made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))
 
 
-@pytest.mark.parametrize("config", [{"pool": "inline"}, {"pool": "threads"}, {"pool": "processes"}])
+@pytest.mark.parametrize("config", [{"pool": "threads"}, {"pool": "processes"}])
 def test_the_timeout_reaches_the_pool(source, config):
     assert made(source, worker_timeout_s=7, **config).worker_timeout_s == 7
 

@@ -184,7 +184,7 @@ def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path,
     with pytest.raises(
         ShardNotFoundError, match=rf"node far cannot make the first sample: .*{urls[0]}.*{remedy}"
     ):
-        pool._raise_of_node("far", pool._unpacked(sent)[1].error)
+        pool._raise_of_node("far", pool._unpacked(sent)[0].error)
 
 
 def write_images(folder):

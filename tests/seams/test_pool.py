@@ -383,4 +383,4 @@ def test_a_thread_pins_batches_for_the_device_of_the_trainer_a_few_ahead(pinned)
     time.sleep(0.2)  # so that the thread runs as far ahead as it may
     assert len(pinned) <= 1 + 2 * (1 + 2 + 1)  # two tensors of each message
     stream.close()
-    assert not stream._pinning._thread.is_alive()
+    assert not stream._pinning[0].thread.is_alive()

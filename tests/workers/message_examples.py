@@ -17,18 +17,15 @@ class Link:
         self.maker = MessageMaker(self.buffers)
         self.far = far
 
-    def send(self, *batches, failure=None):
+    def send(self, *batches):
         """Send a message."""
-        assert self.worker.wait_for_credit()
-        loaded = [LoadedBatch(batch) for batch in batches]
-        assert self.worker.send(self.maker.message(loaded, failure))
+        self.worker.wait_for_credit()
+        self.worker.send(self.maker.message([LoadedBatch(batch) for batch in batches]))
 
     def travelled(self, *batches):
         """The batches of a message as the trainer gets them."""
         self.send(*batches)
-        loaded, failure = self.trainer.receive()
-        assert failure is None
-        return [each.batch for each in loaded]
+        return [loaded.batch for loaded in self.trainer.receive()]
 
     def in_use(self):
         """For each buffer, whether it is in use."""

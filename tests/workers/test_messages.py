@@ -18,6 +18,7 @@ from lightning_shards.workers.messages import (
     pinned,
     require_picklable,
 )
+from lightning_shards.workers.pool import Failure
 from tests.workers.message_examples import Link, Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(nested|[Ss]parse|quant|deprecated).*")
@@ -33,9 +34,9 @@ def test_a_message_gives_what_was_put_in(batch):
     sent = [
         LoadedBatch(deepcopy(batch), digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)
     ]
-    assert link.worker.send(link.maker.message(sent, "why"))
-    received, failure = link.trainer.receive()
-    assert failure == "why"
+    link.worker.send(link.maker.message([*sent, Failure(ValueError("no"), "why")]))
+    *received, failure = link.trainer.receive()
+    assert failure.cause == "why"
     for each, original in zip(received, sent, strict=True):
         assert each[1:] == original[1:]
         assert are_same(each.batch, batch)
@@ -65,7 +66,7 @@ def test_tensors_of_every_type_and_shape_come_back(column, times):
     nested = [{"boxes": column, "tags": ("a", [column])}] * 2
     link = Link()
     link.send({"x": column, "targets": nested})
-    ((received,), _) = link.trainer.receive()
+    (received,) = link.trainer.receive()
     x, targets = received.batch["x"], received.batch["targets"]
     for each in (x, targets[1]["boxes"], targets[0]["tags"][1][0]):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
@@ -229,6 +230,3 @@ def test_all_tensors_of_a_nested_batch_are_pinned(monkeypatch):
     assert received["deep"]["list"][1][0] is made[5]
     expected = {**batch, "array": SMALL}
     assert are_same(received, expected)
-
-
-# --- sizes ----------------------------------------------------------------------------------------

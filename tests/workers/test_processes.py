@@ -40,17 +40,14 @@ def refuse(label):
     raise RuntimeError(f"no {label}")
 
 
-def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(
-    pack_shards, make_source, caplog
-):
+def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(pack_shards, make_source):
     source = make_source(pack_shards([4]), transforms={"label": refuse})
-    with caplog.at_level("DEBUG", "lightning_shards"), pytest.raises(SampleError) as caught:
+    with pytest.raises(SampleError) as caught:
         first_batch(ProcessPool(1, start_method="fork"), source)
     cause = str(caught.value.__cause__)
     assert "in refuse\n" in cause
     assert "\nRuntimeError: no " in cause
     assert "in _transformed" not in cause
-    assert "in _transformed" in caplog.text  # the whole stack
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own

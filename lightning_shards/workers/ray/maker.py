@@ -19,6 +19,7 @@ from lightning_shards.samples.generators import begin_globals
 from lightning_shards.samples.tensors import on_load
 from lightning_shards.workers.inline import produce
 from lightning_shards.workers.messages import Packed, taken_apart
+from lightning_shards.workers.pool import Failure
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker import failure_of, settle_torch
 
@@ -73,18 +74,17 @@ class BatchMaker:
         Returns:
             The batches and the error, and where they were made.
         """
-        loaded: list[LoadedBatch] = []
-        failure = None
+        made: list[LoadedBatch | Failure] = []
         try:
             batches = self._open.pop(number, None)
             if batches is None:
                 batches = self._begun(self._unpacked(sent), cursor, number)
             for _ in range(count):
-                loaded.append(next(batches))  # noqa: PERF401 those before an error are kept
+                made.append(next(batches))  # noqa: PERF401 those before an error are kept
             self._open = {number + count * self._place.num_workers: batches}
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
-            failure = failure_of(error)
-        return taken_apart((loaded, failure)), self.whereabouts()
+            made.append(failure_of(error))
+        return taken_apart(made), self.whereabouts()
 
     def _begun(self, source: Source, cursor: Cursor, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
@@ -111,13 +111,11 @@ class BatchMaker:
             place: That of the rank, for which the trainer makes its first sample.
             is_elsewhere: Whether it is not the trainer's node, and has to be prepared.
         """
-        loaded: list[LoadedBatch] = []
-        failure = None
         try:
             source = self._unpacked(sent)
             if is_elsewhere:
                 source.prepare()
-            loaded = [source.first_sample(place)]
+            made: LoadedBatch | Failure = source.first_sample(place)
         except Exception as error:  # noqa: BLE001 raised in the trainer
-            failure = failure_of(error)
-        return taken_apart((loaded, failure))
+            made = failure_of(error)
+        return taken_apart([made])

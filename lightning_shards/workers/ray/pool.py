@@ -12,24 +12,29 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from lightning_shards.errors import ConfigError, ShardError, WorkerError, count_of
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
+from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
-from lightning_shards.workers.connection import Received
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.messages import Packed, put_together
-from lightning_shards.workers.pool import BatchStream, PoolDescription
+from lightning_shards.workers.pool import (
+    WORKER_TIMEOUT_S,
+    BatchStream,
+    Failure,
+    PoolDescription,
+    Received,
+    WorkerStream,
+)
 from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts
 from lightning_shards.workers.ray.travel import packed_source
-from lightning_shards.workers.watchdog import WORKER_TIMEOUT_S
-from lightning_shards.workers.worker import MessageStream
 
 _PLACED_S = 60.0
 """Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""
@@ -150,11 +155,11 @@ def _try_nodes(
     }
     expected = try_first_sample(source, place).batch
     for number, call in asked.items():
-        loaded, failure = _unpacked(_result_of(call))
+        (made,) = _unpacked(_result_of(call))
         host = where[number].host
-        if failure is not None:
-            _raise_of_node(host, failure.error)
-        if are_same(expected, loaded[0].batch):
+        if isinstance(made, Failure):
+            _raise_of_node(host, made.error)
+        if are_same(expected, made.batch):
             continue
         if are_same(expected, try_first_sample(source, place).batch):  # it is not random by itself
             raise ConfigError(
@@ -163,7 +168,7 @@ def _try_nodes(
             )
 
 
-def _raise_of_node(host: str, error: Exception) -> None:
+def _raise_of_node(host: str, error: Exception) -> NoReturn:
     remedy = ""
     if isinstance(error, FileNotFoundError):
         remedy = "; let all nodes reach the shards, by s3:// or a shared file system"
@@ -178,12 +183,12 @@ def _result_of(call: Any) -> Any:
     return ray.get(call)
 
 
-def _unpacked(value: Packed) -> Received:
+def _unpacked(value: Packed) -> list[LoadedBatch | Failure]:
     """Batches, and the failure after them; what lies in Ray's store cannot be written to."""
     return put_together(value._replace(parts=[part.copy() for part in value.parts]))
 
 
-class _RayStream(MessageStream):
+class _RayStream(WorkerStream):
     """The batches in step order; each actor has `prefetch_factor` calls under way."""
 
     def __init__(
@@ -230,9 +235,10 @@ class _RayStream(MessageStream):
         self._where[worker] = where
         self._calls[worker].popleft()
         self._ask(worker)
-        loaded, failure = _unpacked(value)
-        received = ActorTotals(value.nbytes, is_new, repeated)
-        return [each._replace(received=received) for each in loaded[:1]] + loaded[1:], failure
+        made = _unpacked(value)
+        if isinstance(made[0], LoadedBatch):
+            made[0] = made[0]._replace(received=ActorTotals(value.nbytes, is_new, repeated))
+        return made
 
     def _wait_for(self, worker: int) -> Any:
         """The result of the first call of an actor, which is started again if it takes too long.

@@ -1,6 +1,5 @@
 """A worker that stands still or dies is named; nobody waits for it without end."""
 
-import logging
 import os
 import signal
 import threading
@@ -16,10 +15,8 @@ from lightning_shards.errors import WorkerError
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
-from lightning_shards.workers.watchdog import Watchdog
 
 
 class Halts:
@@ -44,28 +41,13 @@ def numbers(stream, num_batches):
     return [int(next(stream).batch["number"]) for _ in range(num_batches)]
 
 
-@pytest.mark.parametrize(
-    "pool",
-    [InlinePool(worker_timeout_s=0.1), ThreadPool(2, worker_timeout_s=0.1)],
-    ids=["inline", "threads"],
-)
-def test_what_cannot_be_ended_is_shown_in_a_warning_and_waited_for(pool, start, monkeypatch):
-    was_warned = threading.Event()
-    warnings = []
-
-    class Told(logging.Handler):
-        def emit(self, record):
-            warnings.append(record.getMessage())
-            was_warned.set()
-
-    monkeypatch.setattr("lightning_shards.workers.watchdog._log.handlers", [Told()])
-
-    def halt_until_warned():
-        assert was_warned.wait(timeout=60)
-
-    assert numbers(start(pool, Halts(halt_until_warned)), 5) == list(range(5))
-    assert "a batch is waited for since 0.1 s (LoaderConfig.worker_timeout_s)" in warnings[0]
-    assert "in halt_until_warned" in warnings[0]
+def test_a_thread_that_gives_no_batch_is_an_error_that_shows_where_it_stands(start):
+    over = threading.Event()
+    with pytest.raises(WorkerError) as caught:
+        numbers(start(ThreadPool(2, worker_timeout_s=0.5), Halts(lambda: over.wait(60))), 5)
+    over.set()
+    assert "worker 1 has given no batch for 0.5 s, the worker_timeout_s" in str(caught.value)
+    assert "over.wait(60)" in str(caught.value)
 
 
 def stop():
@@ -80,8 +62,9 @@ def test_a_process_that_stands_still_is_ended_and_named_with_its_stage(start):
     with pytest.raises(WorkerError) as caught:
         numbers(stream, 4)
     text = str(caught.value)
-    assert f"worker process 1 (pid {processes[1].pid}) has given no batch for 4 s" in text
-    assert "it was stopped by a signal, and the stage that it began last is 'transform'" in text
+    assert "worker 1 has given no batch for 4 s" in text
+    assert f"process {processes[1].pid} was stopped by a signal, and the stage" in text
+    assert "it began last is 'transform'" in text
     assert "set a larger worker_timeout_s" in text
     assert psutil.wait_procs(processes, timeout=5)[1] == []
 
@@ -116,34 +99,3 @@ def test_workers_that_cannot_all_be_started_are_an_error_and_leave_none(start, m
     with pytest.raises(WorkerError, match=r"cannot be started .*Resource temp.*ulimit -u"):
         start(ProcessPool(2, start_method="fork"), Halts(os.getpid))
     assert psutil.wait_procs(started, timeout=10)[1] == []
-
-
-# --- the watchdog itself --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def late():
-    return []
-
-
-@pytest.fixture
-def watchdog(late, monkeypatch):
-    """One of eight looks, that are made by hand."""
-    monkeypatch.setattr(threading.Thread, "start", lambda _: None)
-    return Watchdog(8, lambda waited_s, waiter: late.append((waited_s, waiter)))
-
-
-def look(watchdog, times):
-    for _ in range(times):
-        watchdog.look()
-
-
-def test_waits_are_not_added_up_and_time_between_them_is_none(watchdog, late):
-    for _ in range(3):
-        with watchdog:
-            look(watchdog, 8)
-        look(watchdog, 20)
-    assert late == []
-    with watchdog:
-        look(watchdog, 9)
-    assert late == [(8, threading.get_ident())]
