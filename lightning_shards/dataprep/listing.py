@@ -2,10 +2,10 @@
 
 import csv
 import json
-import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import starmap
 from pathlib import Path
@@ -13,27 +13,21 @@ from typing import Any, Final, NamedTuple
 
 from tqdm import tqdm
 
-from lightning_shards.dataprep.packing import InputSample, inline, whole_file
+from lightning_shards.dataprep.packing import InputExtent, InputSample, inline, whole_file
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.tar_writer import escape_key, is_hidden, key_of_path
-from lightning_shards.errors import ConfigError, IndexMismatchError, SampleError
+from lightning_shards.dataprep.survey import PASSED_OVER, describe_table
+from lightning_shards.dataprep.tar_writer import escape_key, key_of_path
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
-from lightning_shards.shards.counts import CountClaim, local_claims
+from lightning_shards.shards.counts import local_claims
 from lightning_shards.shards.index import names_by_folder
-from lightning_shards.shards.tar.tar_bytes import open_tar
-from lightning_shards.shards.tar.walk import (
-    Member,
-    OtherEntry,
-    group_members,
-    split_name,
-    walk_members,
-)
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import split_url
 
 IMAGE_FIELDS: Final = frozenset(
     {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
 )
-_log = logging.getLogger(__name__)
 
 TABLE_SUFFIXES: Final = (".csv", ".jsonl", ".parquet")
 
@@ -107,7 +101,6 @@ def list_folder(
         InputSample(escape_key(stem), tuple(starmap(whole_file, files.items())))
         for stem, files in files_by_stem.items()
     ]
-    _note_apart(files_by_stem.values())
     if not has_classes or not (given or any("/" in stem for stem in files_by_stem)):
         return Listing(samples, ignored)
     labels: list[str] = []
@@ -120,14 +113,6 @@ def list_folder(
             )
         labels.append(label)
     return _with_classes(samples, labels, given)._replace(ignored=ignored)
-
-
-def _note_apart(files: Iterable[Iterable[str]]) -> None:
-    """Log that no sample has all suffixes, as where the names of pairs are not alike."""
-    kinds = {frozenset("images" if of in IMAGE_FIELDS else of for of in each) for each in files}
-    if (every := frozenset[str]().union(*kinds)) not in {frozenset(), *kinds}:
-        what = "no sample has all of %s: files of one sample differ in suffixes alone"
-        _log.warning(what, ", ".join(sorted(every)))
 
 
 def _raise(error: OSError) -> None:
@@ -257,7 +242,7 @@ def _contents(value: object) -> bytes:
 # --- tars
 
 
-def list_tars(paths: Sequence[str], *, processes: int = 1) -> Listing:
+def list_tars(paths: Sequence[str], cache: CacheFolder, *, processes: int = 1) -> Listing:
     """The samples of local tars in file order; members that are apart in a tar are joined.
 
     The classes are those of `classes.json` beside the tars. The samples of each tar are counted
@@ -266,74 +251,46 @@ def list_tars(paths: Sequence[str], *, processes: int = 1) -> Listing:
     Raises:
         ShardNotFoundError: A tar does not exist.
         ConfigError: Tars of two folders have different classes.
-        IndexMismatchError: A tar has another size or number of samples than a file beside it says.
+        IndexMismatchError: A tar has another number of samples than a file beside it says.
         DamagedShardError: A tar is damaged.
-        SampleError: A member of a sample is a link.
     """
     known = known_classes(paths)
     claims = {
-        (folder, name): claim
+        (folder, name): claim.samples
         for folder, names in names_by_folder(map(split_url, paths)).items()
         for name, claim in local_claims(folder, names).items()
     }
     tasks = [(path, claims.get(split_url(path))) for path in paths]
-    results = map_parallel(_list_tar, tasks, processes)
+    results = map_parallel(partial(_list_tar, cache=cache), tasks, processes)
     listings = list(tqdm(results, "listed", len(tasks), unit=" tars", disable=None))
     samples = [sample for listing in listings for sample in listing.samples]
     ignored = sum(listing.ignored for listing in listings)
     return Listing(samples, ignored, {} if known is None else dict(known.numbers))
 
 
-def _list_tar(task: tuple[str, CountClaim | None]) -> Listing:
-    path, claim = task
-    others: list[OtherEntry] = []
-    with open_tar(path) as data:
-        members = list(walk_members(data, path, others=others))
-    num_samples = sum(1 for _ in group_members(members, path))  # as readers count them
-    if claim is not None and claim.samples != num_samples:
-        raise IndexMismatchError(
-            f"{path} changed since it was indexed: it holds {num_samples:,} samples, "
-            f"{claim.samples:,} by {claim.source}; fetch it again, or, if it was written anew, run "
-            "`lightning-shards index` on it or delete that file"
-        )
-    runs: list[tuple[str, dict[str, Member]]] = []
-    first: dict[str, dict[str, Member]] = {}
-    for key, fields in group_members((m for m in members if not is_hidden(m.name)), path):
-        known = first.setdefault(key, fields)
-        if known is fields or known.keys() & fields.keys():  # keys that repeat are refused later
-            runs.append((key, fields))
+def _list_tar(task: tuple[str, int | None], *, cache: CacheFolder) -> Listing:
+    path, expected = task
+    whole = whole_file("", path)  # first, so that a change after it is noticed
+    table = TableStore(cache, takes_split=True).table_of(path, expected_samples=expected)
+    found = describe_table(path, table).findings
+    ignored = sum(finding.count for finding in found if finding.rule == PASSED_OVER)
+    runs: list[tuple[str, dict[str, InputExtent]]] = []
+    first: dict[str, dict[str, InputExtent]] = {}
+    for sample in range(table.num_samples):
+        key, members = table.key(sample), dict[str, InputExtent]()
+        for suffix in table.suffixes_of(sample):
+            offset, size, _ = table.find(sample, suffix) or (0, 0, None)
+            members[suffix] = whole._replace(field=suffix, offset=offset, size=size)
+        if key.endswith("/"):  # of hidden files such as x/._0001.jpg, which macOS adds to tars
+            ignored += len(members)
+            continue
+        known = first.setdefault(key, members)
+        if known is members or known.keys() & members.keys():  # repeated keys are refused later
+            runs.append((key, members))
         else:
-            known |= fields
-    _refuse_lost_links(others, first, path)
-    whole = whole_file("", path)
-    samples = [
-        InputSample(
-            key,
-            tuple(
-                whole._replace(field=suffix, offset=member.offset, size=member.size)
-                for suffix, member in fields.items()
-            ),
-        )
-        for key, fields in runs
-    ]
-    num_others = sum(entry.kind != "folder" for entry in others)
-    ignored = len(members) + num_others - sum(len(fields) for _, fields in runs)
+            known |= members
+    samples = [InputSample(key, tuple(members.values())) for key, members in runs]
     return Listing(samples, ignored)
-
-
-def _refuse_lost_links(
-    others: Iterable[OtherEntry], samples: Mapping[str, Mapping[str, Member]], path: str
-) -> None:
-    """Refuse links in the place of members; one to a member of its own name loses nothing."""
-    for entry in others:
-        key, suffix = split_name(entry.name) or ("", "")
-        is_lost = entry.kind == "link" and key and suffix not in samples.get(key, ())
-        if is_lost and not is_hidden(entry.name):
-            raise SampleError(
-                f"{path}: {entry.name!r} is a link, which has no data, and a sample would lose it; "
-                "write the tar by GNU tar with --hard-dereference --dereference, or unpack it and "
-                "pack the folder"
-            )
 
 
 # --- classes

@@ -99,9 +99,6 @@ def inline(field: str, data: bytes) -> InputExtent:
 PackOrder = Literal["source", "shuffled"]
 """As listed, or in a uniformly random order by the seed."""
 
-FRACTION_SPLITS: Final = ("train", "val")
-"""The splits that `val_fraction` makes."""
-
 DEFAULT_MAX_BYTES: Final = 1_000_000_000
 """Bytes of a shard: large enough for few files that disks and stores read at full speed."""
 
@@ -135,15 +132,12 @@ class Packing:
             raise ConfigError(f"val_fraction must be from 0 to below 1, got {self.val_fraction}")
 
 
-def assign(
-    samples: Sequence[InputSample], packing: Packing, is_kept: NDArray[np.bool_] | None = None
-) -> dict[str, list[NDArray[np.int64]]]:
+def assign(samples: Sequence[InputSample], packing: Packing) -> dict[str, list[NDArray[np.int64]]]:
     """The numbers of the samples of each shard, in order, by split ("" if there are no splits).
 
     Args:
         samples: If they name splits, these are used, and `val_fraction` must be 0.
         packing: How samples are laid out.
-        is_kept: bool, shape (num_samples,): the samples that pass a filter; None: all.
 
     Raises:
         ConfigError: A split has no sample.
@@ -153,27 +147,18 @@ def assign(
     numbers = np.arange(len(keys))
     if packing.order == "shuffled":  # by one word; by another where two are equal
         numbers = np.lexsort((words[:, _SPLIT_WORD], words[:, _ORDER_WORD]))
-    if is_kept is not None:
-        numbers = numbers[is_kept[numbers]]
     split_of = np.array([sample.split for sample in samples])
+    names = sorted({sample.split for sample in samples}) or [""]
     if packing.val_fraction:
+        if names != [""]:
+            raise ConfigError("val_fraction and a column of splits both split; choose one")
         limit = np.uint64(packing.val_fraction * _WORD_RANGE)
         split_of = np.where(words[:, _SPLIT_WORD] < limit, "val", "train")
+        names = ["train", "val"]
     sizes = np.array(
         [sum(tar_size(member.size) for member in sample.members) for sample in samples]
     )
-    return {
-        name: _cut(numbers[split_of[numbers] == name], sizes, packing, name)
-        for name in split_names(samples, packing)
-    }
-
-
-def split_names(samples: Sequence[InputSample], packing: Packing) -> list[str]:
-    """The splits that `assign` gives; [""] if there are no splits."""
-    names = sorted({sample.split for sample in samples}) or [""]
-    if packing.val_fraction and names != [""]:
-        raise ConfigError("val_fraction and a column of splits both split; choose one")
-    return list(FRACTION_SPLITS) if packing.val_fraction else names
+    return {name: _cut(numbers[split_of[numbers] == name], sizes, packing, name) for name in names}
 
 
 def require_sound(samples: Sequence[InputSample]) -> None:

@@ -15,17 +15,12 @@ _Result = TypeVar("_Result")
 
 
 def map_parallel(
-    function: Callable[[_Task], _Result],
-    items: Sequence[_Task],
-    processes: int,
-    *,
-    chunksize: int = 1,
+    function: Callable[[_Task], _Result], items: Sequence[_Task], processes: int
 ) -> Generator[_Result]:
     """`function(item)` for each item, in the order of the items, whatever the number of processes.
 
     With less than two processes or items, all work is done in this process. Otherwise function,
-    items and results are pickled, and a process gets `chunksize` items together, which pays off
-    where one takes less than a few ms. Close it to end the processes.
+    items and results are pickled. Close it to end the processes.
 
     Raises:
         WorkerError: A process died, or could not start.
@@ -39,12 +34,11 @@ def map_parallel(
     context, guard = get_context("spawn"), (os.getpid(), None)
     try:
         with ProcessPoolExecutor(processes, context, end_with, guard) as pool:
-            chunks = [items[i : i + chunksize] for i in range(0, len(items), chunksize)]
             # unlike those of `pool.map`, they are not cancelled, which a pool of 3.11 does not bear
-            results = [pool.submit(_each, function, chunk) for chunk in chunks]
+            results = [pool.submit(function, item) for item in items]
             try:
                 for result in results:
-                    yield from result.result()
+                    yield result.result()
             except BaseException:  # a task may take minutes: nobody waits for its end
                 for process in set(active_children()) - before:
                     kill(process.pid or 0)
@@ -54,7 +48,3 @@ def map_parallel(
             "a process died, often for want of memory; run the command again to go on, with fewer "
             "processes. In a script, the call belongs under `if __name__ == '__main__':`"
         ) from error
-
-
-def _each(function: Callable[[_Task], _Result], items: Sequence[_Task]) -> list[_Result]:
-    return [function(item) for item in items]

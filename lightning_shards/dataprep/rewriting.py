@@ -17,8 +17,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
@@ -29,7 +27,6 @@ from lightning_shards.dataprep.packing import (
     assign,
     read_extent,
     require_sound,
-    split_names,
 )
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.tar_writer import WrittenShard, as_bytes, write_shard
@@ -44,6 +41,8 @@ RawSample = dict[str, Any]
 """A sample as a dict: `__key__`, and the contents of each member by field."""
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+_CHUNK = 64  # samples that a process filters together
 
 _Task = tuple[Path, list[InputSample]]
 """A shard to write: its path, and its samples."""
@@ -83,34 +82,33 @@ def rewrite(
     """
     samples = listing.samples
     require_sound(samples)
-    prefixes = _prefixes(split_names(samples, packing))
     settings = {"digest of the input files": _digest(samples), **asdict(packing), **edit.settings}
+    samples = _filtered(samples, edit.keeps, processes)
+    plan = assign(samples, packing)
+    prefixes = {split: _prefix(split) for split in plan}
     write = partial(_write, transform=edit.transform, cache=cache)
     data_sets: dict[str, dict[str, Any]] = {}
     with closing(FinishedShards(folder, settings, prefixes)) as finished:
-        is_kept = None if edit.keeps is None else _filtered(samples, edit.keeps, processes)
-        plan = assign(samples, packing, is_kept)
-        for split, prefix in prefixes.items():
-            place = make_folder(folder, split)
+        for split, shards in plan.items():
+            place, prefix = make_folder(folder, split), prefixes[split]
             tasks = [
                 (place / shard_name(prefix, shard), [samples[int(at)] for at in numbers])
-                for shard, numbers in enumerate(plan[split])
+                for shard, numbers in enumerate(shards)
             ]
-            written, kept_shards = _write_missing(split, tasks, write, processes, finished)
+            written, kept = _write_missing(split, tasks, write, processes, finished)
             _write_classes(place / CLASSES, listing.classes)
-            if kept_shards < len(written) or not (place / WIDS).exists():
+            if kept < len(written) or not (place / WIDS).exists():
                 finished.list_shards(split, written)
             urls = shard_pattern(place, written, prefix)
-            data_sets[split] = {"urls": urls, **_totals(written), "kept_shards": kept_shards}
+            data_sets[split] = {"urls": urls, **_totals(written), "kept_shards": kept}
     return data_sets
 
 
-def _prefixes(splits: Sequence[str]) -> dict[str, str]:
-    """The prefix of shards by split, which names a folder, too."""
-    for split in filter(None, splits):
-        if not _SPLIT_NAME.fullmatch(split):
-            raise ConfigError(f"{split!r} cannot name a split: take letters, digits, - and _")
-    return {split: split or "shard" for split in splits}
+def _prefix(split: str) -> str:
+    """The prefix of the shards of a split, whose name is also that of a folder."""
+    if split and not _SPLIT_NAME.fullmatch(split):
+        raise ConfigError(f"{split!r} cannot name a split: take letters, digits, - and _")
+    return split or "shard"
 
 
 def _write_classes(path: Path, classes: Mapping[str, int]) -> None:
@@ -128,16 +126,21 @@ def _digest(samples: Iterable[InputSample]) -> str:
 
 
 def _filtered(
-    samples: Sequence[InputSample], keeps: Callable[[RawSample], Any], processes: int
-) -> NDArray[np.bool_]:
-    """Which samples the filter keeps; all of them are read."""
-    results = map_parallel(partial(_keep, keeps=keeps), samples, processes, chunksize=64)
-    bar = tqdm(results, "filtered", len(samples), unit=" samples", disable=None)
-    return np.fromiter(bar, np.bool_, len(samples))
+    samples: Sequence[InputSample], keeps: Callable[[RawSample], Any] | None, processes: int
+) -> Sequence[InputSample]:
+    """The samples that the filter keeps, if there is one; all of them are read."""
+    if keeps is None:
+        return samples
+    chunks = [samples[start : start + _CHUNK] for start in range(0, len(samples), _CHUNK)]
+    results = map_parallel(partial(_kept, keeps=keeps), chunks, processes)
+    bar = tqdm(results, "filtered", len(chunks), unit=f" x {_CHUNK} samples", disable=None)
+    return [sample for kept in bar for sample in kept]
 
 
-def _keep(sample: InputSample, *, keeps: Callable[[RawSample], Any]) -> bool:
-    return bool(_called(keeps, _read(sample)))
+def _kept(
+    samples: Sequence[InputSample], *, keeps: Callable[[RawSample], Any]
+) -> list[InputSample]:
+    return [sample for sample in samples if _called(keeps, _read(sample))]
 
 
 def _write_missing(

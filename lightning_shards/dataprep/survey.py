@@ -199,11 +199,10 @@ def _find_repeats(table: MemberTable, shard: str) -> list[Finding]:
 
 _REMEDY: Final = "`reshard` joins members that are apart; of two samples remove or rename one"
 
-_LONGEST_END: Final = 10_240 + 2 * BLOCK
-"""Zeros at the end of an archive: two blocks, and what fills the last record of tar."""
+PASSED_OVER: Final = "passed over"
 
-_MANY_ZEROS: Final = 16 << 20
-"""More than fills the last record of a tar: `tar -b` takes records of 10 MiB at most."""
+_LONGEST_END: Final = 1 << 20
+"""More zeros than at the end of an archive: two blocks, and what fills tar's last record."""
 
 _ONE_EXTENDED: Final = 3 * BLOCK
 """An extended header, its body, and the header of the member, as webdataset writes each member."""
@@ -220,16 +219,15 @@ def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     gaps = np.unique(table.offsets - np.append(0, stops[:-1]))
     is_even = len(gaps) == 1 and gaps[0] in (BLOCK, _ONE_EXTENDED)
     others: list[OtherEntry] = []
-    passed_over: list[str] = []
     with open_tar(path) as data:
         is_short = table.file_size - end <= _LONGEST_END
         if is_even and is_short and not any(data[end : table.file_size]):
             return []
-        for member in walk_members(data, path, others=others):
-            end = max(end, up_to_block(member.offset + member.size))
-            if split_name(member.name) is None:
-                passed_over.append(member.name)
-    end = max(end, *(up_to_block(entry.stop) for entry in others), 0)
+        members = list(walk_members(data, path, others=others))
+    stops_of_all = [member.offset + member.size for member in members]
+    stops_of_all += [entry.stop for entry in others]
+    end = up_to_block(max(stops_of_all, default=0))
+    passed_over = [member.name for member in members if split_name(member.name) is None]
     passed_over += [entry.name for entry in others if entry.kind != "folder"]
     findings: list[Finding] = []
     if passed_over:
@@ -239,44 +237,27 @@ def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
             "KEY.FIELD, or are no regular files; GNU tar makes links of files that it meets twice: "
             "write it with --hard-dereference"
         )
-        findings.append(Finding("passed over", message, path, count=count, is_failure=False))
-    zeros = table.file_size - end
-    if zeros > _MANY_ZEROS or zeros > max(_LONGEST_END, table.file_size // 3):
+        findings.append(Finding(PASSED_OVER, message, path, count=count, is_failure=False))
+    if table.file_size - end > _LONGEST_END:
         # a file that was preallocated and never filled, or half fetched, reads as whole
         message = (
-            f"{zeros:,} of its {table.file_size:,} bytes are zeros behind the end of the archive; "
-            "fetch it again if it is not whole: if it is, `reshard` writes it without them"
+            f"{table.file_size - end:,} of its {table.file_size:,} bytes are zeros behind the end "
+            "of the archive; fetch it again if it is not whole: if it is, `reshard` writes it "
+            "without them"
         )
         findings.append(Finding("unwritten end", message, path, byte=end))
     return findings
 
 
-_MAX_MISSING: Final = 20
-"""If more fields than this are not in all samples, they come from dots in keys."""
-
-
 def _find_missing_fields(seen: Survey) -> list[Finding]:
-    """Findings about fields that some samples lack; of many fields there is one."""
-    total = seen.samples
-    lacking = {suffix: total - sizes.samples for suffix, sizes in seen.fields.items()}
-    lacking = {suffix: count for suffix, count in lacking.items() if count}
-    if len(lacking) > _MAX_MISSING:
-        message = (
-            f"{len(lacking):,} different fields are not in all samples, such as "
-            f"{next(iter(lacking))!r}: names are split at the first dot, so dots in keys make "
-            "fields; pack without them"
-        )
-        return [Finding("dotted key", message, count=len(lacking), is_failure=False)]
+    """Findings about fields that some samples lack."""
     findings: list[Finding] = []
-    for suffix, count in lacking.items():
-        message = (
-            f"{count:,} of {total:,} samples have no {suffix!r}; name in `fields` what stands in "
-            f"for it ('{suffix};OTHER'), or drop them"
-        )
-        shard = next(
-            shard.path
-            for shard in seen.shards
-            if shard.samples > shard.fields.get(suffix, FieldSizes()).samples
-        )
-        findings.append(Finding("missing field", message, shard, count=count, is_failure=False))
+    for suffix, sizes in seen.fields.items():
+        if count := seen.samples - sizes.samples:
+            message = (
+                f"{count:,} of {seen.samples:,} samples have no {suffix!r}; name in `fields` what "
+                f"stands in for it ('{suffix};OTHER'), or drop them; where dots in keys made many "
+                "such fields, as names are split at the first dot, pack without them"
+            )
+            findings.append(Finding("missing field", message, count=count, is_failure=False))
     return findings

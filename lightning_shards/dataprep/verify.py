@@ -64,45 +64,42 @@ def verify_shards(
         decodes: Whether images are decoded, which needs Pillow.
         processes: Number of processes.
     """
-    check = partial(_check, cache=cache, decodes=decodes, beside=_listed_beside(paths))
+    folders = dict.fromkeys(Path(path).parent for path in paths)
+    beside = {folder: _stated_in(folder) for folder in folders}
+    check = partial(_check, cache=cache, decodes=decodes, beside=beside)
     return survey(paths, check, processes=processes)
 
 
-_Facts = Mapping[str, Mapping[str, Any]]
-"""What files beside a shard say of it, by the path of the file: nsamples, filesize, md5sum."""
+_Facts = dict[str, dict[str, Mapping[str, Any]]]
+"""By shard and file beside it what that file says of the shard: nsamples, filesize, md5sum."""
 
 
-def _listed_beside(paths: Sequence[str]) -> dict[str, _Facts]:
-    """What files say of the shards beside them."""
-    beside: dict[str, dict[str, Mapping[str, Any]]] = {path: {} for path in paths}
-    path_of = {Path(path): path for path in paths}
-    for folder in dict.fromkeys(path.parent for path in path_of):
-        for source in json_files(folder):
-            for name, facts in _facts_in(source):
-                if folder / name in path_of:
-                    beside[path_of[folder / name]][str(source)] = facts
-    return dict(beside)
-
-
-def _facts_in(source: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """What a JSON file says of shards in its folder, by their names."""
-    content = read_json(source)
-    if source.name == SIZES:
-        return [(name, {"nsamples": count}) for name, count in json_object(content).items()]
-    folders = ("", source.parent.absolute().name)
-    listed = [(Path(str(entry.get("url"))), entry) for entry in shard_entries(content) or ()]
-    return [(url.name, entry) for url, entry in listed if url.parent.name in folders]
+def _stated_in(folder: Path) -> _Facts:
+    """What the JSON files of a folder say of its shards."""
+    stated: _Facts = {}
+    for source in json_files(folder):
+        content = read_json(source)
+        entries: Sequence[Mapping[str, Any]] = shard_entries(content) or ()
+        if source.name == SIZES:
+            counts = json_object(content).items()
+            entries = [{"url": name, "nsamples": count} for name, count in counts]
+        for entry in entries:
+            url = Path(str(entry.get("url")))
+            if url.parent.name in ("", folder.absolute().name):
+                stated.setdefault(url.name, {})[str(source)] = entry
+    return stated
 
 
 def _check(
-    path: str, *, cache: CacheFolder, decodes: bool, beside: Mapping[str, _Facts]
+    path: str, *, cache: CacheFolder, decodes: bool, beside: Mapping[Path, _Facts]
 ) -> ShardSurvey:
     known = known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
     seen = describe_table(path, table)
     changed = [finding for old in known for finding in _find_changes(path, table, old)]
     seen.findings += dict.fromkeys(changed)  # two tables say the same as a rule
-    seen.findings += _find_differences(seen, beside[path])
+    stated = beside[Path(path).parent].get(Path(path).name, {})
+    seen.findings += _find_differences(seen, stated)
     seen.has_checksums = seen.md5 is not None or any(old.crc32 is not None for old in known)
     if decodes:
         seen.findings += _find_undecodable(path, table)
@@ -151,7 +148,7 @@ def _about(
     return [Finding(rule, message, path, key, int(table.offsets[members[0]]), len(members))]
 
 
-def _find_differences(seen: ShardSurvey, beside: _Facts) -> list[Finding]:
+def _find_differences(seen: ShardSurvey, beside: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     """Findings about facts that files beside the shard state differently."""
     facts: dict[str, object] = {"filesize": seen.size_bytes, "nsamples": seen.samples}
     if any(stated.get("md5sum") for stated in beside.values()):
@@ -281,7 +278,7 @@ class _Run:
     """Members of one key that stand side by side; `fault` says why they cannot be saved."""
 
     key: str
-    fields: dict[str, Member] = field(default_factory=dict[str, Member])
+    members: list[tuple[str, Member]] = field(default_factory=list[tuple[str, Member]])
     fault: str = ""
 
 
@@ -289,39 +286,29 @@ def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], tuple[str, ...]]:
     """The runs in file order, and what is said of the places that cannot be read."""
     runs: list[_Run] = []
     unread: list[str] = []
-    key, num_doubtful = "", 0  # the key of the last run, and runs to come that may lack a member
-    for read in _walk_around_damage(data, path):
-        if isinstance(read, str):
-            unread.append(read)
-            key, num_doubtful = "", 2
-            for run in runs[-1:]:
-                run.fault = _BESIDE
-        elif parts := split_name(read.name):
-            if parts[0] != key:
-                runs.append(_Run(parts[0], fault=_BESIDE if num_doubtful else ""))
-                num_doubtful = max(0, num_doubtful - 1)
-            (key, suffix), run = parts, runs[-1]
-            if suffix in run.fields:
-                run.fault = run.fault or f"has a second {suffix}, at byte {read.offset:,}"
-            run.fields[suffix] = read
-    return runs, tuple(unread)
-
-
-def _walk_around_damage(data: TarBytes, path: str) -> Iterator[Member | str]:
-    """The members in file order, and what is said of each damaged range between them."""
     start: int | None = 0
-    while start is not None:
-        position = start
+    while start is not None:  # the offset of a sound header
+        position, stretch = start, list[_Run]()
+        num_doubtful = 2 if unread else 0  # runs that may lack a member or its name
         try:
             for member in walk_members(data, path, start):
-                yield member
                 position = up_to_block(member.offset + member.size)
+                if parts := split_name(member.name):
+                    if not stretch or stretch[-1].key != parts[0]:
+                        stretch.append(_Run(parts[0]))
+                    stretch[-1].members.append((parts[1], member))
+            start = None
         except DamagedShardError:
             start = _next_header(data, position + BLOCK)
             stop = len(data) if start is None else start
-            yield f"bytes {position:,} to {stop:,} cannot be read; what stood there is not known"
-        else:
-            return
+            place = f"bytes {position:,} to {stop:,}"
+            unread.append(f"{place} cannot be read; what stood there is not known")
+            for run in stretch[-1:]:
+                run.fault = _BESIDE
+        for run in stretch[:num_doubtful]:
+            run.fault = _BESIDE
+        runs += stretch
+    return runs, tuple(unread)
 
 
 def _next_header(data: TarBytes, start: int) -> int | None:
@@ -333,33 +320,31 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     return None
 
 
-_Place: TypeAlias = tuple[str, str, int, int]
-"""The key, the suffix, the offset and the size of a member."""
+_Checksums: TypeAlias = dict[tuple[str, str, int, int], int]
+"""crc32s by key, suffix, offset and size of the members."""
 
 
-def _checksums(known: Sequence[MemberTable]) -> dict[_Place, int]:
-    """The crc32s of earlier indexes by the places of their members."""
-    found: dict[_Place, int] = {}
-    for table in known:
-        for sample in range(table.num_samples):
-            key = table.key(sample)
-            for suffix in table.suffixes_of(sample):
-                offset, size, checksum = table.find(sample, suffix) or (0, 0, None)
-                if checksum is not None:
-                    found[key, suffix, offset, size] = checksum
-    return found
+def _checksums(known: Sequence[MemberTable]) -> _Checksums:
+    """The crc32s of earlier indexes."""
+    return {
+        (table.key(sample), suffix, *extent[:2]): extent[2]
+        for table in known
+        for sample in range(table.num_samples)
+        for suffix in table.suffixes_of(sample)
+        if (extent := table.find(sample, suffix)) and extent[2] is not None
+    }
 
 
-def _fault_of(run: _Run, times: int, data: TarBytes, checksums: Mapping[_Place, int]) -> str:
+def _fault_of(run: _Run, times: int, data: TarBytes, checksums: _Checksums) -> str:
     """Why a run would not read back as it is, or as it was indexed; empty if it would.
 
     Members that no index has at this place are not compared: it may be of an older shard.
     """
     try:
-        check_sample(run.key, list(run.fields))
+        check_sample(run.key, [suffix for suffix, _ in run.members])
     except SampleError as error:
         return str(error)
-    for suffix, member in run.fields.items():
+    for suffix, member in run.members:
         indexed = checksums.get((run.key, suffix, member.offset, member.size))
         if indexed is not None and data.crc32(member.offset, member.size) != indexed:
             return f"member {suffix} is not what it was when indexed"
@@ -368,8 +353,4 @@ def _fault_of(run: _Run, times: int, data: TarBytes, checksums: Mapping[_Place, 
 
 def _read(data: TarBytes, runs: Sequence[_Run]) -> Iterator[tuple[str, Fields]]:
     for run in runs:
-        members = run.fields.items()
-        yield (
-            run.key,
-            [(name, data[each.offset : each.offset + each.size]) for name, each in members],
-        )
+        yield run.key, [(name, data[m.offset : m.offset + m.size]) for name, m in run.members]

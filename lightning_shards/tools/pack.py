@@ -40,8 +40,7 @@ A folder of folders of classes gives each sample its class as field `cls`, numbe
 the names (numbers: of their values); classes.json beside the shards has both. Splits that are
 packed one by one need the same numbers: give the later ones --classes data/train/classes.json.
 Files whose names differ in the suffix alone are one sample, also in a flat folder (1.jpg, 1.txt).
---resize averages photographs; maps of labels or depths, in fields such as mask.png, keep their
-values.
+--resize averages photographs, and refuses what may be a map of labels or depths.
 """
 
 _PACKING = ("order", "seed", "max_samples", "max_bytes", "val_fraction")
@@ -138,7 +137,7 @@ def list_local_tars(options: Namespace, urls: Sequence[str]) -> Listing:
     """The samples of these tars, after a check that the output is not among them."""
     paths = require_local(expand_urls(urls), "this tool")
     require_apart(options.out, [Path(path).parent for path in paths])
-    return list_tars(paths, processes=options.processes)
+    return list_tars(paths, options.cache, processes=options.processes)
 
 
 def require_apart(output: Path, folders: Iterable[Path], *, below: bool = False) -> None:

@@ -155,13 +155,6 @@ def test_what_is_unusual_is_noted(run, tmp_path):
     assert all("; " in each["message"] for each in document["findings"])  # a remedy
 
 
-def test_dots_in_keys_are_told_once(run, tmp_path):
-    write_members(tmp_path / "a.tar", [(f"img-{n}.{n}.png", b"1") for n in range(40)])
-    [found] = run(tmp_path / "a.tar")[1]["findings"]
-    assert (found["rule"], found["count"]) == ("dotted key", 40)
-    assert "names are split at the first dot" in found["message"]
-
-
 # --- other bytes than before
 
 

@@ -114,15 +114,15 @@ def test_a_damaged_header_is_named_with_its_byte(run, folder, shard):
     ("half_written", "added", "told"),
     [
         (False, 0, []),
-        (False, 10_240, []),
+        (False, 1 << 19, []),
         (True, 0, [("unwritten end", True)]),
-        (False, 17 << 20, [("unwritten end", True)]),
+        (False, 1 << 20, [("unwritten end", True)]),
     ],
 )
 @pytest.mark.parametrize("tool", [verify, index])
 def test_zeros_behind_the_end_are_told(run_here, tmp_path, tool, half_written, added, told):
     """They may be members that were never written: a file that was preallocated, or half copied."""
-    members = [(f"{number:04d}.bin", b"x" * 900) for number in range(400)]  # 600 KB
+    members = [(f"{number:04d}.bin", b"x" * 9000) for number in range(400)]  # 3.9 MB
     shard = write_members(tmp_path / "data" / "a.tar", members)
     data = shard.read_bytes()
     if half_written:

@@ -47,7 +47,7 @@ def disturb(inputs, tmp_path):
     tools = {
         "pack": ("pack", "files", "--val-fraction", "0.3"),
         "edit": ("reshard", "shards/*.tar", *edit, "--max-samples", "12"),
-        "index": ("index", "shards/*.tar", "--format", "wids,members,sizes,dali"),
+        "index": ("index", "shards/*.tar", "--format", "wids,members"),
         "writer": ("writer", "16"),
     }
 
