@@ -59,20 +59,16 @@ class TabledShards:
             )
 
 
-def choose_samples(counts: NDArray[np.int64], num: int, seed: int | None) -> dict[int, list[int]]:
-    """The numbers of the samples to show, by shard: evenly spaced, or drawn without repeats.
+def choose_samples(counts: NDArray[np.int64], num: int) -> dict[int, list[int]]:
+    """The numbers of the samples to show, by shard: evenly spaced over all.
 
     Args:
         counts: Samples of each shard, shape (num_shards,).
         num: How many samples; all of them if there are fewer.
-        seed: Of the draw; None: evenly spaced.
     """
     total, stops = int(counts.sum()), np.cumsum(counts)
     num = min(num, total)
-    if seed is None:
-        numbers = np.arange(num) * total // max(num, 1)
-    else:
-        numbers = np.sort(np.random.default_rng(seed).choice(total, num, replace=False))
+    numbers = np.arange(num) * total // max(num, 1)
     shards = np.searchsorted(stops, numbers, side="right")
     chosen: dict[int, list[int]] = {}
     for shard, sample in zip(shards.tolist(), numbers - (stops - counts)[shards], strict=True):

@@ -40,13 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=Path("samples.png"), metavar="PNG")
     add("--image", metavar="FIELD", help="default: the first field with images")
     add("--label", metavar="FIELD", help="a field of text, such as cls or txt")
-    add("--samples", type=int, default=64, metavar="N", help="default: 64")
-    add("--seed", type=int, help="draw samples at random; default: evenly spaced over all")
+    add("--samples", type=int, default=64, metavar="N", help="evenly spaced over all; default: 64")
     run_tool("show", _show, parser.parse_args(arguments))
 
 
 def _show(options: Namespace) -> int:
-    require_large_enough(options, samples=1, seed=0)
+    require_large_enough(options, samples=1)
     if options.output.suffix.lower() != ".png":  # as a shell expands `--output */*.tar`
         raise ConfigError(f"--output must be a file that ends in .png, got {options.output}")
     urls = shards_of(options)
@@ -57,7 +56,7 @@ def _show(options: Namespace) -> int:
         counts = load_index(urls, cache=options.cache, storages=storages).counts
         if counts is None:
             counts = np.array([tables.table_of(url).num_samples for url in urls])
-        for shard, numbers in choose_samples(counts, options.samples, options.seed).items():
+        for shard, numbers in choose_samples(counts, options.samples).items():
             with tables.reader(urls[shard]) as reader:
                 pictures += _pictures(reader, numbers, classes, options)
     if not pictures:
