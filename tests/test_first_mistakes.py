@@ -338,9 +338,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a split of another type": (
         lambda: module({"a.tar"}),
         (
-            "train must be a SplitConfig, a dict of its settings, or shards alone as a path, a "
-            "pattern "
-            "or a list of them; got set"
+            "train must be a SplitConfig or a dict of its settings; shards alone are a path, a "
+            "pattern or a list of them, got set"
         ),
     ),
     "a plain string that matches nothing": (

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.settings import put, require_kinds
-from lightning_shards.errors import ConfigError, path_as_text, require_mapping
+from lightning_shards.errors import ConfigError, require_mapping
 from lightning_shards.shards.scheme_table import (
     RANGED_SCHEMES,
     is_further,
@@ -99,8 +99,6 @@ class LoaderConfig:
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        if not isinstance(cast("object", self.ray), RayConfig):
-            raise ConfigError(f"ray must be a RayConfig, got {self.ray!r}")
         require_kinds(self)
         for name, pool, is_set in (
             ("threads_per_worker", "processes", self.threads_per_worker > 1),
@@ -114,10 +112,8 @@ class LoaderConfig:
                 )
         if self.cache_gib == 0:
             raise ConfigError("cache_gib must be a number above 0, or left out, got 0")
-        folder = path_as_text(self.cache_dir)
-        if folder is not None and not folder.startswith("~"):  # the run may change its folder
-            folder = str(Path(folder).absolute())
-        put(self, cache_dir=folder)
+        if self.cache_dir and not self.cache_dir.startswith("~"):  # the run may change its folder
+            put(self, cache_dir=str(Path(self.cache_dir).absolute()))
         for scheme, options in self.storage_options.items():
             if scheme not in RANGED_SCHEMES and not is_further(scheme):
                 raise ConfigError(

@@ -3,20 +3,16 @@
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from lightning_shards.config.parsing import build
-from lightning_shards.config.settings import ShardSettings, require_kinds
+from lightning_shards.config.settings import ShardSettings
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.mixture_schedule import (
     WeightChange,
-    check_component_names,
     weigh_components,
     weigh_stage,
 )
 from lightning_shards.shards.joins.settings import join_settings
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -95,20 +91,6 @@ class WeightChangeConfig:
         return WeightChange(self.weights, self.epoch, self.samples, self.over)
 
 
-def made_components(mix: Mapping[str, object]) -> dict[str, ComponentConfig]:
-    """The components, which may be dicts of settings, checked and with their callables loaded.
-
-    Raises:
-        ConfigError: A name or a setting is wrong; the message names the component.
-    """
-    check_component_names(list(mix))
-    made = {name: made_config(ComponentConfig, value, f"mix.{name}") for name, value in mix.items()}
-    for name, component in made.items():
-        with errors_of_component(name):
-            component.check()
-    return made
-
-
 @contextmanager
 def errors_of_component(name: str) -> Generator[None]:
     """A context whose errors of settings say which component they are about."""
@@ -116,19 +98,6 @@ def errors_of_component(name: str) -> Generator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"component {name!r}: {error}") from error
-
-
-def made_schedule(schedule: Sequence[object]) -> list[WeightChangeConfig]:
-    """The changes of weights, which may be dicts of settings, checked.
-
-    Raises:
-        ConfigError: A setting is wrong; the message has the number of its change.
-    """
-    made: list[WeightChangeConfig] = []
-    for number, change in enumerate(schedule):
-        made.append(made_config(WeightChangeConfig, change, f"schedule[{number}]"))
-        require_kinds(made[-1], f"schedule[{number}].")
-    return made
 
 
 def check_weights(
@@ -169,19 +138,3 @@ def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bo
                 "not; give all components the same fields, or keep them apart: batch_format='dict' "
                 "and a unit of whole batches"
             )
-
-
-def made_config(kind: type[_T], value: object, name: str) -> _T:
-    """Settings of this kind, which may be given as a dict.
-
-    Raises:
-        ConfigError: They are neither, or one is unknown, missing or of another type.
-    """
-    if isinstance(value, Mapping):
-        return build(kind, cast("Mapping[str, Any]", value), name)
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"{name} must be a {kind.__name__} or a dict of its settings, got "
-            f"{type(value).__name__}"
-        )
-    return value

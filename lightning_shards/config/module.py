@@ -19,16 +19,15 @@ from lightning_shards.config.mixtures import (
     errors_of_component,
     require_same_fields_of,
 )
-from lightning_shards.config.parsing import build, load_yaml
+from lightning_shards.config.parsing import build, load_yaml, with_urls
 from lightning_shards.config.settings import Settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,
     SplitConfig,
     SplitName,
-    made_sets,
-    made_split,
     missing_split,
+    named_sets,
 )
 from lightning_shards.errors import (
     ConfigError,
@@ -80,31 +79,24 @@ class DataConfig(Settings):
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
+        for split in SPLITS:
+            put(self, **{split: with_urls(getattr(self, split))})
+        for setting, split in SET_SETTINGS.items():
+            sets = named_sets(setting, getattr(self, setting), getattr(self, split))
+            put(self, **{setting: sets})
         self.check()
         require_mapping("fields", self.fields, "{image: jpg;png}")
         for name in ("fields", "defaults", "decode", "classes", "transforms", "device_transforms"):
             put(self, **{name: dict[str, Any](getattr(self, name) or {})})
         put(self, sample_transforms=self.sample_transforms or [])
-        for split in SPLITS:
-            put(self, **{split: made_split(split, getattr(self, split))})
-        for setting, split in SET_SETTINGS.items():
-            sets = made_sets(setting, getattr(self, setting), getattr(self, split))
-            put(self, **{setting: sets})
-        self._require_loader()
+        if self.loader.pool == "ray" and self.num_workers == 0:
+            raise ConfigError("pool='ray' needs num_workers of at least 1, got 0; or leave it out")
         for name in self.allow_unsafe or ():
             require_choice("allow_unsafe", name, ("pipe", *sorted(UNSAFE_DECODERS), "ray"))
         for name in [name for name, split in self.splits.items() if split is not None]:
             self._check_fields(name)
             self.collation_of(name)
         self._require_device_names()
-
-    def _require_loader(self) -> None:
-        if cast("object", self.loader) is None:
-            put(self, loader=LoaderConfig())
-        if not isinstance(cast("object", self.loader), LoaderConfig):
-            raise ConfigError(f"loader must be a LoaderConfig, got {self.loader!r}")
-        if self.loader.pool == "ray" and self.num_workers == 0:
-            raise ConfigError("pool='ray' needs num_workers of at least 1, got 0; or leave it out")
 
     @property
     def splits(self) -> dict[SplitName, SplitConfig | None]:
@@ -130,9 +122,6 @@ class DataConfig(Settings):
             config.over(self),
             sampling=config.sampling or ("resampled" if is_train else "sequential"),
             remainder=config.remainder or ("drop" if is_train else "balanced"),
-            batch_size=config.batch_size or self.batch_size,
-            collate_fn=self.collate_fn if config.collate_fn is None else config.collate_fn,
-            batch_keys=self.batch_keys if config.batch_keys is None else config.batch_keys,
         )
 
     def fields_from(self, config: SplitConfig) -> tuple[Field, ...]:

@@ -4,13 +4,14 @@ A setting that is None is that of the next larger part: of a component's split, 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from lightning_shards.config.parsing import (
+    build,
     load_callable,
     load_callable_list,
     load_callables,
@@ -50,7 +51,7 @@ _LOADED: Final[Mapping[str, Callable[[Any], object]]] = {
 _OTHER_KINDS: Final[Mapping[object, Callable[[str, Any], None]]] = {
     bool: lambda name, value: require_choice(name, value, (True, False)),
     float: require_number,
-    str: lambda name, value: require_text(name, path_as_text(value)),
+    str: require_text,
     list: require_list,
     dict: require_mapping,
 }
@@ -77,6 +78,8 @@ def _kinds_of(settings_class: type) -> dict[str, tuple[Any, bool]]:
 def require_kinds(settings: Any, prefix: str = "") -> None:
     """Check settings against their annotations; `prefix` stands before their names in messages.
 
+    A dict of settings, where an object of a class of settings is wanted, becomes that object.
+
     Raises:
         ConfigError: A value is of another type, none of the choices, or a number below the least.
     """
@@ -85,20 +88,39 @@ def require_kinds(settings: Any, prefix: str = "") -> None:
         kind, is_optional = kinds.get(each.name, (Any, True))
         name, value = prefix + each.name, getattr(settings, each.name)
         if not (is_optional and value is None):
-            _require_kind(name, value, kind, _LEAST.get(each.name, 1))
+            put(settings, **{each.name: _made(name, value, kind, _LEAST.get(each.name, 1))})
 
 
-def _require_kind(name: str, value: Any, kind: Any, least: int) -> None:
-    origin = get_origin(kind) or kind
+def _made(name: str, value: Any, kind: Any, least: int) -> object:
+    origin, kinds = get_origin(kind) or kind, get_args(kind)
+    value = path_as_text(value) if origin is str else value
+    if is_dataclass(origin):
+        return _made_settings(name, value, kind)
     if origin is Literal:
-        require_choice(name, value, get_args(kind))
+        require_choice(name, value, kinds)
     elif origin is int:
         require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
     elif origin in _OTHER_KINDS:
         _OTHER_KINDS[origin](name, value)
-    if get_args(kind) == (str, str):
-        for key, text in value.items():
-            require_text(f"{name}[{key!r}]", text)
+    if origin is dict:
+        return {key: _made(f"{name}.{key}", each, kinds[1], 0) for key, each in value.items()}
+    if origin is list:
+        return [_made(f"{name}[{number}]", each, kinds[0], 0) for number, each in enumerate(value)]
+    return value
+
+
+def _made_settings(name: str, value: Any, kind: Any) -> object:
+    if isinstance(value, Mapping):
+        value = build(kind, cast("Mapping[str, Any]", value), name)
+    if not isinstance(value, kind):
+        shards = "; shards alone are a path, a pattern or a list of them"
+        raise ConfigError(
+            f"{name} must be a {kind.__name__} or a dict of its settings"
+            f"{shards * issubclass(kind, ShardSettings)}, got {type(value).__name__}"
+        )
+    if not hasattr(kind, "__post_init__"):  # else it has checked itself
+        require_kinds(value, f"{name}.")
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +147,9 @@ class Settings:
 
     def over(self, general: "Settings") -> Self:
         """These settings, where those that are None are the general ones."""
-        names = [each.name for each in fields(Settings) if getattr(self, each.name) is None]
-        return replace(self, **{name: getattr(general, name) for name in names})
+        names = {each.name for each in fields(self)} & {each.name for each in fields(general)}
+        missing = [name for name in names if getattr(self, name) is None]
+        return replace(self, **{name: getattr(general, name) for name in missing})
 
 
 @dataclass(frozen=True)

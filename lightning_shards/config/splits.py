@@ -17,14 +17,11 @@ from lightning_shards.config.mixtures import (
     WeightChangeConfig,
     check_weights,
     errors_of_component,
-    made_components,
-    made_config,
-    made_schedule,
 )
-from lightning_shards.config.parsing import build, with_torch_words, with_urls
-from lightning_shards.config.settings import ShardSettings, put, require_kinds
-from lightning_shards.errors import ConfigError, ShardError, count_of, name_set
-from lightning_shards.plan.mixture_schedule import require_one_length
+from lightning_shards.config.parsing import with_torch_words, with_urls
+from lightning_shards.config.settings import ShardSettings, put
+from lightning_shards.errors import ConfigError, ShardError, count_of, name_set, require_mapping
+from lightning_shards.plan.mixture_schedule import check_component_names, require_one_length
 from lightning_shards.shards.joins.settings import join_settings
 
 Split = Literal["train", "val", "test", "predict"]
@@ -162,11 +159,7 @@ class SplitConfig(ShardSettings):
         """
         self.check()
         join_settings(self.join or {})
-        self._require_mix() if self.mix is not None else self._require_no_mix()
-        if self.batch_alike is not None:
-            made = made_config(BatchAlikeConfig, self.batch_alike, "batch_alike")
-            require_kinds(made, "batch_alike.")
-            put(self, batch_alike=made)
+        self._require_no_mix() if self.mix is None else self._require_mix(self.mix)
         if (self.on_bad_sample == "substitute") != (self.max_bad > 0):
             raise ConfigError(
                 f"max_bad={self.max_bad} does not go with on_bad_sample={self.on_bad_sample!r}: "
@@ -230,16 +223,17 @@ class SplitConfig(ShardSettings):
                     "urls; leave it out, or name the shards below mix"
                 )
 
-    def _require_mix(self) -> None:
-        """Make the components of the mix, and refuse those that give no mixture."""
+    def _require_mix(self, mix: Mapping[str, ComponentConfig]) -> None:
+        """Refuse components that cannot work, and those that give no mixture."""
         if self.urls is not None:
             raise ConfigError(
                 "a split has either urls or mix, got both; leave one of them out, or make the "
                 "shards of urls a component of the mix"
             )
-        mix, schedule = made_components(self.mix or {}), made_schedule(self.schedule)
-        put(self, mix=mix, schedule=schedule)
+        check_component_names(list(mix))
         for name, component in mix.items():
+            with errors_of_component(name):
+                component.check()
             for each in ("keep", "exclude"):
                 if None not in (getattr(self, each), getattr(component, each)):
                     raise ConfigError(
@@ -247,7 +241,7 @@ class SplitConfig(ShardSettings):
                         f"hold for it; take {each} out of the split and write it into each "
                         "component, where parts by a hash may go to keep and lists to exclude"
                     )
-        check_weights(mix, schedule, self.temperature)
+        check_weights(mix, self.schedule, self.temperature)
         require_one_length(self.dataset_size, self.epoch_of)
 
     def component_splits(self) -> dict[str, "SplitConfig"]:
@@ -278,27 +272,6 @@ class SplitConfig(ShardSettings):
         own = self.fields or fields
         parts = [part.fields or own for part in self._mixed] or [own]
         return [*_in_all(parts), *_in_all(self._joins)]
-
-
-def made_split(name: str, split: object) -> SplitConfig | None:
-    """The configuration of a split, which may be given by its urls alone or by a dict.
-
-    Args:
-        name: Of the split, for messages.
-        split: A SplitConfig, what `urls` may be, or a dict of settings; None: there is no split.
-
-    Raises:
-        ConfigError: It is none of these, or a setting is wrong.
-    """
-    split = with_urls(split)
-    if isinstance(split, Mapping):
-        return build(SplitConfig, cast("Mapping[str, Any]", split), name)
-    if split is not None and not isinstance(split, SplitConfig):
-        raise ConfigError(
-            f"{name} must be a SplitConfig, a dict of its settings, or shards alone as a path, a "
-            f"pattern or a list of them; got {type(split).__name__}"
-        )
-    return split
 
 
 def _in_all(parts: Sequence[Mapping[str, object]]) -> list[str]:
@@ -357,37 +330,34 @@ def missing_split(name: object, named: Mapping[SplitName, object]) -> str:
     return f"there is no {name!r} split; this module was given {given}: add {remedy}"
 
 
-def made_sets(
-    setting: str, given: Mapping[str, object] | None, single: object
-) -> dict[str, SplitConfig] | None:
-    """The configurations of the sets of one kind; None if there are none.
+def named_sets(setting: str, given: object, single: object) -> dict[str, object] | None:
+    """The sets of one kind, each by what a split may be given by; None if there are none.
 
     Args:
         setting: ``val_sets``, ``test_sets`` or ``predict_sets``.
-        given: By their names what a split may be given by.
+        given: The sets by their names; None: none.
         single: The one split in whose place they are, which must be None.
 
     Raises:
-        ConfigError: A name cannot be used, or a set cannot work.
+        ConfigError: A name cannot be used, or both are given.
     """
-    sets: dict[str, SplitConfig] = {}
-    for name, split in (given or {}).items():
-        if single is not None:
-            kind = SET_SETTINGS[setting]
-            raise ConfigError(
-                f"{kind} and {setting} are both given, and a trainer reads one of them; move "
-                f"{kind} into {setting}, under a name of its own"
-            )
+    if given is None:
+        return None
+    require_mapping(setting, given)
+    sets = cast("Mapping[str, object]", given)
+    if sets and single is not None:
+        kind = SET_SETTINGS[setting]
+        raise ConfigError(
+            f"{kind} and {setting} are both given, and a trainer reads one of them; move "
+            f"{kind} into {setting}, under a name of its own"
+        )
+    for name in sets:
         if not _SAFE.fullmatch(name):
             raise ConfigError(
                 f"{setting} has a set named {name!r}, and names stand in options and in names of "
                 "files; make it a text of letters, digits, _ and -"
             )
-        made = made_split(f"{setting}.{name}", split)
-        if made is None:
-            raise ConfigError(f"{setting}.{name} is None; give it shards, or leave its name out")
-        sets[name] = made
-    return sets or None
+    return {name: with_urls(split) for name, split in sets.items()} or None
 
 
 @contextmanager

@@ -31,10 +31,10 @@ def test_a_setting_by_names_must_be_a_mapping_from_texts(make, name):
             make(**{name: {key: "cls"}})
 
 
-@pytest.mark.parametrize("suffixes", [["png"], None, 3, Path("png")])
+@pytest.mark.parametrize("suffixes", [["png"], None, 3])
 def test_the_suffixes_of_a_field_must_be_a_text(suffixes):
     for make in (module, split):
-        with pytest.raises(ConfigError, match=r"^fields\['x'\] must be a text, got "):
+        with pytest.raises(ConfigError, match=r"^fields.x must be a text, got "):
             make(fields={"x": suffixes})
 
 
@@ -126,11 +126,8 @@ def test_the_cache_stays_where_it_was_when_the_run_goes_elsewhere(
     assert LoaderConfig(cache_dir=given).cache_dir == expected.format(here=tmp_path)
 
 
-def test_no_loader_is_one_of_defaults():
-    assert module(loader=None).loader_config == LoaderConfig()
-
-
-@pytest.mark.parametrize("loader", [{"pool": "inline"}, "inline", [], 0])
-def test_a_loader_is_a_loader_config(loader):
-    with pytest.raises(ConfigError, match=r"^loader must be a LoaderConfig, got "):
-        module(loader=loader)
+def test_a_loader_is_a_loader_config_or_its_settings():
+    assert module(loader={"pool": "inline"}).loader_config == LoaderConfig(pool="inline")
+    for loader in ("inline", [], None):
+        with pytest.raises(ConfigError, match=r"^loader must be a LoaderConfig or a dict of its"):
+            module(loader=loader)

@@ -155,7 +155,7 @@ def test_a_split_may_be_given_by_its_urls_alone_or_as_a_dict(split, same):
     [
         ({"url": "a.tar"}, r"^Group 'val' does not accept option 'url'; did you mean 'urls'\?$"),
         ({"urls": "a.tar", "batch_size": "x"}, r"^val.batch_size: .*<class 'int'> Given value: x$"),
-        ({1, 2}, r"^val must be a SplitConfig, a dict of its settings, or .*; got set$"),
+        ({1, 2}, r"^val must be a SplitConfig or a dict of its settings; .*, got set$"),
         ([], r"^urls is empty; give a path"),
     ],
 )
