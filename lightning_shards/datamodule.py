@@ -517,10 +517,9 @@ class ShardDataModule(pl.LightningDataModule):
         lists = before[-1] if before and is_running else _digests_of_lists(config)
         given = (config, data.loader, data.allow_unsafe, lists)
         if settings_differ(before, given):
-            is_prepared = self.trainer is not None and self.trainer.local_rank > 0
-            self._indexes[split] = find_shards(data, split, is_prepared=is_prepared)
+            self._indexes[split] = find_shards(data, split)
             self._found_by[split] = given
-            if not is_prepared:
+            if self.trainer is None or not self.trainer.local_rank:
                 warn_of_other_numbers(data, split, self._indexes)
                 warn_of_shared_shards(data, split, self._indexes)
         return self._indexes[split]

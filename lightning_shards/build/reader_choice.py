@@ -14,8 +14,6 @@ from lightning_shards.shards.index import (
     ShardIndex,
     load_index,
     remote_class_files,
-    share_index,
-    shared_index,
 )
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import SCHEMES
@@ -73,7 +71,6 @@ class ReaderChoice:
         *,
         wants_total: bool = False,
         wants_classes: bool = False,
-        is_prepared: bool = False,
     ) -> ShardIndex:
         """The index of these shards, which says whether remote ones have tables, if that matters.
 
@@ -83,17 +80,11 @@ class ReaderChoice:
             settings: How remote shards are reached.
             wants_total: As of `load_index`.
             wants_classes: Whether a field needs the classes that lie beside the shards.
-            is_prepared: Whether another rank of this node has done so before in this run.
 
         Raises:
             ShardError: The shards cannot be found or counted; or they are remote, the reader is
                 `indexed`, and they have no tables.
         """
-        is_remote = not all(map(is_local, urls))
-        wanted = f"{self}, {wants_total=}, {wants_classes=}"
-        shared = shared_index(urls, cache, wanted) if is_prepared and is_remote else None
-        if shared is not None:
-            return shared
         looking_up = replace(settings, policy=LOOK_UP)
         with closing(Storages(remote_storages(looking_up))) as storages:
             index = load_index(urls, cache=cache, wants_total=wants_total, storages=storages)
@@ -102,8 +93,6 @@ class ReaderChoice:
             index = self._with_tables_found(index, TableStore(cache, storages=storages))
             if wants_classes:
                 index = replace(index, class_files=remote_class_files(urls, storages))
-        if is_remote:
-            share_index(index, cache, wanted)
         return index
 
     def _with_tables_found(self, index: ShardIndex, tables: TableStore) -> ShardIndex:

@@ -128,10 +128,8 @@ def _leave_out(data: DataConfig, splits: Iterable[SplitName]) -> bool:
     return any(config.keep is not None or config.exclude for config in (*configs, *parts))
 
 
-def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False) -> ShardIndex:
+def find_shards(data: DataConfig, split: SplitName) -> ShardIndex:
     """The shards of a split and what is known of their counts; those of local ones are counted.
-
-    `is_prepared` says that another rank of this node has found them before in this run.
 
     Raises:
         ShardError: The split is not configured, or its shards cannot be found or counted.
@@ -139,12 +137,12 @@ def find_shards(data: DataConfig, split: SplitName, *, is_prepared: bool = False
     config = data.split(split)
     if config.mix is None:
         with _errors_name(split, ShardNotFoundError):
-            return _find(data, config, split, is_prepared=is_prepared)
+            return _find(data, config, split)
     found: list[ShardIndex] = []
     for name, part in config.component_splits().items():
         key = f"{split}.mix.{name}"
         with _errors_name(key, ShardNotFoundError, ConfigError):
-            found.append(_find(data, part, key, is_prepared=is_prepared))
+            found.append(_find(data, part, key))
     return join_indexes(found)
 
 
@@ -159,7 +157,7 @@ def _errors_name(key: str, *kinds: type[ShardError]) -> Generator[None]:
         raise
 
 
-def _find(data: DataConfig, config: SplitConfig, name: str, *, is_prepared: bool) -> ShardIndex:
+def _find(data: DataConfig, config: SplitConfig, name: str) -> ShardIndex:
     """The shards of a split or of a component with these settings; `name` is for messages."""
     given = config.urls or []
     urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
@@ -178,7 +176,6 @@ def _find(data: DataConfig, config: SplitConfig, name: str, *, is_prepared: bool
         settings,
         wants_total=config.dataset_size is None,
         wants_classes=is_remote and lack_classes(data.fields_from(config)),
-        is_prepared=is_prepared,
     )
     chosen = sample_filter(config.keep, config.exclude)
     return index if chosen is None else index_of_kept(index, chosen, choice, data)

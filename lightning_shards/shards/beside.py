@@ -117,27 +117,6 @@ def shard_entries(content: object) -> list[dict[str, Any]] | None:
     return list(map(json_object, cast("list[Any]", listed))) if isinstance(listed, list) else None
 
 
-def stated_counts(
-    fields: Mapping[str, Any], names: frozenset[str]
-) -> list[tuple[str, object, object]]:
-    """What a wids index says of these shards: their file names, samples and bytes, as they stand.
-
-    Folders are not compared, because shards may have moved, and no path in the index is opened.
-    Several entries with one file name count if all say the same.
-
-    Args:
-        fields: The index.
-        names: File names of the shards.
-    """
-    stated: dict[str, list[tuple[str, object, object]]] = {}
-    for entry in shard_entries(fields) or ():
-        name = str(entry.get("url")).rpartition("/")[2]
-        if name in names:
-            said = (name, entry.get("nsamples"), entry.get("filesize"))
-            stated.setdefault(name, []).append(said)
-    return [said[0] for said in stated.values() if all(each == said[0] for each in said)]
-
-
 def wids_entry(
     name: str, samples: int, size_bytes: int, md5: str | None, table: str | None = None
 ) -> dict[str, str | int]:

@@ -10,12 +10,12 @@ counts. All counts are held against the shards when these are read.
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lightning_shards.errors import IndexMismatchError, StorageError
+from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.beside import (
     MARKER,
     MAX_INDEX_BYTES,
@@ -26,7 +26,7 @@ from lightning_shards.shards.beside import (
     json_files,
     json_object,
     read_json,
-    stated_counts,
+    shard_entries,
 )
 from lightning_shards.shards.files import is_newer, stamp_of
 from lightning_shards.shards.private_files import CacheFolder
@@ -86,7 +86,7 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     wanted, claims, root = frozenset(names), dict[str, CountClaim](), Path(folder)
     for path in json_files(root):
         content = read_json(path, containing=b"" if path.name == SIZES else MARKER)
-        for name, claim in _claims_in(content, str(path), wanted):
+        for name, claim in _claims_in(content, str(path), wanted).items():
             _merge(claims, name, claim)
     info = _counts_of_info(read_json(root / _INFO))
     for name in sorted(wanted - claims.keys()):
@@ -98,22 +98,26 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     return claims
 
 
-def _claims_in(
-    content: object, source: str, names: frozenset[str]
-) -> Iterator[tuple[str, CountClaim]]:
-    """The claims of one JSON file about these shards of a folder, by file name."""
-    fields, name_of_file = json_object(content), source.rpartition("/")[2]
-    stated: list[tuple[str, object, object]] = []
+def _claims_in(content: object, source: str, names: frozenset[str]) -> dict[str, CountClaim]:
+    """The claims of one JSON file about these shards of a folder, by file name.
+
+    Folders are not compared, because shards may have moved, and no path in the file is opened.
+    Several entries with one file name count if all say the same.
+    """
+    fields, found = json_object(content), dict[str, set[CountClaim]]()
+    stated: Iterable[tuple[object, ...]] = ()
     if fields.get("wids_version") == 1:
-        stated = stated_counts(fields, names)
-    elif name_of_file in (SIZES, _INFO):
-        counts = fields if name_of_file == SIZES else _counts_of_info(fields)
-        stated = [(name, counts[name], None) for name in sorted(names & counts.keys())]
-    for name, samples, size in stated:
-        if is_count(samples):
-            yield name, CountClaim(samples, source, size if is_number(size) else None)
-        elif samples is not None:
-            _log.warning("%s is no count of %s in %s", repr(samples)[:40], name, source)
+        keys, entries = ("url", "nsamples", "filesize"), shard_entries(fields) or ()
+        stated = [tuple(map(entry.get, keys)) for entry in entries]
+    elif source.endswith((SIZES, _INFO)):
+        counts = fields if source.endswith(SIZES) else _counts_of_info(fields)
+        stated = ((name, samples, None) for name, samples in counts.items())
+    for url, samples, size in stated:
+        name = str(url).rpartition("/")[2]
+        if name in names and is_count(samples):
+            claim = CountClaim(samples, source, size if is_number(size) else None)
+            found.setdefault(name, set()).add(claim)
+    return {name: claims.pop() for name, claims in found.items() if len(claims) == 1}
 
 
 def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
@@ -160,19 +164,14 @@ def _remote_claims(shard: str, asked: frozenset[str], storages: Storages) -> dic
         if file_name == _INFO and asked <= claims.keys():
             break
         url = url_beside(shard, file_name)
-        source, data = redact(url), None
         try:
-            data = bytes_beside(url, MAX_INDEX_BYTES, storages)
-        except OSError as error:
-            _log.warning("no counts from %s: %s", source, error)
-            if not (isinstance(error, StorageError) and error.is_final):
+            content = json.loads(bytes_beside(url, MAX_INDEX_BYTES, storages) or b"null")
+        except (OSError, ValueError, RecursionError) as error:
+            _log.warning("no JSON of counts from %s: %s", redact(url), error)
+            if not getattr(error, "is_final", True):
                 break  # the server does not answer: once is enough
-        try:
-            content = json.loads(data or b"null")
-        except (ValueError, RecursionError) as error:
-            _log.warning("no counts from %s: it is no JSON: %s", source, error)
             continue
-        for name, claim in _claims_in(content, source, frozenset(named)):
+        for name, claim in _claims_in(content, redact(url), frozenset(named)).items():
             _merge(claims, named[name], claim)
     return claims
 
@@ -195,25 +194,23 @@ def folder_total(
     """
     if len(folders) != 1 or not has_ranges(urls[0]):
         return None
-    url = url_beside(urls[0], _LENGTH)
-    source, content = redact(url), None
+    url, content = url_beside(urls[0], _LENGTH), b""
     try:
-        content = bytes_beside(url, _LENGTH_BYTES, storages)
+        content = bytes_beside(url, _LENGTH_BYTES, storages) or b""
     except OSError as error:
-        _log.info("no total from %s: %s", source, error)
-    if content is None:
-        return None
+        _log.info("no total from %s: %s", redact(url), error)
     total = int(content) if content.strip().isdigit() else 0
-    if not total or not is_count(total):
-        _log.warning("%s is passed over: %r is no number of samples", source, content[:40])
-        return None
-    _log.info(
-        "%s counts %d samples in all shards of its folder: the size of an epoch under "
-        "sampling='resampled'; if only a part of them is named, set dataset_size",
-        source,
-        total,
-    )
-    return total
+    if total and is_count(total):
+        _log.info(
+            "%s counts %d samples in all shards of its folder: the size of an epoch under "
+            "sampling='resampled'; if only a part of them is named, set dataset_size",
+            redact(url),
+            total,
+        )
+        return total
+    if content:
+        _log.warning("%s is passed over: %r is no number of samples", redact(url), content[:40])
+    return None
 
 
 # --- scans of local shards

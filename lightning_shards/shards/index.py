@@ -7,21 +7,18 @@ total is known.
 """
 
 import hashlib
-import json
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError, count_of
 from lightning_shards.plan.kept_order import KeptSamples
-from lightning_shards.shards.beside import MAX_INDEX_BYTES, json_object
+from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
 from lightning_shards.shards.private_files import CacheFolder
@@ -32,18 +29,14 @@ from lightning_shards.shards.urls import (
     require_local_shards,
     split_url,
     url_beside,
-    without_credentials,
 )
 
 _log = logging.getLogger(__name__)
 
 _FINGERPRINT_LENGTH = 16
 
-_END_OF_URL = "\0"
-"""No url and no file name can hold it."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ShardIndex:
     """The shards of a data set, in order, and how many samples they hold.
 
@@ -67,7 +60,6 @@ class ShardIndex:
     size_bytes: int | None = None
     kept: KeptSamples | None = None
     components: "tuple[ShardIndex, ...]" = ()
-    _fingerprints: list[str] = field(default_factory=list[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse counts that do not fit the urls, and make them read-only.
@@ -137,11 +129,10 @@ class ShardIndex:
 
         Folders, hosts and queries are left out, so the data may move. It is computed once.
         """
-        if not self._fingerprints:
-            self._fingerprints.append(self._new_fingerprint())
-        return self._fingerprints[0]
+        return self._fingerprint
 
-    def _new_fingerprint(self) -> str:
+    @cached_property
+    def _fingerprint(self) -> str:
         counts = ["?"] * self.num_shards if self.counts is None else self.counts.tolist()
         digest = hashlib.sha256()
         for url, count in zip(self.urls, counts, strict=True):
@@ -153,29 +144,17 @@ class ShardIndex:
         """Numbers only, because URLs may hold passwords, and there may be 10^6 of them."""
         return f"ShardIndex({count_of(self.num_shards, 'shard')}, {self.samples} samples)"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """All urls as one text, which is pickled in half of the time; of a mixture by component."""
-        if self.components:
-            return join_indexes, (self.components,)
-        text = _END_OF_URL.join((*self.urls, ""))
-        found = (self.counts, self.total, self.has_tables, self.class_files, self.size_bytes)
-        return _unpickled, (text, *found, self.kept)
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardIndex):
             return NotImplemented
-        if self.kept != other.kept:
+        if (self.urls, self.kept) != (other.urls, other.kept):
             return False
         if self.counts is None or other.counts is None:
-            return self.urls == other.urls and self.counts is other.counts
-        return self.urls == other.urls and bool((self.counts == other.counts).all())
+            return self.counts is other.counts
+        return bool((self.counts == other.counts).all())
 
     def __hash__(self) -> int:
         return hash(self.urls)
-
-
-def _unpickled(text: str, *others: Any) -> ShardIndex:
-    return ShardIndex(tuple(text.split(_END_OF_URL)[:-1]), *others)
 
 
 def join_indexes(components: Sequence[ShardIndex]) -> ShardIndex:
@@ -204,9 +183,8 @@ def load_index(
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
-    Sources are tried in this order: wids JSON files and `sizes.json` beside the shards, earlier
-    scans in `cache`, and the headers of local tars. If a remote shard has no count, there are no
-    counts at all, and nothing is scanned.
+    Sources are tried in this order: files beside the shards, earlier scans in `cache`, and the
+    headers of local tars. If a remote shard has no count, there are none, and nothing is scanned.
     `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
     `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
     read what is beside remote shards; None: those that their schemes have by default.
@@ -229,7 +207,10 @@ def load_index(
             total = folder_total(urls, unknown, reading) if wants_total else None
             return ShardIndex(tuple(urls), None, total)
     known |= scan_all(unknown, cache, show_progress)
-    _report_empty([url_of[path] for path, samples in known.items() if not samples], len(known))
+    empty = [redact(url_of[path]) for path, samples in known.items() if not samples]
+    if 0 < len(empty) < len(known):
+        what = "%d of %d shards hold no sample, first %s; fetch it again if it should hold some"
+        _log.warning(what, len(empty), len(known), empty[0])
     in_order = np.fromiter((known[split_url(url)] for url in urls), np.int64, count=len(urls))
     return ShardIndex(tuple(urls), in_order, size_bytes=_sum_if_known(sizes, len(urls)))
 
@@ -256,70 +237,9 @@ def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, str
     return found
 
 
-def share_index(index: ShardIndex, cache: CacheFolder, wanted: str) -> None:
-    """Keep what was found out about remote shards for the other ranks of this node.
-
-    Args:
-        index: The shards, and what is known of them.
-        cache: Where it is kept.
-        wanted: What was looked for. Two splits may read the same shards and want different things.
-    """
-    counts = None if index.counts is None else index.counts.tolist()
-    content = {
-        "counts": counts,
-        "total": index.total,
-        "has_tables": index.has_tables,
-        "class_files": dict(index.class_files),
-        "size_bytes": index.size_bytes,
-    }
-    path = _shared_path(index.urls, cache, wanted)
-    try:
-        path.unlink(missing_ok=True)  # an old one must not stay if no new one can be written
-        cache.write(path, json.dumps(content).encode())
-    except OSError as error:
-        _log.warning("each rank asks for the counts of its remote shards by itself: %s", error)
-
-
-def shared_index(urls: Sequence[str], cache: CacheFolder, wanted: str) -> ShardIndex | None:
-    """What another rank of this node has found out in this run; None if it could not keep it.
-
-    Raises:
-        FileAccessError: It could be another user's work.
-    """
-    file = cache.open(_shared_path(urls, cache, wanted))
-    if file is None:
-        return None
-    try:
-        with os.fdopen(file, "rb") as kept:
-            content = json_object(json.loads(kept.read()))
-        names = ("counts", "total", "has_tables", "class_files", "size_bytes")
-        return ShardIndex(tuple(urls), *(content[name] for name in names))
-    except (OSError, ValueError, KeyError, RecursionError) as error:
-        _log.warning("the counts of remote shards are asked for again: %s", error)
-        return None
-
-
-def _shared_path(urls: Sequence[str], cache: CacheFolder, wanted: str) -> Path:
-    text = "\n".join([wanted, *map(without_credentials, urls)])
-    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape"))
-    return cache.root / "indexes" / f"{digest.hexdigest()[:_FINGERPRINT_LENGTH]}.json"
-
-
 def names_by_folder(paths: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """The names of these files by their folders; paths as `split_url` gives them."""
     folders: dict[str, list[str]] = {}
     for folder, name in paths:
         folders.setdefault(folder, []).append(name)
     return folders
-
-
-def _report_empty(empty: Sequence[str], num_shards: int) -> None:
-    """Log that some of the shards hold no sample."""
-    if empty and len(empty) < num_shards:
-        _log.warning(
-            "%d of %d shards hold no sample, first %s; leave them out, or fetch them again if they "
-            "should hold some",
-            len(empty),
-            num_shards,
-            redact(empty[0]),
-        )
