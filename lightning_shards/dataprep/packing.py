@@ -26,22 +26,18 @@ from lightning_shards.shards.files import irregular, open_regular, stamp_of
 from lightning_shards.shards.storage.local import read_at
 
 
-class InputFile(NamedTuple):
-    """A file with its size and time of change when it was listed."""
-
-    path: str
-    size_bytes: int
-    mtime_ns: int
-
-
 class InputExtent(NamedTuple):
-    """The bytes of one member: a stretch of a file, or `inline` if it is in no file."""
+    """The bytes of one member: a stretch of a file, or `inline` if it is in no file (`path` "").
+
+    `stamp` is the size of the file and its time of change, in ns, when it was listed.
+    """
 
     field: str
-    source: InputFile | None
+    path: str
+    stamp: tuple[int, int]
     offset: int
     size: int
-    inline: bytes
+    inline: bytes = b""
 
 
 class InputSample(NamedTuple):
@@ -60,18 +56,17 @@ def read_extent(extent: InputExtent) -> bytes:
         FileAccessError: It cannot be opened or read.
         DamagedShardError: The file was changed after it was listed.
     """
-    source = extent.source
-    if source is None:
+    if not extent.path:
         return extent.inline
-    with os.fdopen(open_regular(source.path), "rb", buffering=0) as file:
+    with os.fdopen(open_regular(extent.path), "rb", buffering=0) as file:
         try:
             data = read_at(file.fileno(), extent.offset, extent.size)
         except OSError as error:
-            raise FileAccessError(f"{source.path} cannot be read: {error}") from error
+            raise FileAccessError(f"{extent.path} cannot be read: {error}") from error
         # It is compared after reading, because a write changes the time of a file before its bytes.
-        if stamp_of(file.fileno()) != source[1:]:
+        if stamp_of(file.fileno()) != extent.stamp:
             raise DamagedShardError(
-                f"{source.path} was changed since it was listed; run the command again into a new "
+                f"{extent.path} was changed since it was listed; run the command again into a new "
                 "folder"
             )
     return data
@@ -87,13 +82,13 @@ def whole_file(field: str, path: str) -> InputExtent:
     status = Path(path).stat()
     if not stat.S_ISREG(status.st_mode):
         raise irregular(path, status.st_mode)
-    file = InputFile(os.path.abspath(path), status.st_size, status.st_mtime_ns)  # noqa: PTH100 - "..", links stay
-    return InputExtent(field, file, 0, file.size_bytes, b"")
+    stamp = status.st_size, status.st_mtime_ns
+    return InputExtent(field, os.path.abspath(path), stamp, 0, status.st_size)  # noqa: PTH100 - "..", links stay
 
 
 def inline(field: str, data: bytes) -> InputExtent:
     """A member with this content."""
-    return InputExtent(field, None, 0, len(data), data)
+    return InputExtent(field, "", (0, 0), 0, len(data), data)
 
 
 PackOrder = Literal["source", "shuffled"]

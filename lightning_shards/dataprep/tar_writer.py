@@ -90,13 +90,14 @@ def check_sample(key: str, fields: Sequence[str]) -> None:
     if not fields:
         raise SampleError(f"sample {key!r} has no field; a sample needs one at least")
     for number, field in enumerate(fields):
-        check_field(field)
         if field in fields[:number]:
             raise SampleError(f"sample {key!r} has two members for the field {field!r}; rename one")
-        if split_name(f"{key}.{field}") != (key, field):  # as of `__a` and `label__`
+        # the second as of `__a` and `label__`, whose member would be in no sample
+        if not _is_suffix(field) or split_name(f"{key}.{field}") != (key, field):
             raise SampleError(
-                f"sample {key!r} cannot have the field {field!r}: a member '{key}.{field}' is in "
-                "no sample; rename the field, or put the key into a folder, as in a/0001"
+                f"{field!r} cannot be a field of sample {key!r}: fields are suffixes in lower case "
+                "without slashes and without the dot that follows the key, like jpg or seg.png, "
+                "and give no name like __x__; rename it"
             )
 
 
@@ -120,24 +121,13 @@ def _check_key(key: str) -> None:
 
 
 @lru_cache(maxsize=1024)
-def check_field(field: str) -> None:
-    """Refuse a field that readers would not find as the suffix of a member.
-
-    Raises:
-        SampleError: The message has the rule and the remedy.
-    """
-    is_sound = (
-        split_name(f"0.{field}") == ("0", field)
-        and not field.startswith(".")
+def _is_suffix(field: str) -> bool:
+    return (
+        not field.startswith(".")
         and field not in _RESERVED_FIELDS
         and field.isprintable()
         and 0 < len(field.encode("utf-8")) <= MAX_FIELD_BYTES
     )
-    if not is_sound:
-        raise SampleError(
-            f"{field!r} cannot be a field: fields are suffixes in lower case without slashes and "
-            "without the dot that follows the key, like jpg or seg.png; rename it"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The check of local shards, every header, byte and image, and the repair of damaged ones.
 
 A shard is compared with all that is known of it: its own checksums, the member tables of earlier
-indexes (whose crc32s show which member changed), and the wids JSONs and the `sizes.json` beside it.
+indexes (whose crc32s show which member changed), and the wids JSON beside it.
 The check writes nothing, so that the table of a sound shard is kept if it is damaged later.
 
 A repair copies the samples that are whole to a new shard. Behind a damaged header the next sound
@@ -36,7 +36,7 @@ from lightning_shards.dataprep.tar_writer import Fields, check_sample, write_sha
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.samples.decoders import Decoder, Decoding, decoding_of
 from lightning_shards.samples.fields import Field
-from lightning_shards.shards.beside import SIZES, json_files, json_object, read_json, shard_entries
+from lightning_shards.shards.beside import WIDS, read_json, shard_entries
 from lightning_shards.shards.files import make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
@@ -70,28 +70,18 @@ def verify_shards(
     return survey(paths, check, processes=processes)
 
 
-_Facts = dict[str, dict[str, Mapping[str, Any]]]
-"""By shard and file beside it what that file says of the shard: nsamples, filesize, md5sum."""
-
-
-def _stated_in(folder: Path) -> _Facts:
-    """What the JSON files of a folder say of its shards."""
-    stated: _Facts = {}
-    for source in json_files(folder):
-        content = read_json(source)
-        entries: Sequence[Mapping[str, Any]] = shard_entries(content) or ()
-        if source.name == SIZES:
-            counts = json_object(content).items()
-            entries = [{"url": name, "nsamples": count} for name, count in counts]
-        for entry in entries:
-            url = Path(str(entry.get("url")))
-            if url.parent.name in ("", folder.absolute().name):
-                stated.setdefault(url.name, {})[str(source)] = entry
-    return stated
+def _stated_in(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """What the wids JSON of a folder says of its shards, by their names."""
+    entries = shard_entries(read_json(folder / WIDS)) or ()
+    return {Path(str(entry.get("url"))).name: entry for entry in entries}
 
 
 def _check(
-    path: str, *, cache: CacheFolder, decodes: bool, beside: Mapping[Path, _Facts]
+    path: str,
+    *,
+    cache: CacheFolder,
+    decodes: bool,
+    beside: Mapping[Path, Mapping[str, Mapping[str, Any]]],
 ) -> ShardSurvey:
     known = known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
@@ -148,22 +138,19 @@ def _about(
     return [Finding(rule, message, path, key, int(table.offsets[members[0]]), len(members))]
 
 
-def _find_differences(seen: ShardSurvey, beside: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
-    """Findings about facts that files beside the shard state differently."""
+def _find_differences(seen: ShardSurvey, stated: Mapping[str, Any]) -> list[Finding]:
+    """A finding about a fact that the wids JSON beside the shard states differently."""
     facts: dict[str, object] = {"filesize": seen.size_bytes, "nsamples": seen.samples}
-    if any(stated.get("md5sum") for stated in beside.values()):
+    if stated.get("md5sum"):
         facts["md5sum"] = seen.md5 = file_md5(seen.path)
-    findings: list[Finding] = []
-    for source, stated in beside.items():
-        different = [name for name in facts if stated.get(name) not in (None, facts[name])]
-        if different:
-            name = different[0]
+    for name, fact in facts.items():
+        if stated.get(name) not in (None, fact):
             message = (
-                f"its {name} is {facts[name]}, {str(stated[name])[:40]} by the index {source}; "
-                "index it again if it was written anew, else fetch it again"
+                f"its {name} is {fact}, {str(stated[name])[:40]} by the {WIDS} beside it; index it "
+                "again if it was written anew, else fetch it again"
             )
-            findings.append(Finding("changed shard", message, seen.path))
-    return findings
+            return [Finding("changed shard", message, seen.path)]
+    return []
 
 
 def _find_undecodable(path: str, table: MemberTable) -> list[Finding]:

@@ -23,7 +23,6 @@ REFUSED: Final = 2
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20  # of the values of a list, the named rows of a table, the findings of a rule
 _WHOLE = 1000  # from which on numbers have no decimals
-_JOINERS: Final = "\u200c\u200d"  # invisible by themselves, and part of words in many scripts
 
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
@@ -153,10 +152,7 @@ def _show(name: str, value: Any) -> str:
 
 def printable(text: str) -> str:
     """The text, with escapes for letters that cannot be shown, such as control characters."""
-    return "".join(
-        letter if letter.isprintable() or letter in _JOINERS else ascii(letter)[1:-1]
-        for letter in text
-    )
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def human(size: float) -> str:

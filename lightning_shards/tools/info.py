@@ -15,13 +15,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.tools.console import report, run_tool
-from lightning_shards.tools.shard_options import (
-    classes_of,
-    settings_of,
-    shard_parser,
-    shards_of,
-    status_of,
-)
+from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of, status_of
 
 _EPILOG = """\
 Sizes are those of members, in bytes. Of remote shards the member tables are read that lie beside
@@ -44,26 +38,22 @@ def _info(options: Namespace) -> int:
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
         tables = TabledShards(options.cache, storages)
         seen = survey(urls, tables.look, processes=options.processes)
+        if field and seen.fields and field not in seen.fields:  # as a shard behind --classes
+            raise ConfigError(
+                f"no sample has the field {field!r} that follows --classes; it is one of "
+                f"{', '.join(list(seen.fields)[:_MAX_FIELDS])}, and shards are named before it"
+            )
         if field:
-            if seen.fields and field not in seen.fields:  # such as the first shard behind --classes
-                raise ConfigError(
-                    f"no sample has the field {field!r} that follows --classes; it is one of "
-                    f"{', '.join(list(seen.fields)[:_MAX_FIELDS])}, and shards are named before it"
-                )
             sound = [url for url, shard in zip(urls, seen.shards, strict=True) if shard.samples]
             count = partial(tables.classes_of, suffix=field)
             for classes in map_parallel(count, sound, options.processes):
                 counts.update(classes)
-    known = classes_of(urls, field, options)
     document: dict[str, Any] = {
         "shards": len(seen.shards),
         "samples": seen.samples,
         "bytes": seen.size_bytes,
         "fields": {suffix: sizes._asdict() for suffix, sizes in seen.fields.items()},
-        "classes": {
-            label: {"samples": count} | ({"class": known.name_of(label)} if known else {})
-            for label, count in counts.most_common()
-        },
+        "classes": {label: {"samples": count} for label, count in counts.most_common()},
         "findings": list(map(asdict, seen.findings)),
     }
     report(document, as_json=options.json)

@@ -1,23 +1,14 @@
 """Options of the tools that read local and remote shards, and what their findings mean."""
 
 import json
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
 from typing import Any, Final
 
 from lightning_shards.dataprep.survey import Finding
-from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.remote.backend import LOOK_UP
-from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.beside import json_object
-from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
-from lightning_shards.shards.index import remote_class_files
 from lightning_shards.shards.scheme_table import require_store_options
-from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import expand_urls, require_local_shards
 from lightning_shards.tools.console import FAILED, REFUSED, add_run_options, tool_parser
 
@@ -66,22 +57,6 @@ def settings_of(options: Namespace) -> TransportSettings:
     return TransportSettings(
         options.storage_options, connections, cache_dir=str(options.cache.root)
     )
-
-
-def classes_of(urls: Sequence[str], field: str, options: Namespace) -> ClassNames | None:
-    """The classes of a field of these shards, if they are known; a note says if they are unclear.
-
-    Only the field `cls` has any, because `classes.json` belongs to it.
-    """
-    if field != CLASS_SUFFIX:
-        return None
-    look_up = replace(settings_of(options), policy=LOOK_UP)
-    try:
-        with closing(Storages(remote_storages(look_up))) as storages:
-            return known_classes(urls, remote_class_files(urls, storages))
-    except (ConfigError, StorageError) as error:
-        print(f"note: names of classes are not shown: {error}", file=sys.stderr)
-        return None
 
 
 def _storage_options(text: str) -> dict[str, dict[str, Any]]:

@@ -17,19 +17,17 @@ from lightning_shards.dataprep.show import (
 )
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.tools.console import report, require_large_enough, run_tool
-from lightning_shards.tools.shard_options import classes_of, settings_of, shard_parser, shards_of
+from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of
 
 _EPILOG = """\
-The caption of an image is its key and, with --label, the text of a field; of cls also the name of
-the class, from the classes.json beside the shards. Remote shards need the member tables that
-`index --format wids,members --upload` puts beside them, and only the members that are shown are
-read. Exit status: 0 written, 2 not done."""
+The caption of an image is its key and, with --label, the text of a field. Remote shards need the
+member tables that `index --format wids,members --upload` puts beside them, and only the members
+that are shown are read. Exit status: 0 written, 2 not done."""
 _MAX_LABEL: Final = 80
 
 
@@ -49,7 +47,6 @@ def _show(options: Namespace) -> int:
     if options.output.suffix.lower() != ".png":  # as a shell expands `--output */*.tar`
         raise ConfigError(f"--output must be a file that ends in .png, got {options.output}")
     urls = shards_of(options)
-    classes = classes_of(urls, options.label, options)
     pictures: list[Picture] = []
     with closing(Storages(remote_storages(settings_of(options)))) as storages:
         tables = TabledShards(options.cache, storages)
@@ -58,7 +55,7 @@ def _show(options: Namespace) -> int:
             counts = np.array([tables.table_of(url).num_samples for url in urls])
         for shard, numbers in choose_samples(counts, options.samples).items():
             with tables.reader(urls[shard]) as reader:
-                pictures += _pictures(reader, numbers, classes, options)
+                pictures += _pictures(reader, numbers, options)
     if not pictures:
         wanted = options.image or "with images"
         raise ConfigError(f"none of the samples has a field {wanted}; see `lightning-shards info`")
@@ -68,17 +65,13 @@ def _show(options: Namespace) -> int:
     return 0
 
 
-def _pictures(
-    reader: ShardReader, numbers: Sequence[int], classes: ClassNames | None, options: Namespace
-) -> Iterator[Picture]:
+def _pictures(reader: ShardReader, numbers: Sequence[int], options: Namespace) -> Iterator[Picture]:
     """The pictures of those of these samples that have an image."""
     for number in numbers:
         suffixes = reader.table.suffixes_of(number)
         field = options.image or image_field(suffixes)
         label = ""
         if options.label in suffixes:
-            text = reader.read(number, options.label).decode("utf-8", "replace").strip()
-            name = "" if classes is None else classes.name_of(text)
-            label = f"{text} {name}".strip()
+            label = reader.read(number, options.label).decode("utf-8", "replace").strip()
         if field in suffixes:
             yield reader.read(number, field), reader.table.key(number), label[:_MAX_LABEL]
