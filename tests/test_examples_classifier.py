@@ -1,6 +1,5 @@
 """The two classifiers: what the hand-written pipeline gets wrong, and ours right, is counted."""
 
-import ast
 import re
 import shutil
 from pathlib import Path
@@ -104,10 +103,6 @@ def test_ranks_take_equally_many_steps(name, request):
     assert [epoch.steps for epoch in request.getfixturevalue(name).epochs] == [[STEPS] * 2] * 3
 
 
-def test_the_package_says_who_waited_for_whom(after):
-    assert "data throughput: " in after.output
-
-
 def test_the_pipeline_never_validates_what_fills_no_batch_of_a_rank(before):
     # 297 // (2 x 32) steps of 64, from the start of each rank's shards: the same in every epoch
     assert [epoch.val for epoch in before.epochs] == [(256, 0, 41)] * 3
@@ -135,31 +130,3 @@ def test_the_pipeline_begins_the_epoch_again_when_it_is_resumed_within_it(before
     reached = 2 * (12 * 32 + 64)
     assert before.epochs[1].train.never >= NUM_TRAIN - reached
     assert before.epochs[1].train.repeated >= STEPS * GLOBAL_BATCH - reached
-
-
-def definitions(name: str) -> dict[str, ast.FunctionDef | ast.ClassDef]:
-    """The functions and classes of an example."""
-    nodes = ast.parse((FOLDER / f"{name}.py").read_text()).body
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return {node.name: node for node in nodes if isinstance(node, kinds)}
-
-
-def count_lines(name: str, *parts: str) -> int:
-    """Lines of code in these functions and classes, without docstrings and empty lines."""
-    lines = (FOLDER / f"{name}.py").read_text().splitlines()
-    nodes = [definitions(name)[part] for part in parts]
-    texts = [each for node in nodes for each in ast.walk(node) if isinstance(each, ast.Expr)]
-    docstrings = {line for each in texts if isinstance(each.value, ast.Constant)
-                  for line in range(each.lineno, each.end_lineno + 1)}  # fmt: skip
-    code = {line for node in nodes for line in range(node.lineno, node.end_lineno + 1)}
-    return sum(bool(lines[line - 1].strip()) for line in code - docstrings)
-
-
-def test_the_two_differ_in_data_and_callbacks_alone():
-    assert set(definitions("classifier_before")) == {"identity", "DigitsData"}
-    assert set(definitions("classifier_after")) == {"make_data", "make_callbacks"}
-
-
-def test_the_data_part_becomes_shorter_by_half():
-    before = count_lines("classifier_before", "identity", "DigitsData")
-    assert 2 * count_lines("classifier_after", "make_data") <= before

@@ -52,11 +52,3 @@ def test_squares_are_found(detection, monkeypatch, tmp_path):
         for image, boxes, length in zip(batch["image"], batch["boxes"], lengths, strict=True):
             for left, top, right, bottom in boxes[:length].int().tolist():
                 assert image[:, top:bottom, left:right].min() >= 150  # its own boxes
-
-
-def test_pictures_without_a_box_are_a_batch(detection):
-    images = torch.zeros(2, 3, detection.SIZE, detection.SIZE, dtype=torch.uint8)
-    batch = {"image": images, "boxes": torch.zeros(2, 0, 4), "boxes_length": torch.zeros(2)}
-    loss, is_right = detection.Detector().compare(batch)
-    assert loss.isfinite()
-    assert is_right.shape == (2,)

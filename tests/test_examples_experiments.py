@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=2", "data.num_workers=0"]
@@ -47,23 +46,3 @@ def test_options_win_over_the_experiment_and_the_experiment_over_the_base(read_e
     assert settings.model.learning_rate == 0.5
     assert (settings.data.batch_size, settings.data.seed, settings.data.num_workers) == (8, 3, 2)
     assert settings.data.train.urls == "data/digits/train/train-*.tar"
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("data.train.batchsize=3", "Key 'batchsize' not in 'SplitConfig'"),
-        ("data.val.batch_size=many", "could not be converted"),
-        ("data.val.sampling=often", "expected one of"),
-    ],
-)
-def test_an_option_of_a_split_that_does_not_fit_is_refused_where_it_is_merged(
-    option, message, read_experiment
-):
-    with pytest.raises(OmegaConfBaseException, match=message):
-        read_experiment("base", [option])
-
-
-def test_a_misspelt_section_is_refused(read_experiment):
-    with pytest.raises(SystemExit, match="no such section: modle; there are shards, model, tra"):
-        read_experiment("base", ["modle.learning_rate=1"])

@@ -125,14 +125,3 @@ def test_the_fabric_loop_resumes_at_the_next_sample_on_one_rank_and_on_two(
     val = [key for each in seen for keys, weights in each if weights
            for key, weight in zip(keys, weights, strict=True) if weight]  # fmt: skip
     assert sorted(val) == sorted(whole.val)
-
-
-def test_the_fabric_loop_counts_no_repeats(digits):
-    batch = {
-        "image": torch.eye(2).view(2, 1, 1, 2),
-        "label": torch.tensor([0, 0]),  # the second is wrong, and a repeat
-        "__weight__": torch.tensor([1.0, 0.0]),
-        "__key__": ["a", "a"],
-    }
-    count = import_module("fabric_loop").accuracy
-    assert count(WatchedFabric(), torch.nn.Flatten(), [batch]) == 1

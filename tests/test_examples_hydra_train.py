@@ -43,20 +43,3 @@ def test_a_run_without_a_val_split_ends_well(run):
     status, output = run("data.val=null", *options)
     assert status == 0, output
     assert "val accuracy" not in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("data.batch_size=many", "data.batch_size: Expected a <class 'int'>. Got value: many"),
-        ("data=each_one", "Could not find 'data/each_one'"),
-    ],
-)
-def test_an_option_that_does_not_fit_ends_the_run_with_its_key(option, message, tmp_path, run):
-    for split in ("train", "val"):  # nothing is packed
-        (tmp_path / "data/digits" / split).mkdir(parents=True)
-        (tmp_path / "data/digits" / split / "wids.json").touch()
-    status, output = run(option)
-    assert status == 1
-    assert message in output

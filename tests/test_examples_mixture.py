@@ -24,9 +24,3 @@ def test_the_small_set_is_passed_20_times_while_the_large_one_is_passed_once(
     recognised = re.search(r"digits recognised: (\d+)%", output)
     assert recognised is not None
     assert int(recognised[1]) > 80  # one in ten by chance
-
-
-def test_it_is_short_and_begins_with_its_command():
-    lines = EXAMPLE.read_text().splitlines()
-    assert lines[0].startswith('"""python examples/mixture.py')
-    assert len(lines) < 100

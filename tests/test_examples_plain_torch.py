@@ -13,9 +13,3 @@ def test_plain_torch_learns_digits(tmp_path, forked_programs):
     accuracy = re.search(r"val accuracy: (\d+\.\d)%", output)
     assert accuracy is not None
     assert float(accuracy[1]) > 70
-
-
-def test_it_is_short_and_begins_with_its_command():
-    lines = EXAMPLE.read_text().splitlines()
-    assert lines[0].startswith('"""python examples/plain_torch.py')
-    assert len(lines) < 100

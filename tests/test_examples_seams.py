@@ -18,10 +18,3 @@ def test_an_example_of_a_seam_runs(name, tmp_path, forked_programs):
     output, statuses = forked_programs.run([FOLDER / f"{name}.py"], tmp_path)
     assert statuses == [0], output
     assert re.fullmatch(PRINTED[name], output)
-
-
-@pytest.mark.parametrize("name", PRINTED)
-def test_an_example_of_a_seam_is_short(name):
-    lines = (FOLDER / f"{name}.py").read_text().splitlines()
-    assert lines[0].startswith(f'"""python examples/{name}.py')
-    assert len(lines) <= 60

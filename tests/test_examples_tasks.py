@@ -153,16 +153,6 @@ def test_imagenet_trains_in_a_new_order_each_epoch_and_counts_each_validation_sa
     assert list(tmp_path.rglob("last.ckpt"))
 
 
-def test_imagenet_normalizes_bytes_as_everybody_does():
-    normalize = import_module("examples.imagenet").normalize
-    pixels = torch.tensor([0, 255], dtype=torch.uint8).view(1, 1, 1, 2).expand(2, 3, 4, 2)
-    mean, deviation = (
-        torch.tensor(values).view(3, 1, 1)
-        for values in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-    )
-    assert torch.allclose(normalize(pixels), (pixels / 255 - mean) / deviation, atol=2e-3)
-
-
 def pack_pairs(folder: Path, count: int) -> None:
     """Pictures of one gray value each, which their captions tell."""
     with ShardWriter(folder, max_samples=7) as shards:
@@ -189,31 +179,6 @@ def test_image_text_keeps_pictures_with_their_captions_in_a_resampled_stream(
             assert image.float().mean() == pytest.approx(gray, abs=2)
             assert bytes(tokens.tolist()).rstrip(b"\0").decode() == f"grün ist es nicht: {gray}"
     assert models[-1].trainer.callback_metrics["train_loss"].isfinite()
-
-
-def test_image_text_cuts_long_captions():
-    tokenize = import_module("examples.image_text").tokenize
-    assert tokenize("a" * 100).tolist() == 77 * [ord("a")]
-
-
-def test_image_text_compares_the_pairs_of_all_ranks(monkeypatch):
-    """Two ranks, of which the second is played: they have the loss of one with all pairs."""
-    example = import_module("examples.image_text")
-    model = example.ImageText(width=8)
-    monkeypatch.setattr(model, "log", lambda *_, **__: None)
-    texts = torch.stack([example.tokenize(f"number {number}") for number in range(6)])
-    images = torch.randint(0, 256, (6, 3, 32, 32), dtype=torch.uint8)
-    monkeypatch.setattr(model, "all_gather", lambda features, **_: features)
-    expected = model.training_step({"image": images, "text": texts})
-    others = iter(model({"image": images[3:], "text": texts[3:]}))
-
-    def all_gather(features, *, sync_grads):
-        assert sync_grads
-        return torch.stack([features, next(others)])
-
-    monkeypatch.setattr(model, "all_gather", all_gather)
-    loss = model.training_step({"image": images[:3], "text": texts[:3]})
-    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.fixture
@@ -267,21 +232,3 @@ def test_tokens_are_the_same_from_npy_and_from_raw_numbers(fit_tokens, stream):
         assert batch["__key__"] == again["__key__"]
         assert torch.equal(batch["tokens"], again["tokens"])
     assert raw_model.trainer.callback_metrics["train_loss"] == losses["train_loss"]
-
-
-def test_tokens_are_packed_by_the_command_of_the_example(run_example, tmp_path):
-    np.arange(3 * 1024 + 1, dtype=np.uint16).tofile(tmp_path / "train.bin")
-    run_example("tokens", "pack", str(tmp_path / "train.bin"), str(tmp_path / "shards"))
-    index = json.loads((tmp_path / "shards/wids.json").read_text())
-    assert [shard["nsamples"] for shard in index["shardlist"]] == [3]
-
-
-def test_the_model_of_tokens_looks_at_no_later_token():
-    model = import_module("examples.tokens").NextToken(50, width=32, layers=2, length=16).eval()
-    tokens = torch.randint(0, 49, (2, 17))
-    changed = tokens.clone()
-    changed[:, 10] += 1
-    with torch.no_grad():
-        losses, others = model(tokens), model(changed)
-    assert torch.allclose(losses[:, :9], others[:, :9], atol=1e-6)
-    assert not torch.isclose(losses[:, 9], others[:, 9]).any()

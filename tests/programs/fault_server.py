@@ -70,10 +70,8 @@ class FaultServer:
         always: A fault of all requests for objects.
         upstream: Host and port of a store whose answers to GETs are passed on, faults apart; None:
             this server answers for its own objects.
-        now: What its clock says, in seconds since 1970; None: what that of this machine says.
         asked: All requests.
         connections: How often a client connected.
-        has_sent: Whether a body was sent to its end.
     """
 
     scheme: str = "http"
@@ -87,10 +85,8 @@ class FaultServer:
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     upstream: str | None = None
-    now: float | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
-    has_sent: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -114,13 +110,11 @@ class FaultServer:
         """Forget all, and end answers that are held back."""
         self.ended.set()
         self.ended = threading.Event()
-        self.has_sent.clear()
         self.objects.clear()
         self.faults.clear()
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
-        self.signed_until, self.upstream = 4_000_000_000, None
-        self.now, self.has_dates = None, True
+        self.signed_until, self.upstream, self.has_dates = 4_000_000_000, None, True
 
 
 class _Server(ThreadingHTTPServer):
@@ -148,9 +142,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args: Any) -> None:
         pass
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return super().date_time_string(self.state.now if timestamp is None else timestamp)
 
     def do_GET(self) -> None:
         self._note()
@@ -270,13 +261,11 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if fault is None or fault.kind not in _IN_BODY:
             self.wfile.write(body)
-            self.state.has_sent.set()
             return
         getattr(self, f"_do_{fault.kind}")(fault, body)
 
     def _reply(self, status: int, body: bytes, **headers: str) -> None:
-        has_own_date = "Date" in headers
-        (self.send_response_only if has_own_date else self.send_response)(status)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         for name, value in headers.items():
             self.send_header(name, value)

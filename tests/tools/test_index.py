@@ -13,7 +13,7 @@ from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
-from tests.tools.conftest import contents, flip, members_of, write_members, write_samples
+from tests.tools.conftest import flip, members_of, write_members, write_samples
 
 COUNTS = [4, 0, 3]
 
@@ -66,19 +66,6 @@ def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
     assert found.counts.tolist() == COUNTS
     (scanned,) = (tmp_path / "unused").iterdir()
     assert list(json.loads(scanned.read_text())["counts"]) == ["train-000001.tar"]  # it is empty
-
-
-@pytest.mark.slow
-def test_any_number_of_processes_writes_the_same_bytes(run_json, tmp_path):
-    trees = []
-    for processes in (1, 3):
-        root = write_samples(tmp_path / str(processes) / "data", [3, 2, 4, 1])
-        options = ["--format", "wids,members", "--processes", processes]
-        cache = ["--cache-dir", tmp_path / str(processes) / "cache"]
-        status, _ = run_json(index.main, [root / "*.tar", *options, *cache])
-        assert status == 0
-        trees.append(contents(root))
-    assert trees[0] == trees[1]
 
 
 def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):

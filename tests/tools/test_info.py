@@ -60,18 +60,3 @@ def test_classes_of_a_field_that_no_sample_has_are_refused(folder, tmp_path, cap
     named = arguments[arguments.index("--classes") + 1]
     message = f"no sample has the field {named!r} that follows --classes; it is one of jpg, cls, tx"
     assert message in capsys.readouterr().err
-
-
-def test_classes_have_names_where_a_file_beside_the_shards_has_them(run, folder, tmp_path, capsys):
-    (folder / "classes.json").write_text('["cat", "dog"]')
-    classes = run(folder / "*.tar", "--classes")[1]["classes"]
-    assert {label: of["class"] for label, of in classes.items()} == {
-        "0": "cat",
-        "1": "dog",
-        "2": "",
-    }
-    options = ["--cache-dir", str(tmp_path / "cache"), "--processes", "1", "--classes"]
-    other = write_samples(tmp_path / "other", [3])
-    (other / "classes.json").write_text('["dog"]')
-    info.main([str(folder / "*.tar"), str(other / "*.tar"), *options])
-    assert "names of classes are not shown: " in capsys.readouterr().err

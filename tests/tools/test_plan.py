@@ -5,7 +5,6 @@ import yaml
 
 from lightning_shards import ShardDataModule
 from lightning_shards.tools import plan
-from tests.mixed_shards import COUNTS as MIXED_COUNTS
 from tests.mixed_shards import mix_of
 from tests.tools.conftest import write_samples
 
@@ -57,27 +56,18 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
         assert len(served) == row["samples"] - row["dropped"] + row["repeated"]
 
 
-def test_what_the_trainer_does_not_say_is_told(config, run, capsys):
+def test_the_trainer_s_ranks_are_the_default_and_a_note_says_where_they_are_unknown(
+    config, run, capsys
+):
     path = config()
     settings = yaml.safe_load(path.read_text())
-    settings["trainer"] = {"devices": "auto"}
-    path.write_text(yaml.safe_dump(settings))
+    for trainer, size in [({"devices": 2, "num_nodes": 2}, 4), ({"devices": [0, 1]}, 2)]:
+        path.write_text(yaml.safe_dump(settings | {"trainer": trainer}))
+        assert run("--config", path)[1]["world_size"] == size
+    path.write_text(yaml.safe_dump(settings | {"trainer": {"devices": "auto"}}))
     plan.main(["--config", str(path)])
-    told = capsys.readouterr()
-    assert "the trainer's devices ('auto') are no number, and are taken to be 1" in told.err
-    plan.main(["--config", str(path), "--world-size", "2", "--split", "val"])
-    told = capsys.readouterr()
-    assert told.err == ""
-
-
-@pytest.mark.parametrize(
-    ("trainer", "world_size"),
-    [({"devices": 2, "num_nodes": 2}, 4), ({"devices": [0, 1]}, 2), ({"devices": -1}, 1), ({}, 1)],
-)
-def test_the_trainer_s_ranks_are_the_default(config, run, trainer, world_size):
-    path = config()
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"trainer": trainer}))
-    assert run("--config", path)[1]["world_size"] == world_size
+    told = capsys.readouterr().err
+    assert "the trainer's devices ('auto') are no number, and are taken to be 1" in told
 
 
 @pytest.mark.parametrize(
@@ -116,52 +106,23 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
 
 
 NAMES = ("web", "labels", "more")  # with weights of 5, 2 and 1
-SAMPLES = {name: sum(counts) for name, counts in MIXED_COUNTS.items()}
 
 
-@pytest.fixture
-def config_of_mixture(tmp_path):
-    """Writes a configuration of a mixture with rounds of 8 in epochs of 40 samples."""
-
-    def write(**split):
-        mix = mix_of(tmp_path / "shards", NAMES)
-        train = {"mix": mix, "round": 8, "sampling": "shuffled", "dataset_size": 40}
-        data = {
-            "train": train | split,
-            "fields": {"image": "png", "label": "cls"},
-            "decode": {"image": "gray"},
-            "batch_size": 8,
-            "num_workers": 0,
-            "loader": {"cache_dir": str(tmp_path / "cache")},
-        }
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": {"max_epochs": 3}, "data": data}))
-        return path
-
-    return write
-
-
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_an_epoch_and_the_run_are_counted_by_component(config_of_mixture, run, reader):
-    split = {"reader": reader, "schedule": [{"epoch": 1, "weights": {"web": 1, "labels": 1}}]}
-    path = config_of_mixture(**split, sampling="resampled")
-    status, found = run("--config", path, "--world-size", "1")
-    assert status == 0
-    parts = {part["component"]: part for part in found["components"]}
-    assert {name: part["samples"] for name, part in parts.items()} == SAMPLES
-    in_epoch = {name: part["in_epoch_0"] for name, part in parts.items()}
-    assert in_epoch == {"web": 25, "labels": 10, "more": 5}
-    in_run = {name: part["in_run"] for name, part in parts.items()}
-    assert in_run == {"web": 25 + 40, "labels": 10 + 40, "more": 5}
-    assert parts["web"]["passes_of_run"] == pytest.approx(65 / SAMPLES["web"])
-    loader = ShardDataModule.from_config(path).loader("train", rank=0, world_size=1)
-    served = [number for batch in loader for number in batch["__component__"].tolist()]
-    assert [served.count(number) for number in range(3)] == list(in_epoch.values())
-
-
-def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(config_of_mixture, capsys):
-    schedule = [{"epoch": 2, "weights": {"more": 1}}]
-    plan.main(["--config", str(config_of_mixture(schedule=schedule)), "--world-size", "5"])
+def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(tmp_path, capsys):
+    """Of a mixture with rounds of 8 in epochs of 40 samples."""
+    train = {"mix": mix_of(tmp_path / "shards", NAMES), "round": 8, "sampling": "shuffled"}
+    train |= {"dataset_size": 40, "schedule": [{"epoch": 2, "weights": {"more": 1}}]}
+    data = {
+        "train": train,
+        "fields": {"image": "png", "label": "cls"},
+        "decode": {"image": "gray"},
+        "batch_size": 8,
+        "num_workers": 0,
+        "loader": {"cache_dir": str(tmp_path / "cache")},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump({"trainer": {"max_epochs": 3}, "data": data}))
+    plan.main(["--config", str(path), "--world-size", "5"])
     assert capsys.readouterr().out.endswith(
         "\n"
         "component  samples  shards  in_epoch_0  passes_of_epoch_0  in_run  passes_of_run\n"

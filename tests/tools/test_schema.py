@@ -47,16 +47,6 @@ def test_every_config_is_valid(path: Path, validator: Draft202012Validator) -> N
     validator.validate(yaml.safe_load(path.read_text()))
 
 
-def test_a_split_may_be_a_mix_instead_of_urls(validator: Draft202012Validator) -> None:
-    mix = {"web": {"urls": "a.tar", "weight": 3}, "labels": {"urls": ["b.tar"], "weight": 0.5}}
-    stage = {"epoch": 3, "weights": {"web": 1, "labels": 1}}
-    train: dict[str, Any] = {"mix": mix, "dataset_size": 64, "schedule": [stage]}
-    document = {"data": {"train": train, "fields": {"label": "cls"}}}
-    validator.validate(document)
-    mix["web"]["wait"] = 3
-    assert not validator.is_valid(document)
-
-
 def test_every_setting_has_its_sentence(data: dict[str, Any], split: dict[str, Any]) -> None:
     of_fields = [[field.name for field in fields(kind)] for kind in (SplitConfig, LoaderConfig)]
     parts = [data, split, data["properties"]["loader"]]

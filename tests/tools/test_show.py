@@ -46,12 +46,6 @@ def test_the_sheet_holds_samples_evenly_spaced_with_their_labels(draw_sheet, fol
         assert first.tobytes() == enlarged.tobytes()
 
 
-def test_a_class_has_its_name_under_the_image(draw_sheet, folder):
-    (folder / "classes.json").write_text('{"cat": 0, "dog": 1}')
-    labels = draw_sheet(folder / "*.tar", "--samples", 12, "--label", "cls")[1]["labels"]
-    assert labels[:3] == ["00000 0 cat", "00001 1 dog", "00002 2"]
-
-
 def test_an_image_that_cannot_be_decoded_is_red_and_no_error(draw_sheet, tmp_path):
     write_members(tmp_path / "a.tar", [("a.png", b"no image"), ("a.cls", b"1")])
     assert draw_sheet(tmp_path / "a.tar")[0] == 0

@@ -14,14 +14,11 @@ FIFTH = {"hash_of": "key", "of": 5, "parts": [0]}
 
 SPLITS = {
     "kept indexed": {"train": {"sampling": "shuffled", "exclude": FIFTH}},
-    "kept stream": {"train": {"exclude": FIFTH, "reader": "stream"}},
-    "resampled stream": {"train": {"reader": "stream"}},
-    "resampled stream, no buffer": {"train": {"reader": "stream", "shuffle_buffer": 0}},
+    "resampled stream": {"train": {"reader": "stream", "exclude": FIFTH}},
     "shuffled stream": {"train": {"sampling": "shuffled", "reader": "stream"}},
     "shuffled indexed": {"train": {"sampling": "shuffled", "shuffle_run": 3, "shuffle_block": 8}},
     "resampled indexed": {"train": {"reader": "indexed", "shuffle_run": 2}},
     "padded": {"train": {"sampling": "shuffled", "remainder": "pad"}},
-    "padded stream": {"train": {"sampling": "shuffled", "remainder": "pad", "reader": "stream"}},
     "balanced": {"val": {}},
     "balanced stream": {"val": {"reader": "stream"}},
 }
@@ -35,34 +32,20 @@ def folder(pack_into, tmp_path_factory):
 
 
 @pytest.fixture
-def settings(folder):
-    """The options of `ShardDataModule` in plain values; splits without urls get them."""
+def write_config(tmp_path, folder):
+    """Writes a configuration of LightningCLI (JSON is YAML), with a model that does not exist."""
 
-    def make(splits, **options):
-        urls = {"urls": str(folder / "shard-*.tar")}
-        return {
+    def write(splits=None, *, text=None, **options):
+        path, urls = tmp_path / "config.yaml", {"urls": str(folder / "shard-*.tar")}
+        data = {
             "fields": {"label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
-            "loader": {"cache_dir": str(folder / "cache")},
-            **{name: urls | split for name, split in splits.items()},
-        } | options
-
-    return make
-
-
-@pytest.fixture
-def write_config(tmp_path, settings):
-    """Writes a configuration of LightningCLI (JSON is YAML), with a model that does not exist."""
-
-    def write(splits=None, *, trainer=None, text=None, **options):
-        path = tmp_path / "config.yaml"
-        document = {
-            "seed_everything": 3,
-            "trainer": {"devices": WORLD_SIZE} if trainer is None else trainer,
-            "model": {"class_path": "no.such.Model"},
-            "data": settings({"train": {}} if splits is None else splits, **options),
+            "loader": {"cache_dir": str(folder / "cache"), "pool": "threads"},
+            **{name: urls | split for name, split in (splits or {"train": {}}).items()},
         }
+        trainer, model = {"devices": WORLD_SIZE}, {"class_path": "no.such.Model"}
+        document = {"trainer": trainer, "model": model, "data": data | options}
         path.write_text(json.dumps(document) if text is None else text)
         return path
 
@@ -70,41 +53,23 @@ def write_config(tmp_path, settings):
 
 
 @pytest.fixture
-def traced(capsys):
+def traced(run_json):
     """Runs the command and gives its JSON document."""
 
-    def run(config, *, epoch=0, steps="0:1", more=()):
-        command = ["--config", str(config), "--epoch", str(epoch), "--steps", steps, "--json"]
-        trace.main([*command, *more])
-        return json.loads(capsys.readouterr().out)
+    def run(config, *, epoch=0, steps="0:1", split="train"):
+        given = ["--config", config, "--epoch", epoch, "--steps", steps, "--split", split]
+        return run_json(trace.main, given)[1]
 
     return run
 
 
-@pytest.fixture
-def fails(capsys):
-    """Runs the command and gives the one line that it ends with."""
-
-    def run(config, *more, epoch=0, steps="0:1"):
-        with pytest.raises(SystemExit) as ended:
-            trace.main(["--config", str(config), f"--epoch={epoch}", f"--steps={steps}", *more])
-        printed = capsys.readouterr()
-        assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
-        return printed.err
-
-    return run
-
-
-def grouped(document, value):
-    """A value of each row: by step, then by rank."""
+def grouped(document, *names):
+    """These values of each row: by step, then by rank."""
     steps = {}
     for row in document["rows"]:
-        steps.setdefault(row["step"], {}).setdefault(row["rank"], []).append(value(row))
+        values = [row[name] for name in names]
+        steps.setdefault(row["step"], {}).setdefault(row["rank"], []).append(values)
     return [list(ranks.values()) for ranks in steps.values()]
-
-
-def rows_in(document):
-    return grouped(document, lambda row: [row["key"], row["shard"], row["sample"]])
 
 
 def rows_of(batch):
@@ -112,17 +77,12 @@ def rows_of(batch):
     return [[key, *each] for key, each in zip(batch["__key__"], ids, strict=True)]
 
 
-# --- it is what training gets ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "num_workers"), [*((name, 3) for name in SPLITS), ("shuffled indexed", 0)]
 )
-def test_it_equals_what_the_loaders_give(name, num_workers, write_config, traced, folder):
-    split, loader = next(iter(SPLITS[name])), {"cache_dir": str(folder / "cache")}
-    config = write_config(
-        SPLITS[name], seed=5, num_workers=num_workers, loader=loader | {"pool": "threads"}
-    )
+def test_it_equals_what_the_loaders_give(name, num_workers, write_config, traced):
+    split = next(iter(SPLITS[name]))
+    config = write_config(SPLITS[name], seed=5, num_workers=num_workers)
     module = ShardDataModule.from_config(config)
     loaders = [module.loader(split, rank=rank, world_size=WORLD_SIZE) for rank in range(WORLD_SIZE)]
     with loaders[0], loaders[1]:
@@ -130,91 +90,49 @@ def test_it_equals_what_the_loaders_give(name, num_workers, write_config, traced
             ranks = [[rows_of(batch) for batch in loader] for loader in loaders]
             expected = [list(step) for step in zip(*ranks, strict=True)]
             for start, stop in [(0, len(expected)), (2, 3)][: 1 + (epoch == 1)]:
-                steps = f"{start}:{stop}"
-                document = traced(config, epoch=epoch, steps=steps, more=["--split", split])
-                assert rows_in(document) == expected[start:stop]
+                document = traced(config, epoch=epoch, steps=f"{start}:{stop}", split=split)
+                assert grouped(document, "key", "shard", "sample") == expected[start:stop]
 
 
-# --- what it prints -------------------------------------------------------------------------------
-
-
-def test_the_table_has_a_line_per_sample(write_config, capsys):
-    config = write_config({"val": {}})
-    trace.main(["--config", str(config), "--split=val", "--epoch=0", "--steps=1:2"])
-    told = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
-    assert told == [
-        ["step", "rank", "row", "shard", "sample", "key"],
-        ["1", "0", "0", "0", "4", "000004"],
-        ["1", "0", "1", "1", "0", "000005"],
-        ["1", "1", "0", "1", "1", "000006"],
-        ["1", "1", "1", "1", "2", "000007"],
-    ]
-
-
-# --- mixtures -----------------------------------------------------------------------------------
-
-
-NAMES = ("web", "labels", "more")
-
-
-@pytest.mark.parametrize(
-    ("sampling", "reader"),
-    [("shuffled", "indexed"), ("resampled", "indexed"), ("resampled", "stream")],
-)
-def test_each_row_comes_with_the_name_of_its_component(
-    sampling, reader, write_config, traced, tmp_path
-):
-    mix = mix_of(tmp_path / "shards", NAMES)
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
+def test_each_row_comes_with_the_name_of_its_component(reader, write_config, traced, tmp_path):
+    names = ("web", "labels", "more")
+    mix = mix_of(tmp_path / "shards", names)
     for component in mix.values():
         component.pop("decode", None)
     mix["labels"] |= {"fields": {"label": "class.txt"}, "decode": {"label": "int"}}
     mix["more"] |= {"fields": {"label": "cls"}}
-    train = {"mix": mix, "round": 8, "dataset_size": 32, "sampling": sampling, "reader": reader}
+    train = {"mix": mix, "round": 8, "dataset_size": 32, "sampling": "resampled", "reader": reader}
     config = write_config({"train": train | {"urls": None}})
     module = ShardDataModule.from_config(config)
     loaders = [module.loader("train", rank=rank, world_size=WORLD_SIZE) for rank in range(2)]
     steps = list(zip(*(list(loader) for loader in loaders), strict=True))
-    document = traced(config, steps=f"0:{len(steps)}")
-    assert grouped(document, lambda row: row["component"]) == [
-        [[NAMES[number] for number in batch["__component__"]] for batch in ranks] for ranks in steps
+    assert grouped(traced(config, steps=f"0:{len(steps)}"), "component", "key") == [
+        [
+            [[names[number], key] for number, key in zip(numbers, batch["__key__"], strict=True)]
+            for batch in ranks
+            for numbers in [batch["__component__"].tolist()]
+        ]
+        for ranks in steps
     ]
-    assert grouped(document, lambda row: row["key"]) == [
-        [batch["__key__"] for batch in ranks] for ranks in steps
-    ]
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
-ABSENT = {"urls": "/absent/absent.tar"}
 
 
 @pytest.mark.parametrize(
-    ("options", "steps", "said"),
+    ("options", "given", "said"),
     [
-        *[({}, steps, "--steps must be A:B") for steps in ("5", "a:b", "3:3", "-1:2", "1:2:3", "")],
-        ({}, "4:6", "not in an epoch of 5 steps"),
-        ({"batch": 2}, "0:1", "batch"),
-        ({"batch_size": 0}, "0:1", "batch"),
-        ({"fields": None}, "0:1", "fields"),
-        ({"splits": {"train": {"url": "x"}}}, "0:1", "train"),
-        ({"splits": {"train": ABSENT}}, "0:1", "absent.tar"),
-        (
-            {"trainer": {"devices": "${nowhere}"}},
-            "0:1",
-            "Interpolation key 'nowhere' not found, at 'trainer.devices'",
-        ),
-        ({"seed": "${nowhere}"}, "0:1", "Interpolation key 'nowhere' not found, at 'data.seed'"),
-        *[
-            ({"text": text}, "0:1", "config")
-            for text in ("", "[1, 2]", "data:", "data: 3", "{", "model: {}", "\0")
-        ],
+        *[({}, f"--steps={steps}", "--steps must be A:B") for steps in ("5", "3:3", "-1:2")],
+        ({}, "--steps=4:6", "not in an epoch of 5 steps"),
+        ({"batch": 2}, "", "batch"),
+        ({"splits": {"train": {"urls": "/absent/absent.tar"}}}, "", "absent.tar"),
+        ({"seed": "${nowhere}"}, "", "Interpolation key 'nowhere' not found, at 'data.seed'"),
+        *[({"text": text}, "", "config") for text in ("", "[1, 2]", "data: 3", "{", "model: {}")],
+        ({}, "--split=nonsense", "there is no 'nonsense' split"),
     ],
 )
-def test_what_cannot_be_traced_is_refused(options, steps, said, write_config, fails):
-    assert said in fails(write_config(**options), steps=steps)
-
-
-@pytest.mark.parametrize("split", ["val", "nonsense"])
-def test_an_unknown_split_is_refused(split, write_config, fails):
-    assert f"there is no {split!r} split" in fails(write_config(), f"--split={split}")
+def test_what_cannot_be_traced_is_refused(options, given, said, write_config, capsys):
+    command = ["--config", str(write_config(**options)), "--epoch=0", "--steps=0:1"]
+    with pytest.raises(SystemExit, match="2"):
+        trace.main([*command, *([given] if given else [])])
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert said in printed.err

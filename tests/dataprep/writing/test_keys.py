@@ -44,15 +44,3 @@ def test_what_is_accepted_is_read_back(key, field):
     except SampleError:
         return
     assert split_name(f"{key}.{field}") == (key, field)
-
-
-def test_file_names_that_are_not_utf8_become_keys():
-    key = escape_key("caf\udce9.x")
-    check_sample(key, ["cls"])
-    assert unquote(key, encoding="latin-1") == "café.x"
-
-
-@pytest.mark.parametrize("name", ["__MACOSX__/a", "__x__", "__a/b__", "a/__x__/b"])
-def test_names_that_readers_pass_over_become_keys(name):
-    check_sample(escape_key(name), ["cls"])
-    assert unquote(escape_key(name)) == name

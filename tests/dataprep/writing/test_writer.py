@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from lightning_shards import ShardDataset
-from lightning_shards.dataprep.tar_writer import member_header, write_shard
+from lightning_shards.dataprep.tar_writer import member_header
 from lightning_shards.dataprep.writer import ShardWriter
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import read_samples
@@ -26,22 +26,13 @@ def as_read(folder):
     return found
 
 
-def as_stored(samples):
-    return [
-        {
-            name: data.encode() if isinstance(data, str) and name != "__key__" else data
-            for name, data in sample.items()
-        }
-        for sample in samples
-    ]
-
-
 # --- contents
 
 
 def test_samples_are_read_back_in_order(tmp_path, write):
     writer = write()
-    assert as_read(tmp_path / "out") == as_stored(SAMPLES)
+    expected = [sample | {"cls": sample["cls"].encode()} for sample in SAMPLES]
+    assert as_read(tmp_path / "out") == expected
     assert [shard.samples for shard in writer.shards] == [6, 6, 6, 2]
     assert writer.urls == str(tmp_path / "out" / "shard-{000000..000003}.tar")
 
@@ -140,11 +131,8 @@ def test_fields_that_would_not_come_back_are_refused(write, field):
 
 
 def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, write):
-    message = "sample '__ab12' cannot have the field 'label__': a member '__ab12.label__' is in no"
-    with pytest.raises(SampleError, match=message):
+    with pytest.raises(SampleError, match="'label__' cannot be a field of sample '__ab12'"):
         write([{"__key__": "__ab12", "jpg": b"1", "label__": b"1"}])
-    with pytest.raises(SampleError, match=message):
-        write_shard(tmp_path / "0.tar", [("__ab12", [("label__", b"1")])])
     sound = [{"__key__": "a/__ab12", "label__": b"1"}, {"__key__": "__ab12", "label_": b"1"}]
     write(sound, folder="sound")
     assert as_read(tmp_path / "sound") == sound
@@ -191,11 +179,6 @@ def test_a_value_that_its_suffix_does_not_take_is_refused(write, suffix, value):
         write([{"__key__": "a", suffix: value}])
 
 
-def test_a_sample_without_fields_is_refused(write):
-    with pytest.raises(SampleError, match="has no field"):
-        write([{"__key__": "a", "__url__": "x"}])
-
-
 def test_a_key_that_comes_again_in_another_shard_is_refused(write):
     with pytest.raises(SampleError, match=r"'class.0/0000' was written before"):
         write([*SAMPLES, SAMPLES[0]])
@@ -205,12 +188,6 @@ def test_no_sample_at_all_is_refused(tmp_path, write):
     with pytest.raises(SampleError, match="no sample"):
         write([])
     assert visible(tmp_path / "out") == {}
-
-
-@pytest.mark.parametrize("options", [{"max_samples": 0}, {"max_bytes": -1}])
-def test_limits_are_at_least_one(tmp_path, options):
-    with pytest.raises(ConfigError, match="must be at least 1"):
-        ShardWriter(tmp_path, **options)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +201,3 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
             writer.write(sample)
     write()
     assert visible(tmp_path / "caught") == visible(tmp_path / "out")
-
-
-# --- the end

@@ -1,14 +1,13 @@
 """A program that disturbs runs of a writing tool, runs them again, and compares what is there.
 
-    python killed_runs.py FOLDER {each,fail,full} TOOL ARGUMENT...
+    python killed_runs.py FOLDER {each,full} TOOL ARGUMENT...
 
 TOOL is `pack`, `reshard`, `index` or `writer`; the output folder is added to its arguments. `each`
-kills once at each file operation of the run, `fail` lets each one fail once, `full` lets files grow
-to some sizes only. Everything is imported once and each run is a fork, so that a run costs no
-start. FOLDER gets `reference`, the output of an undisturbed run. Prints one JSON object.
+kills once at each file operation of the run, `full` lets files grow to some sizes only. Everything
+is imported once and each run is a fork, so that a run costs no start. FOLDER gets `reference`, the
+output of an undisturbed run. Prints one JSON object.
 """
 
-import errno
 import itertools
 import json
 import os
@@ -61,13 +60,14 @@ def start(tool, arguments, disturb=None):
         os._exit(status)
 
 
-def disturb_at(operation, out, *, act):
-    """Let `act` happen before file operation number `operation` on the output."""
+def disturb_at(operation, out, called):
+    """Kill this process before file operation number `operation` on the output."""
     numbers = itertools.count()
 
     def count():
         if next(numbers) == operation:
-            act()
+            called.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event, details):
         is_of_output = event == "fcntl.flock" or out in str(details[:1])
@@ -77,14 +77,6 @@ def disturb_at(operation, out, *, act):
     sync = os.fsync  # has no audit event
     os.fsync = lambda file: (count(), sync(file), count())[1]
     sys.addaudithook(hook)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fail():
-    raise OSError(errno.EIO, "planned failure")
 
 
 def limit_files(size):
@@ -138,23 +130,19 @@ def run_again(tool, arguments, out, reference):
     check(out, reference, is_finished=True)
 
 
-def disturb_each(tool, arguments, out, reference, act):
+def disturb_each(tool, arguments, out, reference):
     for operation in range(MAX_OPERATIONS):
         shutil.rmtree(out, ignore_errors=True)
         called = out.parent / "called"
         called.unlink(missing_ok=True)
-
-        def noted(called=called):
-            called.touch()
-            act()
-
-        code = finish(start(tool, arguments, partial(disturb_at, operation, out.name, act=noted)))
+        disturb = partial(disturb_at, operation, out.name, called)
+        code = finish(start(tool, arguments, disturb))
         if not called.exists():
             check(out, reference, is_finished=True)
             return {"disturbed": operation}
-        if act is die and code != -signal.SIGKILL:
+        if code != -signal.SIGKILL:
             raise FailedError(f"ended with {code} and not by the signal")
-        check(out, reference, is_finished=code == 0)
+        check(out, reference, is_finished=False)
         run_again(tool, arguments, out, reference)
     raise FailedError(f"more than {MAX_OPERATIONS} file operations")
 
@@ -182,10 +170,8 @@ def main():
         raise FailedError("the reference run failed")
     reference = contents(whole)
     run.append(str(out))
-    if mode == "full":
-        report = fill_disk(tool, run, out, reference)
-    else:
-        report = disturb_each(tool, run, out, reference, {"each": die, "fail": fail}[mode])
+    disturb = fill_disk if mode == "full" else disturb_each
+    report = disturb(tool, run, out, reference)
     sys.stdout.write(json.dumps(report | {"files": len(reference)}))
 
 

@@ -1,54 +1,27 @@
 """`classes.json` beside the shards that are written, and the numbers of the classes."""
 
 import json
-import shutil
 
 import pytest
 
 from lightning_shards.dataprep.listing import number_classes
-from lightning_shards.tools import pack, reshard
+from lightning_shards.tools import reshard
 from tests.tools.packing.conftest import packed_samples
 
 CLASSES = {"a.b": 0, "cat": 1, "dog": 2}
-
-
-@pytest.fixture
-def told(tmp_path, capsys):
-    """Runs a tool that writes; gives the lines that it prints for people."""
-
-    def call(tool, *arguments, out="out"):
-        where = ["--out", tmp_path / out, "--processes", 1, "--cache-dir", tmp_path / "cache"]
-        tool.main([*map(str, arguments), *map(str, where)])
-        captured = capsys.readouterr()
-        assert captured.err == ""
-        return captured.out.splitlines()
-
-    return call
 
 
 def classes_in(folder):
     return json.loads((folder / "classes.json").read_text())
 
 
-@pytest.mark.parametrize("tool", [pack, reshard])
-def test_what_rewrites_shards_keeps_their_classes(run, told, photos, tmp_path, tool):
+def test_what_rewrites_shards_keeps_their_classes(run, write_by, photos, tmp_path):
     run(photos)
     (tmp_path / "out" / "classes.json").write_text('["a.b", "cat", "dog"]')
-    lines = told(tool, tmp_path / "out" / "shard-000000.tar", "--val-fraction", 0.5, out="new")
+    shard = tmp_path / "out" / "shard-000000.tar"
+    assert write_by(reshard, shard, "--val-fraction", 0.5, out="new")["classes"] == 3
     assert classes_in(tmp_path / "new" / "train") == CLASSES
     assert classes_in(tmp_path / "new" / "val") == CLASSES
-    assert "classes: 3" in lines
-
-
-def test_shards_of_other_classes_are_not_put_together(run, photos, tmp_path, capsys):
-    run(photos)
-    shutil.copytree(tmp_path / "out", tmp_path / "other")
-    (tmp_path / "other" / "classes.json").write_text('["dog", "cat", "a.b"]')
-    pattern = f"{tmp_path}/out/*.tar::{tmp_path}/other/*.tar"
-    with pytest.raises(SystemExit):
-        reshard.main([pattern, "--out", str(tmp_path / "new")])
-    assert "have different classes: 'a.b' is 0 and 2; read their" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 # --- numbers

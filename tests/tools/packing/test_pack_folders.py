@@ -4,11 +4,13 @@ import io
 import json
 import os
 import shutil
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 from PIL import Image
 
+from lightning_shards.tools import pack
 from tests.tools.conftest import jpeg, seen
 from tests.tools.packing.conftest import packed_samples
 
@@ -46,15 +48,6 @@ def test_any_number_of_processes_writes_the_same_bytes(run, photos, tmp_path):
     assert len(one) > 9
 
 
-def test_splits_share_no_sample(run, photos, tmp_path):
-    report = run(photos, "--val-fraction", 0.3)
-    train, val = packed_samples(report, "train"), packed_samples(report, "val")
-    assert not train.keys() & val.keys()
-    assert len(train) + len(val) == 61
-    assert report["data_sets"]["val"]["urls"] == str(tmp_path / "out" / "val" / "val-000000.tar")
-    assert (tmp_path / "out" / "val" / "wids.json").is_file()
-
-
 @pytest.mark.parametrize(
     ("names", "message"),
     [
@@ -73,43 +66,23 @@ def test_folders_that_are_not_clear_are_refused(refused, tmp_path, names, messag
     assert not list(tmp_path.rglob("*.tar"))
 
 
-# --- images
+@pytest.mark.parametrize("out", [".", "cat/new", "../in/new"])
+def test_an_output_below_the_folder_of_the_files_is_refused(
+    refused_by, photos, tmp_path, monkeypatch, out
+):
+    shutil.copytree(photos, tmp_path / "in")
+    monkeypatch.chdir(tmp_path / "in")
+    said = refused_by(pack, ".", "--out", out)
+    assert f"{Path(out)} is in {tmp_path / 'in'}, where samples are read" in said
 
-ODD_TAGS = (  # a quarter's turn, and a fraction without a denominator, which Pillow cannot write
-    b"Exif\0\0II*\0\x08\0\0\0\x02\0\x0e\x01\x05\0\x01\0\0\0\x26\0\0\0"
-    b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0\xff\xff\xff\xff\0\0\0\0"
-)
 
-
-def test_images_become_smaller_once_and_upright(run, tmp_path):
+def test_images_become_smaller(run, tmp_path):
     (tmp_path / "in").mkdir()
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned by a quarter
-    files = {
-        "large.jpg": jpeg(0, (48, 32), quality=95),
-        "small.jpg": jpeg(1, (16, 12)),
-        "turned.jpeg": jpeg(2, (64, 32), exif=exif),
-        "odd.jpg": jpeg(3, (64, 32), exif=ODD_TAGS),
-        "other.txt": b"text",
-    }
-    for name, data in files.items():
-        (tmp_path / "in" / name).write_bytes(data)
-    arguments = (tmp_path / "in", "--no-classes", "--resize", 16)
-    found = packed_samples(run(*arguments))
-    sizes = {
-        key: Image.open(io.BytesIO(next(iter(fields.values())))).size
-        for key, fields in found.items()
-        if key != "other"
-    }
-    assert sizes == {"large": (24, 16), "small": (16, 12), "turned": (16, 32), "odd": (16, 32)}
-    assert found["other"] == {"txt": b"text"}
-    assert found["small"]["jpg"] == files["small.jpg"]
-    run(*arguments, out="again", processes=2)
-    assert seen(tmp_path / "again") == seen(tmp_path / "out")
-
-
-def test_an_image_that_cannot_be_read_is_named(refused, photos):
-    assert "sample 'dog/deep/ä': SampleError: this is no image" in refused(photos, "--resize", 8)
+    for number, size in enumerate([(48, 32), (16, 12)]):
+        (tmp_path / "in" / f"{number}.jpg").write_bytes(jpeg(number, size))
+    found = packed_samples(run(tmp_path / "in", "--resize", 16))
+    assert Image.open(io.BytesIO(found["0"]["jpg"])).size == (24, 16)
+    assert found["1"]["jpg"] == (tmp_path / "in" / "1.jpg").read_bytes()
 
 
 # --- running it again

@@ -80,18 +80,6 @@ def test_files_are_below_the_table_and_make_the_keys(run, rows, photos, tmp_path
     }
 
 
-def test_a_column_of_classes_is_numbered(run, tmp_path):
-    rows = [{"id": number, "label": label} for number, label in enumerate(["b", "a", "b"])]
-    path = write_csv(tmp_path / "rows.csv", rows)
-    columns = ("--key", "id", "--values", "label=txt", "--class-column", "label")
-    assert packed_samples(run(path, *columns)) == {
-        "0": {"txt": b"b", "cls": b"1"},
-        "1": {"txt": b"a", "cls": b"0"},
-        "2": {"txt": b"b", "cls": b"1"},
-    }
-    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"a": 0, "b": 1}
-
-
 def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_path):
     lines = [
         {"id": "a", "x": {"é": [1]}, "y": 0.5, "z": None},
@@ -117,7 +105,7 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
         ("id,x\n1,none.jpg\n", ["--files", "x"], "No such file or directory: '"),
         ("id,x\n1,a\n1,b\n", ["--values", "x=txt"], "share their keys"),
         ("id,x\n1,a\n", ["--values", "x=TXT"], "'TXT' cannot be a field"),
-        ("id,x\n1,a\n", ["--values", "x=.jpg"], "'.jpg' cannot be a field: fields are suffixes"),
+        ("id,x\n1,a\n", ["--values", "x=.jpg"], "'.jpg' cannot be a field of"),
         ("id,x\n1,a\n", [], "sample '1' has no field"),
         ("id,x\n1,a\n", ["--values", "x"], "'' cannot be a field"),
         ("id,x\n1,a\n", ["--values", "x=a", "--values", "id=a"], "two members for the field 'a'"),
@@ -134,6 +122,3 @@ def test_parquet_without_pyarrow_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ValueError, match=r"lightning-shards\[table\]"):
         list(read_rows(str(tmp_path / "rows.parquet"), ["id"]))
-
-
-# --- tars

@@ -10,17 +10,12 @@ from lightning_shards.shards.tar.tar_bytes import read_samples
 from lightning_shards.tools import index, info, pack, reshard, verify
 
 
-@pytest.fixture(params=[pack, reshard], ids=["pack", "reshard"])
-def tool(request):
-    return request.param
-
-
 @pytest.fixture
-def write(tool, write_by):
+def write(write_by):
     """Runs the tool; gives its report and the samples that it wrote."""
 
     def call(path):
-        report = write_by(tool, path, "--order", "source")
+        report = write_by(reshard, path)
         found = {}
         for sample in read_samples(report["data_sets"][""]["urls"]):
             del sample["__url__"]

@@ -22,13 +22,8 @@ def with_tables(folder, server, tmp_path):
     publish(sorted(folder.glob("*.tar")), server_put(server), tmp_path, counts=COUNTS)
 
 
-@pytest.mark.parametrize("are_counted", [True, False])
 @pytest.mark.usefixtures("with_tables")
-def test_remote_shards_are_shown_like_local_ones(
-    run_here, url, folder, server, are_counted, tmp_path
-):
-    if not are_counted:
-        del server.objects["data/sizes.json"]
+def test_remote_shards_are_shown_like_local_ones(run_here, url, folder, tmp_path):
     sheets, labels = [tmp_path / "remote.png", tmp_path / "local.png"], []
     for urls, sheet in zip((url, folder / "*.tar"), sheets, strict=True):
         given = (urls, "--samples", 4, "--label", "cls", "--output", sheet)
