@@ -80,7 +80,7 @@ def _process_pool(
     on_cuda: bool,
 ) -> ProcessPool:
     if config.multiprocessing_context != "fork":
-        require_sendable(source, config.multiprocessing_context)
+        require_sendable(source)
     threads = config.threads_per_worker
     # a worker keeps messages ready; if it has several threads, each of these keeps batches, too
     kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))

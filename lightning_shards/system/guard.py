@@ -10,6 +10,7 @@ import runpy
 import select
 import shutil
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -30,14 +31,15 @@ class GuardedName(str):
     Args:
         owner_pid: The process with which this one shall end.
         folder: Folder of sockets; see `end_with`.
+        imports_main: Whether a process that is not forked imports the main script.
     """
 
-    __slots__ = ("_folder", "_owner_pid")
+    __slots__ = ("_folder", "_imports_main", "_owner_pid")
 
-    def __new__(cls, owner_pid: int, folder: str | None = None) -> Self:
+    def __new__(cls, owner_pid: int, folder: str | None, *, imports_main: bool) -> Self:
         """Make the name of the process."""
         name = super().__new__(cls, "lightning_shards worker")
-        name._owner_pid, name._folder = owner_pid, folder
+        name._owner_pid, name._folder, name._imports_main = owner_pid, folder, imports_main
         return name
 
     def begin(self) -> None:
@@ -46,7 +48,7 @@ class GuardedName(str):
 
     def __reduce__(self) -> tuple[Any, ...]:
         given = {"name": str(self), "owner_pid": self._owner_pid, "folder": self._folder}
-        given["environment"] = dict(os.environ)
+        given |= {"environment": dict(os.environ), "imports_main": self._imports_main}
         return getitem, (_Begun(given), "name")
 
 
@@ -128,3 +130,6 @@ if __name__ == _THREAD:
     end_with(globals()["owner_pid"], globals()["folder"])
     os.environ.clear()  # a fork server has that of its own start
     os.environ.update(globals()["environment"])
+    if not globals()["imports_main"]:  # in this process alone; multiprocessing asks for it later
+        for of_main in ("_fixup_main_from_name", "_fixup_main_from_path"):
+            setattr(sys.modules["multiprocessing.spawn"], of_main, bool)  # which does nothing

@@ -10,7 +10,6 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -23,7 +22,7 @@ from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import Cancellable
 from lightning_shards.workers.connection import TrainerEnd, new_buffers
-from lightning_shards.workers.fork_server import ForkServerWorker, fork_server, shared_folder
+from lightning_shards.workers.fork_server import fork_server, shared_folder
 from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, pinned
 from lightning_shards.workers.pool import (
     WORKER_TIMEOUT_S,
@@ -42,12 +41,6 @@ from lightning_shards.workers.worker_imports import (
 )
 
 StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
-
-_KINDS: dict[str, Any] = {
-    "forkserver": ForkServerWorker,
-    "spawn": SpawnProcess,
-    "fork": ForkProcess,
-}
 
 _END_S = 3.0
 """Seconds to wait for workers whose stream is closed: for the message that they are making (a wait
@@ -114,7 +107,7 @@ class ProcessPool:
         """
         modules: dict[str, str] = {}
         if self.start_method != "fork":
-            modules = require_sendable(source, self.start_method)
+            modules = require_sendable(source)
         if of_main := from_main(modules):
             _log.info(
                 "worker processes import the main script, because %s is defined in it; in a module "
@@ -148,14 +141,9 @@ class ProcessPool:
     def _process(
         self, share: WorkerShare, its_end: Connection, *, imports_main: bool
     ) -> BaseProcess:
-        process = _KINDS[self.start_method](
-            name=GuardedName(os.getpid(), shared_folder()),
-            target=run_worker,
-            args=(share, its_end),
-            daemon=True,
-        )
-        process.imports_main, process.start_timeout_s = imports_main, self.worker_timeout_s
-        return process
+        name = GuardedName(os.getpid(), shared_folder(), imports_main=imports_main)
+        context: Any = multiprocessing.get_context(self.start_method)
+        return context.Process(name=name, target=run_worker, args=(share, its_end), daemon=True)
 
 
 def _not_started(error: Exception) -> str:

@@ -50,7 +50,7 @@ def prepare_workers(sources: Iterable[Source]) -> None:
         fork_server.start([name for modules in each for name in modules])
 
 
-def require_sendable(source: Source, start_method: str) -> dict[str, str]:
+def require_sendable(source: Source) -> dict[str, str]:
     """Check that a source can travel to workers that are not forked from this process.
 
     Returns:
@@ -61,7 +61,7 @@ def require_sendable(source: Source, start_method: str) -> dict[str, str]:
         WorkerError: Workers would import the main script, which has no main guard.
     """
     modules = tried_to_pickle(source, modules_of, "worker processes")
-    if start_method == "spawn" or from_main(modules) is not None:
+    if from_main(modules) is not None:
         require_main_guard()
     return modules
 

@@ -69,7 +69,7 @@ def test_what_is_defined_in_a_main_that_workers_do_not_import_cannot_be_sent(
         with pytest.raises(
             ConfigError, match=r"label. is .*Transform is defined in __main__, .*top level of a"
         ):
-            require_sendable(source, "forkserver")
+            require_sendable(source)
 
 
 def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make_source):
@@ -79,7 +79,7 @@ def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make
         pack_shards([4]), transforms=transforms, fields={"label": "cls", "key": "txt"}
     )
     with pytest.raises(ConfigError, match=r"^the transform of .key. is Adds, which cannot be sent"):
-        require_sendable(source, "forkserver")
+        require_sendable(source)
 
 
 class Refuses(Adds):
@@ -92,4 +92,4 @@ class Refuses(Adds):
 def test_whatever_a_transform_raises_when_it_is_pickled_names_it(pack_shards, make_source):
     source = make_source(pack_shards([4]), transforms={"label": Refuses()})
     with pytest.raises(ConfigError, match=r"label. is Refuses, which cannot be .*Error: not me"):
-        require_sendable(source, "forkserver")
+        require_sendable(source)
