@@ -1,10 +1,9 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
 import errno
-import os
 import re
 import sys
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import IO, Any, NoReturn, cast
 import lightning.pytorch as pl
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.predictions import ShardPredictionWriter
@@ -32,7 +30,6 @@ from lightning_shards.config.parsing import (
     cause_of,
     did_you_mean,
     known_keys,
-    load_yaml,
     plain_message,
 )
 from lightning_shards.config.splits import SET_SETTINGS, SPLITS
@@ -73,25 +70,8 @@ class ShardArgumentParser(SettingsParser, LightningArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Parse the command line, on which the urls of a split may stand for the split."""
-        given = sys.argv[1:] if args is None else list(args)
-        command = given[0] if given and not given[0].startswith("-") else ""
-        named = [self._below(command, each) for each in _with_urls_named(given)]
+        named = _with_urls_named(sys.argv[1:] if args is None else list(args))
         return cast("Any", super()).parse_args(named, *others, **options)
-
-    def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        content = self._below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
-        return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 as below
-
-    def _below(self, command: str, text: str) -> str:
-        """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
-
-        jsonargparse resolves interpolations where all settings stand below the command's name.
-        """
-        if not command or self.parser_mode != PARSER_MODE:
-            return text
-        key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
-        begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
-        return re.sub(begin, lambda _: f"${{{command}.", text)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -127,7 +107,7 @@ class ShardCLI(LightningCLI):
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
-    ``${trainer.devices}`` in a YAML.
+    ``${..trainer.devices}`` in a YAML.
 
     An error of this package, of a transform or a stage, or of a file that may not be used ends the
     command with one line, and with exit status 1 if the data are wrong, else 2. With
@@ -175,34 +155,23 @@ class ShardCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make model, data and trainer."""
-        _warn_if_no_agent_can_join(os.environ)
         with self._errors_in_one_line(self._parser(self.subcommand)):
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with those of our callbacks that the configuration lacks."""
-        defaults, key = self.trainer_defaults, "callbacks"
-        by_default = _listed(defaults.get(key))
-        given = [
-            *_listed({**self._get(self.config_init, "trainer", default={}), **kwargs}.get(key)),
-            *(
-                self._get(self.config_init, of)
-                for of in self._parser(self.subcommand).callback_keys
-            ),
-            *by_default,
-        ]
-        wanted = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
-        ours: list[pl.Callback] = [
-            kind() for kind in wanted if not any(isinstance(each, kind) for each in given)
-        ]
-        ours += self._prediction_writers()  # behind the digest, which may refuse the prediction
-        self.trainer_defaults = {**defaults, key: [*by_default, *ours]}
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
             self._parser(self.subcommand).error(f"trainer: {error}")
-        finally:
-            self.trainer_defaults = defaults  # the caller's own, and for further trainers
+        callbacks = cast("list[pl.Callback]", cast("Any", trainer).callbacks)
+        kinds = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
+        callbacks += [
+            kind() for kind in kinds if not any(isinstance(each, kind) for each in callbacks)
+        ]
+        callbacks += self._prediction_writers()  # behind the digest, which may refuse them
+        callbacks.sort(key=lambda each: isinstance(each, Checkpoint))  # which come last
+        return trainer
 
     def _prediction_writers(self) -> list[pl.Callback]:
         """The writer that `--output` asks for."""
@@ -255,17 +224,6 @@ class ShardCLI(LightningCLI):
         return settings.get("init_args", settings)
 
 
-def _warn_if_no_agent_can_join(variables: Mapping[str, str]) -> None:
-    """Name the variable without which torchrun's agents end when a new one joins them."""
-    restarts = variables.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
-    several = variables.get("GROUP_WORLD_SIZE", "1") != "1"
-    if restarts and several and "TORCH_DISABLE_SHARE_RDZV_TCP_STORE" not in variables:
-        rank_zero_warn(
-            "torchrun will end this job when a node joins it or comes back; to let nodes join, "
-            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where each torchrun is started"
-        )
-
-
 def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     """The command line with ``--data.val.urls=a.tar`` for ``--data.val=a.tar``.
 
@@ -276,24 +234,9 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         if not equals:
             value = following
-        is_split = _SPLIT_OPTION.fullmatch(option) and _are_urls(value)
+        is_split = _SPLIT_OPTION.fullmatch(option) and not NOT_URLS.fullmatch(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named
-
-
-def _listed(callbacks: object) -> list[object]:
-    """Callbacks as Lightning takes them: a list, one alone, or None."""
-    if callbacks is None:
-        return []
-    return cast("list[object]", callbacks) if isinstance(callbacks, list) else [callbacks]
-
-
-def _are_urls(value: str) -> bool:
-    try:
-        loaded: object = load_yaml(value)
-    except YAMLError:  # a pattern may begin with a brace
-        return True
-    return isinstance(loaded, str | list) and not NOT_URLS.fullmatch(value)
 
 
 def _is_of_the_data(error: Exception) -> bool:

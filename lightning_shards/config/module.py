@@ -159,22 +159,15 @@ class DataConfig(Settings):
 
     def _require_device_names(self) -> None:
         """Refuse device transforms of names that can be in no batch of any split."""
-        splits = [name for name, config in self.splits.items() if config is not None]
-        known = set[str]()
-        for split in splits if self.device_transforms else ():
-            config = self.split(split)
-            parts = list(config.component_splits().values()) or [config]
-            own = config.collate_fn is not None or any(
-                p.stages or p.sample_transforms for p in parts
-            )
-            if own and self.batch_format == "dict":
-                return  # code of the user's may add entries
-            known |= {name for part in parts for name in (*(part.fields or {}), *(part.join or {}))}
-            known |= {*self.collation_of(split).reserved}
-        unknown = sorted((self.device_transforms or {}).keys() - known)
-        if unknown and splits:
+        configs = [self.split(name) for name, config in self.splits.items() if config is not None]
+        parts = [p for each in configs for p in (each, *each.component_splits().values())]
+        if any(p.collate_fn is not None or p.stages or p.sample_transforms for p in parts):
+            return  # code of the user's may add entries
+        named = {name for part in parts for name in (*(part.fields or {}), *(part.join or {}))}
+        unknown = sorted((self.device_transforms or {}).keys() - {*named, *RESERVED_KEYS})
+        if unknown and parts:
             raise ConfigError(
-                f"device_transforms names {unknown}, and batches have {sorted(known)}; name an "
+                f"device_transforms names {unknown}, and batches have {sorted(named)}; name an "
                 "entry of theirs"
             )
 
@@ -239,13 +232,6 @@ _T = TypeVar("_T")
 
 _Config = DictConfig | Mapping[str, Any] | str | PathLike[str]
 
-_OWN_CLASS: Final = (
-    "ShardDataModule",
-    "lightning_shards.ShardDataModule",
-    "lightning_shards.datamodule.ShardDataModule",
-)
-"""The names that our own data module may have in a configuration."""
-
 
 def data_from_config(config: _Config) -> DataConfig | None:
     """The settings in a configuration, read as for a data module, but without Lightning.
@@ -258,8 +244,7 @@ def data_from_config(config: _Config) -> DataConfig | None:
     """
     section = _data_section(DataConfig, config)
     if "class_path" in section:
-        other_keys = section.keys() - {"class_path", "init_args"}
-        if section["class_path"] not in _OWN_CLASS or other_keys:
+        if section["class_path"].rpartition(".")[2] != "ShardDataModule":
             return None
         section = cast("dict[str, Any]", section.get("init_args") or {})
     return _made(DataConfig, section)

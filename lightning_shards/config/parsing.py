@@ -190,8 +190,8 @@ def with_urls(split: object) -> object:
     return split
 
 
-NOT_URLS = re.compile(r"\$\{[^{}]*\}|.*\.(?:ya?ml|json)")
-"""The whole of a value that stands for a split's settings: an interpolation, or their file."""
+NOT_URLS = re.compile(r"(?:null)?|\$\{[^{}]*\}|.*\.(?:ya?ml|json)|\{.*:\s.*\}", re.DOTALL)
+"""The whole of a text that stands for a split's settings: an interpolation, their file, a dict."""
 
 
 def _as_split(value: object) -> object:
@@ -332,39 +332,21 @@ def load_callable(name: str, value: object) -> Callable[..., Any]:
     return function
 
 
-def load_callables(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """`load_callable` for each value; `name` describes them, as in ``the transform of``."""
-    return {key: load_callable(f"{name} {key!r}", value) for key, value in values.items()}
+def load_callables(name: str, given: Any) -> Any:
+    """`load_callable` of a value, or of each entry of a dict or a list of them.
 
-
-def load_callable_list(name: str, values: Iterable[object]) -> list[Callable[..., Any]]:
-    """`load_callable` for each value of the list that errors call `name`."""
-    return [load_callable(f"{name}[{number}]", value) for number, value in enumerate(values)]
-
-
-def require_no_single_keys(name: str, value: object, example: str) -> None:
-    """Refuse a mapping of which options give single keys, as in ``--data.train.keep.of=20``.
-
-    Raises:
-        ConfigError: The value is what jsonargparse makes of such an option.
+    A text without a dot in `decode` stays: it is the name of a decoder, and no import path.
     """
-    if type(value).__module__.startswith("jsonargparse."):
-        raise ConfigError(
-            f"{name} is one value, and an option named a key of it; give all of it at once, as in "
-            f"--data.train.{name}={example!r}"
-        )
-
-
-def load_decoders(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Decoders of fields and suffixes: names as they are, and callables as `load_callable` does.
-
-    A text with a dot in it is an import path, because no name of a decoder has one.
-    """
+    if isinstance(given, list):
+        entries = enumerate(cast("list[object]", given))
+        return [load_callable(f"{name}[{number}]", value) for number, value in entries]
+    if not isinstance(given, dict) or "class_path" in given:
+        return load_callable(name, cast("object", given))
     return {
-        key: load_callable(f"the decoder of {key!r}", value)
-        if not isinstance(value, str) or "." in value
-        else value
-        for key, value in values.items()
+        key: value
+        if name == "decode" and isinstance(value, str) and "." not in value
+        else load_callable(f"{name}.{key}", value)
+        for key, value in cast("dict[str, object]", given).items()
     }
 
 

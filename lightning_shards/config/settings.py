@@ -13,10 +13,7 @@ from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin,
 from lightning_shards.config.parsing import (
     build,
     load_callable,
-    load_callable_list,
     load_callables,
-    load_decoders,
-    require_no_single_keys,
 )
 from lightning_shards.errors import (
     MOST_SEED,
@@ -38,15 +35,11 @@ _FROM_ZERO = ("num_workers", "seed", "shuffle_buffer", "shuffle_run", "max_bad",
 _LEAST: Final = {"group": 2} | dict.fromkeys(_FROM_ZERO, 0)
 """The least values of whole numbers, where they are not 1."""
 
-_LOADED: Final[Mapping[str, Callable[[Any], object]]] = {
-    "transforms": lambda given: load_callables("the transform of", given),
-    "device_transforms": lambda given: load_callables("the device transform of", given),
-    "decode": load_decoders,
-    "sample_transforms": lambda given: load_callable_list("sample_transforms", given),
-    "stages": lambda given: load_callable_list("stages", given),
-    "collate_fn": lambda given: load_callable("collate_fn", given),
-}
-"""What makes callables of what names them."""
+_LOADED = (
+    *("transforms", "device_transforms", "decode"),
+    *("sample_transforms", "stages", "collate_fn"),
+)
+"""Settings that are callables, or what names them."""
 
 _OTHER_KINDS: Final[Mapping[object, Callable[[str, Any], None]]] = {
     bool: lambda name, value: require_choice(name, value, (True, False)),
@@ -141,9 +134,9 @@ class Settings:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
         require_kinds(self)
-        for name, load in _LOADED.items():
+        for name in _LOADED:
             if getattr(self, name, None) is not None:
-                put(self, **{name: load(getattr(self, name))})
+                put(self, **{name: load_callables(name, getattr(self, name))})
 
     def over(self, general: "Settings") -> Self:
         """These settings, where those that are None are the general ones."""
@@ -175,7 +168,6 @@ class ShardSettings(Settings):
         super().check()
         if self.urls is not None:
             put(self, urls=urls_as_texts(self.urls))
-        require_no_single_keys("keep", self.keep, "{hash_of: key, of: 20, parts: [0]}")
         if names_callable(self.keep):
             put(self, keep=load_callable("keep", self.keep))
         exclude = path_as_text(self.exclude)

@@ -10,29 +10,12 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning_shards import ShardCLI, ShardDataModule, SplitConfig
 
 
-@pytest.fixture
-def printed(tmp_path, config, capsys):
-    """What `fit --print_config` prints of the configuration with these options and data."""
-
-    def made(*options, settings=None, **data):
-        trainer = config["trainer"] | {"max_epochs": 7}
-        path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": trainer, "data": config["data"] | data}))
-        args = ["fit", "--config", str(path), *options, "--print_config"]
-        with pytest.raises(SystemExit) as ended:
-            ShardCLI(BoringModel, args=args, **(settings or {}))
-        assert not ended.value.code
-        return yaml.safe_load(capsys.readouterr().out)
-
-    return made
-
-
 class Net(BoringModel):
     """A model that wants to know something of its data."""
 
-    def __init__(self, batch_size: int = 1, num_classes: int = 0) -> None:
+    def __init__(self, num_classes: int = 0) -> None:
         super().__init__()
-        self.batch_size, self.num_classes = batch_size, num_classes
+        self.num_classes = num_classes
 
 
 class NamedClasses(ShardDataModule):
@@ -47,33 +30,7 @@ class Linked(ShardCLI):
     """Model and data are one class each."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("data.batch_size", "model.batch_size")
         parser.link_arguments("data.num_classes", "model.num_classes", apply_on="instantiate")
-
-
-class LinkedModelsAndData(ShardCLI):
-    """Both are any of several."""
-
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("data.init_args.batch_size", "model.init_args.batch_size")
-        parser.link_arguments(
-            "data.num_classes", "model.init_args.num_classes", apply_on="instantiate"
-        )
-
-
-ONE_CLASS = {"model_class": Net, "datamodule_class": NamedClasses}
-
-
-@pytest.mark.parametrize("cli", [Linked, LinkedModelsAndData])
-def test_a_setting_and_an_attribute_of_the_data_reach_the_model(cli, make_cli, config):
-    options, data, settings = ["--data.classes=[cat, dog]"], config["data"], ONE_CLASS
-    if cli is LinkedModelsAndData:
-        settings = ONE_CLASS | {"subclass_mode_model": True, "subclass_mode_data": True}
-        options.append(f"--model={__name__}.Net")
-        data = {"class_path": f"{__name__}.NamedClasses", "init_args": data}
-    made = make_cli("--data.batch_size=16", *options, cli=cli, settings=settings, data=data)
-    assert (made.datamodule.batch_size, made.model.batch_size) == (16, 16)
-    assert (made.datamodule.num_classes, made.model.num_classes) == (2, 2)
 
 
 @pytest.mark.parametrize("is_file", [False, True])
@@ -121,19 +78,6 @@ def test_subclass_mode_refuses_in_one_line_too(option, message, refused, config)
     assert "\n" not in told
 
 
-def test_the_environment_is_read_where_it_is_asked_for(make_cli, monkeypatch):
-    monkeypatch.setenv("PL_DATA__BATCH_SIZE", "5")
-    monkeypatch.setenv("PL_DATA__TRAIN__URLS", "env-{0..3}.tar")
-    assert make_cli().datamodule.batch_size == 32
-    monkeypatch.setenv("PL_DATA__TRAIN", "{urls: env.tar, batch_size: 3}")
-    settings = {"parser_kwargs": {"default_env": True}}
-    made = make_cli(settings=settings).datamodule
-    assert made.batch_size == 5
-    assert make_cli("--data.batch_size=6", settings=settings).datamodule.batch_size == 6
-    monkeypatch.setenv("JSONARGPARSE_DEFAULT_ENV", "true")
-    assert make_cli().datamodule.batch_size == 5
-
-
 def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatch):
     monkeypatch.setenv("SHARDS", "/data")
     data = config["data"] | {"batch_size": "${trainer.max_epochs}", "seed": "${data.batch_size}"}
@@ -143,31 +87,18 @@ def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatc
     assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
 
 
-@pytest.mark.parametrize(
-    ("size", "options", "wanted"),
-    [
-        ("${trainer.max_epochs}", [], 7),
-        ("${..trainer.max_epochs}", [], 7),
-        ("${ trainer.max_epochs }", ["--trainer.max_epochs=9"], 9),
-        ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
-        ("${data.val_sets.by-hand.batch_size}", [], 3),
-        (1, ["--data.batch_size=${data.loader.prefetch_factor}"], 4),
-    ],
-)
-def test_a_command_takes_the_interpolations_of_a_file_as_they_are(size, options, wanted, printed):
-    """jsonargparse would look for them beside the settings of `fit`."""
-    sets = {"by-hand": {"urls": "${data.train.urls}", "batch_size": 3}, "web": "${data.train}"}
-    written = printed(*options, batch_size=size, val=None, val_sets=sets)["data"]
-    assert written["batch_size"] == wanted
-    made = ShardDataModule.from_config(written).splits
-    assert made["val/web"] == made["train"]
-    assert made["val/by-hand"] == SplitConfig("train-{000..003}.tar", batch_size=3)
-
-
-def test_interpolation_can_be_switched_off_for_a_command(printed):
-    settings = {"parser_kwargs": {"parser_mode": "yaml"}}
-    told = printed(settings=settings, val="${trainer.max_epochs}.tar")
-    assert told["data"]["val"]["urls"] == "${trainer.max_epochs}.tar"
+def test_a_command_takes_relative_interpolations_as_a_file_alone_does(config, tmp_path, capsys):
+    data = config["data"] | {"batch_size": "${..trainer.max_epochs}", "val": "${.train}"}
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        yaml.safe_dump({"trainer": config["trainer"] | {"max_epochs": 7}, "data": data})
+    )
+    with pytest.raises(SystemExit):
+        ShardCLI(BoringModel, args=["fit", "--config", str(path), "--print_config"])
+    printed = ShardDataModule.from_config(yaml.safe_load(capsys.readouterr().out)["data"])
+    for made in (printed, ShardDataModule.from_config(path)):
+        assert made.batch_size == 7
+        assert made.splits["val"] == made.splits["train"]
 
 
 @pytest.mark.usefixtures("transforms")
@@ -186,24 +117,3 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, 
         assert module.batch_size == 1
         assert module.transforms["label"] is first.datamodule.transforms["label"]
         assert vars(module.transforms["image"]) == {"factor": 4}
-
-
-@pytest.mark.parametrize("linked", [True, False])
-def test_a_config_saved_with_links_or_in_subclass_mode_makes_the_same_module(
-    linked, make_cli, config, tmp_path
-):
-    """Lightning saves what `--print_config` prints; what is linked is not in it."""
-    settings: dict[str, Any] = ONE_CLASS
-    if not linked:
-        data = {"class_path": f"{__name__}.NamedClasses", "init_args": config["data"]}
-        config["data"], settings = data, {"model_class": Net, "subclass_mode_data": True}
-    cli = Linked if linked else ShardCLI
-    first = make_cli("--data.classes=[cat]", "--data.seed=3", cli=cli, settings=settings)
-    saved = tmp_path / "saved.yaml"
-    first.parser.save(first.config, str(saved), skip_none=False, overwrite=True)
-    again = cli(args=["--config", str(saved)], run=False, **settings)
-    for module in (again.datamodule, NamedClasses.from_config(saved)):
-        assert type(module) is NamedClasses
-        assert module.splits == first.datamodule.splits
-        assert (module.num_classes, module.seed) == (1, 3)
-    assert again.model.num_classes == (1 if linked else 0)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -172,23 +171,6 @@ def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
     assert [each.save_top_k for each in saved] == [-1 if as_list else 1]
 
 
-def test_callbacks_of_the_callers_own_defaults_stay(make_cli):
-    class Own(pl.Callback):
-        pass
-
-    cli = make_cli(settings={"trainer_defaults": {"callbacks": [Own()]}})
-    assert kinds(cli).count(Own) == kinds(cli).count(SetEpoch) == 1
-
-
-def test_a_callback_of_ours_that_the_parser_brings_is_not_added_again(make_cli):
-    class WithResume(ShardCLI):
-        def add_arguments_to_parser(self, parser):
-            super().add_arguments_to_parser(parser)
-            parser.add_lightning_class_args(ExactResume, "resume")
-
-    assert kinds(make_cli(cli=WithResume)).count(ExactResume) == 1
-
-
 def test_help_of_a_split_shows_a_sentence_under_each_field(make_cli, capsys):
     with pytest.raises(SystemExit) as ended:
         make_cli("--data.train.help")
@@ -197,23 +179,3 @@ def test_help_of_a_split_shows_a_sentence_under_each_field(make_cli, capsys):
     assert "Shards: paths or URLs with braces, local wildcards" in text
     for name in SplitConfig.__dataclass_fields__:
         assert f"--data.train.{name} " in text
-
-
-@pytest.mark.parametrize(
-    ("restarts", "nodes", "variable", "warned"),
-    [
-        ("3", "2", None, True),
-        ("0", "2", None, False),
-        ("3", "1", None, False),
-        ("3", "2", "1", False),
-    ],
-)
-def test_the_variable_without_which_no_agent_of_torchrun_can_join_is_named(
-    restarts, nodes, variable, warned, make_cli, monkeypatch, recwarn
-):
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
-    name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    monkeypatch.setenv(name, variable) if variable else monkeypatch.delenv(name, raising=False)
-    make_cli()
-    assert [f"{name}=1" in str(each.message) for each in recwarn].count(True) == int(warned)

@@ -117,7 +117,7 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
         (
             "--data.transforms.label=my_transforms.half",
             (
-                "data: the transform of 'label' is 'my_transforms.half', which cannot be loaded: "
+                "data: transforms.label is 'my_transforms.half', which cannot be loaded: "
                 "module 'my_transforms' has no attribute 'half'"
             ),
         ),
@@ -127,7 +127,7 @@ def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
                 "init_args: {factor: many}}}"
             ),
             (
-                "data.val: the transform of 'label' is {'class_path': 'my_transforms.Times', "
+                "data.val: transforms.label is {'class_path': 'my_transforms.Times', "
                 "'init_args': {'factor': 'many'}}, which cannot be loaded: init_args.factor: "
                 "Expected a <class 'int'>. Got value: many"
             ),
@@ -264,12 +264,3 @@ def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
     error = capsys.readouterr().err
     assert "Traceback" not in error
     assert message in error.splitlines()[-1]
-
-
-@pytest.mark.parametrize("given", [None, {"hash_of": "key", "of": 2, "parts": [0]}])
-def test_an_option_for_one_key_of_keep_is_told_to_give_the_whole_mapping(given, refused, config):
-    data = config["data"]
-    data["train"]["keep"] = given
-    told = refused("--data.train.keep.of=3", "--data.train.keep.parts=[1]", data=data)
-    assert told.startswith("data.train: keep is one value, and an option named a key of it; give")
-    assert told.endswith("--data.train.keep='{hash_of: key, of: 20, parts: [0]}'")

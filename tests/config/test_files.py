@@ -169,7 +169,7 @@ def test_a_dict_in_code_may_hold_callables_and_dataclasses():
         ({"fields": None}, r"^data: the following arguments are required: data.fields$"),
         ({"batch_size": "${sed}"}, r"Interpolation key 'sed' not found, at 'batch_size'$"),
         ({"train": {"urls": "???"}}, r"Missing mandatory value: urls, at 'train.urls'$"),
-        ({"transforms": {"label": "json.nope"}}, r"^data: the transform of 'label' is 'json.nop"),
+        ({"transforms": {"label": "json.nope"}}, r"^data: transforms.label is 'json.nop"),
         ({"class_path": "lightning_shards.ShardDataModule"}, r"not \['batch_size', 'decode', "),
         ({"data": [1]}, r"must hold the settings of a data module, got \[1\]$"),
         ({"data": None}, r"must hold the settings of a data module, got None$"),
