@@ -90,7 +90,7 @@ if __name__ == "__main__":
         train={"urls": str(FOLDER / "shard-00000{0..3}.tar"), "sampling": "shuffled"},
         val=str(FOLDER / "shard-000004.tar"),
         fields={"sound": "wav", "label": "cls"},
-        decode={".wav": decode_wav},
+        decode={"sound": decode_wav},
         transforms={"sound": random_clip},
         batch_size=20,
     )

@@ -126,13 +126,12 @@ class ShardDataModule(pl.LightningDataModule):
         predict_sets: Several sets in the place of `predict`.
         fields: Batch key to member suffixes, the first that a sample has:
             ``{"image": "jpg;png", "label": "cls"}``. With a ``?`` after them, as in ``"cls?"``,
-            samples may have none, and the value is None. ``"*.jpg"`` is the list of all members
-            whose suffixes end so, such as ``0.jpg`` and ``1.jpg``.
+            samples may have none, and the value is None.
         defaults: Batch key to the value of samples that lack an optional field, instead of None;
             it stands for the decoded value.
-        decode: Batch key, or a suffix with its dot (``.wav``), to decoder: its name, such as raw,
-            text, int, class, json, npy, rgb, gray, pil, or a callable from bytes to a value (or its
-            import path, or class_path and init_args). Default: by suffix.
+        decode: Batch key to decoder: its name, such as raw, text, int, class, json, npy, rgb, gray,
+            pil, or a callable from bytes to a value (or its import path, or class_path and
+            init_args). Default: by suffix.
         classes: Batch key to the names of classes, in the order of their numbers, or to their
             numbers by name, ``{"label": {"cat": 0, "dog": 1}}``, for the decoder ``class``.
             Default: ``classes.json`` beside the shards.

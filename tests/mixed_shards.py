@@ -16,7 +16,7 @@ COUNTS = {"web": [5, 0, 9, 3], "labels": [4, 2], "more": [6, 1]}
 
 LABELS = {
     "fields": {"image": "img.png", "label": "class.txt"},
-    "decode": {"image": "gray", ".txt": "int"},
+    "decode": {"image": "gray", "label": "int"},
 }
 """The settings of `labels`."""
 

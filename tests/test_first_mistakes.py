@@ -100,7 +100,7 @@ def unknown_suffix() -> None:
 
 def no_decoder() -> None:
     write("a.tar", [b""] * 2, "flac")
-    module(fields={"audio": "wav;flac"}, decode={".wav": len})
+    module(fields={"audio": "flac"})
 
 
 def bad_image() -> None:
@@ -382,8 +382,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a decoder of another suffix": (
         lambda: module(decode={".clss": "text"}),
         (
-            "decode names the suffix '.clss', in which none of the suffixes of `fields` ends: "
-            "['cls']; correct it, or leave it out"
+            "decode names ['.clss'], and the fields are ['label']; name a field, or add one to "
+            "fields"
         ),
     ),
     "a decoder that fails": (

@@ -35,7 +35,7 @@ def imported(file: Path) -> set[str]:
 
 def test_every_import_is_of_a_declared_dependency():
     declared = distributions(PROJECT["project"]["dependencies"])
-    for extra in ("image", "ray", "remote", "table", "tensors", "checksum"):
+    for extra in ("image", "ray", "remote", "table", "checksum"):
         declared |= distributions(PROJECT["project"]["optional-dependencies"][extra])
     names = set().union(*map(imported, (ROOT / "lightning_shards").rglob("*.py")))
     foreign = names - sys.stdlib_module_names - {"lightning_shards"}

@@ -23,14 +23,13 @@ def suffixes_compared(name: str, fields: Sequence[Field]) -> tuple[str, ...]:
     """The suffixes of the field by whose members `batch_alike` compares samples.
 
     Raises:
-        ConfigError: There is no such field, or it has no member, as that of a join, or a list.
+        ConfigError: There is no such field, or it has no member, as that of a join.
     """
-    are_single = [field for field in fields if not (field.is_joined or field.is_list)]
-    suffixes = {field.name: field.suffixes for field in are_single}
+    suffixes = {field.name: field.suffixes for field in fields if not field.is_joined}
     if name not in suffixes:
         raise ConfigError(
             f"batch_alike compares the members of the field {name!r}, and the fields that have one "
-            f"member are {sorted(suffixes)}; name one of these"
+            f"are {sorted(suffixes)}; name one of these"
         )
     return suffixes[name]
 

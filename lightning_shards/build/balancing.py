@@ -87,13 +87,7 @@ class ClassLabels:
 
     def _path(self) -> Path:
         field, kept, classes = self.field, self.index.kept, self.field.classes
-        decoding = (
-            field.suffixes,
-            field.decoder,
-            field.by_suffix,
-            field.is_optional,
-            field.default,
-        )
+        decoding = (field.suffixes, field.decoder, field.is_optional, field.default)
         of_join = [(join.digest, join.column, join.settings.key) for join in self.joins]
         of_labels = (digest_of_predicate(decoding), classes and classes.digest(), of_join)
         digest = hashlib.sha256(repr((of_labels, kept and kept.identity)).encode()).hexdigest()

@@ -49,9 +49,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         urls: Paths or URLs with braces, local wildcards, ``::`` between several; or a list. Remote
             shards need counts and member tables beside them.
         fields: Sample key to member suffixes, the first that a sample has; with a ``?`` after them
-            samples may have none. ``*.jpg`` is the list of all members whose suffixes end so.
-        decode: Sample key, or a suffix with its dot, to decoder: its name, or a callable from
-            bytes to a value. Default: by suffix.
+            samples may have none.
+        decode: Sample key to decoder: its name, or a callable from bytes to a value. Default: by
+            suffix.
         classes: Sample key to the names of classes, in the order of their numbers, or to their
             numbers by name, for the decoder ``class``. Default: ``classes.json`` beside the shards.
         transforms: Sample key to callable; one with a parameter ``rng`` gets a
@@ -136,7 +136,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
     def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
         # the first shard that ends after this position; an empty one ends where it begins
         shard = int(np.searchsorted(self._stops, position, side="right")) - 1
-        transforms.seed_decoders(position)
         number, recipe = position - int(self._stops[shard]), self._recipe
         sample: Sample = read_sample(self._shards, recipe.fields, shard, number)
         sample = transforms.apply(sample, position)

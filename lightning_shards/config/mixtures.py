@@ -31,7 +31,7 @@ class ComponentConfig(ShardSettings):
         sampling: As of a split; it says how often and in which order its own samples come.
         fields: Batch key to member suffixes; overrides the split's for this component.
         defaults: Batch key to the value of samples that lack an optional field.
-        decode: Batch key, or a suffix with its dot, to decoder.
+        decode: Batch key to decoder.
         classes: Batch key to the names of classes, in the order of their numbers, or to numbers by
             name.
         transforms: Batch key to callable, its import path, or class_path and init_args.

@@ -76,8 +76,7 @@ class SplitConfig(ShardSettings):
         fields: Batch key to member suffixes; overrides the module's for this split.
         defaults: Batch key to the value of samples that lack an optional field; overrides the
             module's for this split.
-        decode: Batch key, or a suffix with its dot, to decoder; overrides the module's for this
-            split.
+        decode: Batch key to decoder; overrides the module's for this split.
         classes: Batch key to the names of classes, in the order of their numbers, or to their
             numbers by name; overrides the module's for this split.
         transforms: Batch key to callable, its import path, or class_path and init_args; overrides

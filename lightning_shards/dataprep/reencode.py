@@ -7,7 +7,7 @@ from io import BytesIO
 from typing import Any, Final
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.images import decode_pil, orientation_of, turned_upright
+from lightning_shards.samples.images import decode_pil, turned_upright
 
 _FORMATS: Final = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _QUALITY: Final = 90
@@ -46,7 +46,7 @@ def with_smaller_images(sample: dict[str, Any], *, resize: int) -> dict[str, Any
 def _resized(image: Any, resize: int, kind: str) -> bytes:
     from PIL import Image
 
-    image = turned_upright(image, orientation_of(image))
+    image = turned_upright(image)
     if kind == "JPEG" and image.mode not in ("RGB", "L"):
         image = image.convert("RGB")
     factor = resize / min(image.size)

@@ -58,8 +58,8 @@ from lightning_shards.shards.classes import ClassNames
 
 
 def can_decode(field: Field) -> bool:
-    """Whether a field has one member of each sample, and all are decoded in one way."""
-    return len(field.decodings) == 1 and not field.is_list
+    """Whether all members of a field are decoded in one way."""
+    return len(field.decodings) == 1
 
 
 def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
@@ -416,8 +416,6 @@ class BatchReader:
             sample: Sample = {"__key__": key, "__url__": urls[shard], "__id__": (shard, number)}
             sample |= {name: next(each) for name, each in data.items()}
             begin = self._clock.lap("read", begin, "decode")
-            if transforms.decoders_draw:
-                transforms.seed_decoders(part.positions[row])
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")

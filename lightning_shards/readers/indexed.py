@@ -210,8 +210,7 @@ class IndexedSource(ShardSource):
         number = self.index.component_of(shard)
         kept, first = self.index.parts[number].kept, int(self.index.first_shards[number])
         for field in self.recipes[number].fields:
-            suffixes = field.suffixes_in(table.suffixes) if field.is_list else field.suffixes
-            lacking = np.flatnonzero(table.members_with(suffixes) < 0)
+            lacking = np.flatnonzero(table.members_with(field.suffixes) < 0)
             if len(lacking) and kept is not None:
                 lacking = np.intersect1d(lacking, kept.of_shard(shard - first))
             if len(lacking) and not (field.is_optional or field.is_joined):
@@ -360,7 +359,6 @@ class WorkerBatches:
     def _row(self, position: int, shard: int, sample: int) -> Sample:
         number = self.components.of_shard(shard)
         transforms, fields = self._transforms[number], self.components.recipes[number].fields
-        transforms.seed_decoders(position)
         try:
             row = read_sample(self.shards, fields, shard, sample, self.clock)
         except BAD:

@@ -33,7 +33,7 @@ from lightning_shards.samples.collate import (
     Sample,
     column_of,
 )
-from lightning_shards.samples.decoders import Decoder, DecoderChoice, OwnDecoder
+from lightning_shards.samples.decoders import OwnDecoder
 from lightning_shards.samples.fields import (
     Field,
     decoding_loads_torch,
@@ -117,23 +117,14 @@ class Recipe:
         return optional_names(self.fields)
 
     @property
-    def decoders(self) -> dict[str, tuple[Decoder, ...]]:
-        """The decoders of the user's own, by field."""
-        return {
-            field.name: tuple(own.function for own in field.decoders if isinstance(own, OwnDecoder))
-            for field in self.fields
-            if any(isinstance(own, OwnDecoder) for own in field.decoders)
-        }
-
-    @property
     def callables(self) -> tuple[tuple[str, object], ...]:
         """The user's decoders, transforms and stages, each with its name in errors."""
         of_samples, transforms = enumerate(self.sample_transforms), self.transforms.items()
         return (
             *(
-                (f"the decoder of {name!r}", function)
-                for name, functions in self.decoders.items()
-                for function in functions
+                (f"the decoder of {field.name!r}", field.decoder.function)
+                for field in self.fields
+                if isinstance(field.decoder, OwnDecoder)
             ),
             *((f"sample_transforms[{number}]", each) for number, each in of_samples),
             *((f"the transform of {name!r}", transform) for name, transform in transforms),
@@ -143,14 +134,14 @@ class Recipe:
     @property
     def draw_from_globals(self) -> tuple[str, ...]:
         """Those that may draw from the generators of the whole process, as errors call them."""
-        own: Any = replace(self, stages=()).callables
+        own: Any = replace(self, fields=(), stages=()).callables
         drawing = [name for name, function in own if may_draw_from_globals(function)]
         drawing += [
             f"stages[{number}]"
             for number, stage in enumerate(self.stages)
             if getattr(stage, "deterministic", False) is not True
         ]
-        return tuple(dict.fromkeys(drawing))
+        return tuple(drawing)
 
     def loads_torch(self, *, takes_arrays: bool) -> bool:
         """Whether rows hold tensors; `takes_arrays` says whether pixels may stay arrays."""
@@ -166,7 +157,7 @@ class Recipe:
         """The recipe, whose callables are watched as by `watched`."""
         return replace(
             self,
-            fields=tuple(map(_with_watched_decoders, self.fields)),
+            fields=tuple(map(_with_watched_decoder, self.fields)),
             transforms={
                 name: watched(f"the transform of field {name!r}", transform)
                 for name, transform in self.transforms.items()
@@ -180,7 +171,7 @@ class Recipe:
         """Its transforms with the randomness of one epoch."""
         # a batch in which an optional field is missing has no array of it
         crops = crops_of(self.transforms, self.optional) if self.plain else {}
-        called = self.sample_transforms, self.decoders, self.optional, crops
+        called = self.sample_transforms, self.optional, crops
         return SampleTransforms(self.transforms, seeds, clock, *called)
 
     def batch_names(self, rows: Sequence[Sample], batch_format: BatchFormat) -> list[str]:
@@ -211,21 +202,17 @@ def decodes_alike(field: Field, other: Field) -> bool:
         and field.gives_arrays == other.gives_arrays
         and field.is_optional == other.is_optional
         and are_same(field.default, other.default)
-        and (field.is_list, field.is_joined) == (other.is_list, other.is_joined)
+        and field.is_joined == other.is_joined
     )
 
 
-def _with_watched_decoders(field: Field) -> Field:
-    """The field, whose decoders of the user's own may not draw if nothing is seeded for them."""
-
-    def watched_decoder(decoder: DecoderChoice | None) -> Any:
-        if not isinstance(decoder, OwnDecoder) or may_draw_from_globals(decoder.function):
-            return decoder
-        called = f"the decoder of {field.name!r}"
-        return replace(decoder, function=watched(called, decoder.function))
-
-    by_suffix = tuple((end, watched_decoder(own)) for end, own in field.by_suffix)
-    return replace(field, decoder=watched_decoder(field.decoder), by_suffix=by_suffix)
+def _with_watched_decoder(field: Field) -> Field:
+    """The field, whose decoder is watched if it is the user's own."""
+    own = field.decoder
+    if not isinstance(own, OwnDecoder):
+        return field
+    function = watched(f"the decoder of {field.name!r}", own.function, is_seeded=False)
+    return replace(field, decoder=replace(own, function=function))
 
 
 @dataclass(frozen=True)

@@ -448,8 +448,7 @@ class _Pipeline:
         recipe = self._recipe.with_arrays(plain=plain)
         transforms = recipe.keyed(self._seeds, self._clock)
 
-        def decode(members: Sample, position: int) -> Sample:
-            transforms.seed_decoders(position)
+        def decode(members: Sample, _position: int) -> Sample:
             kept = {key: members[key] for key in _KEPT if key in members}
             with self._clock.on("decode"):
                 return kept | {field.name: field.decode(members) for field in recipe.fields}

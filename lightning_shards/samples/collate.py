@@ -20,7 +20,7 @@ from lightning_shards.errors import (
     leave_out_own_frames,
 )
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.samples.generators import callable_name, watched_collate_fn
+from lightning_shards.samples.generators import callable_name, watched
 from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import (
     NUMBERS,
@@ -406,9 +406,11 @@ class Collation:
         return () if self.collate_fn is None else (("collate_fn", self.collate_fn),)
 
     def watched(self) -> "Collation":
-        """The same for one batch, with a warning if the `collate_fn` draws random numbers."""
-        watch = self.collate_fn and watched_collate_fn(self.collate_fn)
-        return replace(self, collate_fn=watch)
+        """The same, with a warning if the `collate_fn` draws, unless it is `deterministic`."""
+        if self.collate_fn is None or getattr(self.collate_fn, "deterministic", False) is True:
+            return self
+        called = f"collate_fn, which is {callable_name(self.collate_fn)},"
+        return replace(self, collate_fn=watched(called, self.collate_fn, is_seeded=False))
 
     def begun(
         self,

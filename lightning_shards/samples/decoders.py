@@ -1,32 +1,28 @@
 """The decoders, by name and by the suffix of a member; those of arrays also for a whole batch.
 
 Raw numbers are the bytes of a C array or of `numpy.ndarray.tofile`, little-endian, with one
-dimension, such as token ids. No other module knows safetensors.
+dimension, such as token ids.
 """
 
 import io
 import json
 import pickle
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from gzip import GzipFile
 from importlib import import_module
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, require_library
+from lightning_shards.errors import ConfigError
 from lightning_shards.samples.member_bytes import FieldMembers
 from lightning_shards.samples.tensors import as_native, as_tensor, load_torch, torch_has
 from lightning_shards.shards.classes import ClassNames
-
-if TYPE_CHECKING:
-    import torch
-
 
 Decoder: TypeAlias = Callable[[bytes], Any]
 """Bytes of a member to a value, whose arrays are writable; raises ValueError or OSError for bytes
@@ -39,7 +35,8 @@ class OwnDecoder:
 
     Attributes:
         name: Its name in errors.
-        function: Bytes of a member to a value; any error that it raises is one of the sample.
+        function: Bytes of a member to a value; any error that it raises is one of the sample. It
+            draws nothing: no generator is seeded for it.
     """
 
     name: str
@@ -75,9 +72,7 @@ class Decoding(NamedTuple):
         """
         if self.is_gzipped:
             decode = Decoding(self.decoder).function(classes, gives_arrays=gives_arrays)
-            most = (
-                MOST_OBJECT_BYTES if str(self.decoder).startswith("json") else MOST_UNPACKED_BYTES
-            )
+            most = MOST_OBJECT_BYTES if self.decoder == "json" else MOST_UNPACKED_BYTES
             return lambda data: decode(gunzip(data, most))
         decoder = self.decoder
         if isinstance(decoder, OwnDecoder):
@@ -134,7 +129,6 @@ _NPY_PREFIX = 10
 _NPY_LONGEST = _NPY_PREFIX + 2**16
 """Most bytes of an .npy file of version 1 up to the end of its header."""
 
-_JSON_NUMBERS = ("int64", "float32", "float64")
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
 
 
@@ -180,15 +174,6 @@ def _layout(header: bytes) -> _Layout | None:
     return _Layout(shape, dtype, file.tell()) if is_plain else None
 
 
-def decode_safetensors(data: bytes) -> "torch.Tensor | dict[str, torch.Tensor]":
-    """The tensor in a safetensors file; if there are several, all of them by name."""
-    load_torch()
-    tensors: dict[str, torch.Tensor] = import_module("safetensors.torch").load(data)
-    if len(tensors) == 1:
-        return next(iter(tensors.values()))
-    return dict(sorted(tensors.items()))  # the library gives them in no fixed order
-
-
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     if data.startswith(_NUMPY):
         raise ValueError("these are no raw numbers but a file of numpy's: decode it as 'npy'")
@@ -232,15 +217,6 @@ def npy_column(members: FieldMembers) -> NDArray[Any] | None:
     if rows[:, :start].tobytes() != header * len(rows):
         return None
     return np.ascontiguousarray(rows[:, start:]).view(dtype).reshape(len(rows), *shape)
-
-
-def _decode_json_numbers(data: bytes, dtype: str) -> NDArray[Any]:
-    array = np.array(json.loads(data))  # lists of several lengths raise
-    is_number = array.dtype.kind in "if" and np.can_cast(array.dtype, dtype, "same_kind")
-    if not is_number and array.size:
-        raise ValueError(f"it holds {array.dtype}, of which there is no array of {dtype}")
-    with np.errstate(over="raise"):
-        return array.astype(dtype)
 
 
 _SCALARS = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
@@ -315,26 +291,19 @@ DECODERS: dict[str, Decoder] = {
     "text": bytes.decode,
     "int": _decode_int,
     "json": json.loads,
-    # a number, a list of numbers, or lists in lists, by the name of the array's type
-    **{f"json_{kind}": partial(_decode_json_numbers, dtype=kind) for kind in _JSON_NUMBERS},
     "npy": decode_npy,
     "npz": decode_npz,
-    "safetensors": decode_safetensors,
     **{dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS},
     "rgb": _of_images("decode_rgb"),
     "gray": _of_images("decode_gray"),
     "pil": _of_images("decode_pil"),
-    "rgb_oriented": _of_images("decode_rgb", is_oriented=True),
-    "gray_oriented": _of_images("decode_gray", is_oriented=True),
-    "pil_oriented": _of_images("decode_pil", is_oriented=True),
     LABELS: _of_images("decode_labels"),
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
 
-PIXEL_DECODERS = frozenset({"rgb", "gray", "rgb_oriented", "gray_oriented", LABELS})
-IMAGE_DECODERS = PIXEL_DECODERS | {"pil", "pil_oriented"}
-TORCH_DECODERS = frozenset({"safetensors", "pth"})
+PIXEL_DECODERS = frozenset({"rgb", "gray", LABELS})
+IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 
 _SUFFIX_DECODERS = {
@@ -343,7 +312,6 @@ _SUFFIX_DECODERS = {
     "json": "json jsn",
     "npy": "npy",
     "npz": "npz",
-    "safetensors": "safetensors",
     "rgb": "jpg jpeg png webp gif bmp tif tiff ppm pgm pnm",
     "pickle": "pkl pickle pyd",
     "pth": "pth",
@@ -352,62 +320,26 @@ _SUFFIX_DECODERS = {
 _GZ = ".gz"
 _BY_SUFFIX = {suffix: name for name, text in _SUFFIX_DECODERS.items() for suffix in text.split()}
 
-SuffixDecoders: TypeAlias = tuple[tuple[str, DecoderChoice], ...]
-"""Decoders that a configuration gives to suffixes, as in ``(".wav", OwnDecoder(...))``."""
 
-
-def decoding_of(
-    suffix: str, chosen: DecoderChoice | None = None, by_suffix: SuffixDecoders = ()
-) -> Decoding | None:
+def decoding_of(suffix: str, chosen: DecoderChoice | None = None) -> Decoding | None:
     """The way in which members of a suffix are decoded; None if nothing is known of the suffix.
 
-    Members `.gz` are unpacked first, unless they are wanted as `raw`, or by a suffix with its .gz.
+    Members `.gz` are unpacked first, unless they are wanted as `raw`.
 
     Args:
         suffix: Of the member, without its first dot.
         chosen: The decoder of its field, if the field has one.
-        by_suffix: Decoders of suffixes, which go before the default ones; the longest one counts.
     """
-    suffix = suffix.lower()
-    is_gzipped = f".{suffix}".endswith(_GZ)
-    unpacked = f".{suffix}".removesuffix(_GZ)
-    if chosen is not None:
-        return Decoding(chosen, is_gzipped and chosen != RAW)
-    ends = [(end, own, False) for end, own in by_suffix if f".{suffix}".endswith(end)]
-    ends += [(end, own, is_gzipped) for end, own in by_suffix if unpacked.endswith(end)]
-    if ends:
-        _, own, is_unpacked = max(ends, key=lambda choice: len(choice[0]))
-        return Decoding(own, is_unpacked and own != RAW)
-    name = _BY_SUFFIX.get(unpacked.rsplit(".", 1)[-1])
-    return None if name is None else Decoding(name, is_gzipped)
-
-
-def ends_in(suffix: str, end: str) -> bool:
-    """Whether a decoder that is given to an end, as `.wav`, is one of members of a suffix."""
-    return decoding_of(suffix, by_suffix=((end, RAW),)) == Decoding(RAW)
-
-
-def require_libraries(decoders: Iterable[DecoderChoice]) -> None:
-    """Check that the libraries of these decoders are installed.
-
-    Raises:
-        ConfigError: One is not.
-    """
-    for name in decoders:
-        if name in IMAGE_DECODERS:
-            import_module("lightning_shards.samples.images").require_backend("pillow")
-        if name == "safetensors":
-            otherwise = ", or decode the field as 'raw'"
-            require_library(
-                "decoding 'safetensors'", "safetensors", "safetensors", "tensors", otherwise
-            )
+    suffix = f".{suffix.lower()}"
+    decoder = chosen or _BY_SUFFIX.get(suffix.removesuffix(_GZ).rsplit(".", 1)[-1])
+    return None if decoder is None else Decoding(decoder, suffix.endswith(_GZ) and decoder != RAW)
 
 
 def own_decoder(key: str, value: object) -> DecoderChoice:
-    """The decoder that a configuration gives to a field or a suffix: a name, or a callable.
+    """The decoder that a configuration gives to a field: a name, or a callable.
 
     Raises:
-        ConfigError: It is neither, or it wants more than bytes.
+        ConfigError: It is neither.
     """
     if isinstance(value, str):
         return value

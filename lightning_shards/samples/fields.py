@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -22,21 +23,16 @@ from lightning_shards.errors import (
 from lightning_shards.samples.decoders import (
     CLASS,
     DECODERS,
+    IMAGE_DECODERS,
     PIXEL_DECODERS,
     RAW,
-    TORCH_DECODERS,
     UNSAFE_DECODERS,
     Decoder,
     DecoderChoice,
     Decoding,
-    OwnDecoder,
-    SuffixDecoders,
     decoding_of,
-    ends_in,
     own_decoder,
-    require_libraries,
 )
-from lightning_shards.samples.generators import takes_rng
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -59,9 +55,6 @@ from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
 
-_ALL_ENDING_IN = "*"
-"""Before `.jpg` it stands for all members whose suffixes end so."""
-
 _OPTIONAL = "?"
 """After all suffixes of a field, as in ``mask.png?``: samples may have no member for it."""
 
@@ -72,12 +65,10 @@ class Field:
 
     Attributes:
         name: Its key in the batch.
-        suffixes: Member suffixes, of which the first that a sample has is taken; or ends of them,
-            as in ``*.jpg``, for the list of all members whose suffixes end so.
+        suffixes: Member suffixes, of which the first that a sample has is taken.
         decoder: What decodes its members; None for the decoder of each suffix.
         classes: The classes, if a decoder is `class`; None as long as they are unknown.
         gives_arrays: Whether decoded pixels are arrays and not tensors (see `with_arrays`).
-        by_suffix: Decoders of suffixes, which go before the default ones.
         is_optional: Whether samples may have no such member.
         default: The value of an optional field in these samples, as a decoder would give it.
         is_joined: Whether its values come from a join, and not from members of its sample.
@@ -88,28 +79,13 @@ class Field:
     decoder: DecoderChoice | None = None
     classes: ClassNames | None = None
     gives_arrays: bool = False
-    by_suffix: SuffixDecoders = ()
     is_optional: bool = False
     default: Any = dataclasses.field(default=None, compare=False)
     is_joined: bool = False
 
-    @cached_property
-    def is_list(self) -> bool:
-        """Whether its value is the list of any number of members."""
-        return self.suffixes[0].startswith(_ALL_ENDING_IN)
-
     def suffixes_in(self, members: Collection[str]) -> list[str]:
-        """The suffixes that it takes of those of a sample, a list in the order of their names.
-
-        Numbers in names are ordered by their values:
-
-        >>> Field("frames", ("*.jpg",)).suffixes_in(["10.jpg", "jpg", "2.jpg", "2.png"])
-        ['2.jpg', '10.jpg']
-        """
-        if not self.is_list:
-            return [suffix for suffix in self.suffixes if suffix in members][:1]
-        ends = tuple(suffix[len(_ALL_ENDING_IN) :] for suffix in self.suffixes)
-        return sorted((name for name in members if name.endswith(ends)), key=_by_name)
+        """The first of its suffixes that is among those of a sample, or none."""
+        return [suffix for suffix in self.suffixes if suffix in members][:1]
 
     def missing_value(self) -> Any:
         """A copy of the default, which belongs to one sample without such a member.
@@ -141,7 +117,7 @@ class Field:
         Raises:
             ConfigError: Nothing is known of the suffix.
         """
-        decoding = decoding_of(suffix, self.decoder, self.by_suffix)
+        decoding = decoding_of(suffix, self.decoder)
         if decoding is None:
             raise ConfigError(
                 f"field {self.name!r} comes from members {suffix!r}, a suffix without a decoder; "
@@ -183,22 +159,15 @@ class Field:
             MissingFieldError: The sample has none of the suffixes, and the field is not optional.
             SampleError: Its bytes cannot be decoded.
         """
-        suffixes = self.suffixes_in(members)
-        if suffixes:
-            values = [self._decoded(suffix, members) for suffix in suffixes]
-            return values if self.is_list else values[0]
+        for suffix in self.suffixes_in(members):
+            return self._decoded(suffix, members)
         if self.is_optional:
             return self.missing_value()
         raise self.lacking(where_of(members), members)
 
     def _decoded(self, suffix: str, members: Mapping[str, Any]) -> Any:
         """The value of one member."""
-        if self.is_list:  # decoded as the end that stands for it, whose decoder was checked
-            ends = (end for end in self.suffixes if suffix.endswith(end[len(_ALL_ENDING_IN) :]))
-            decoding = self.decoding_of(next(ends))
-        else:
-            decoding = self.decoding_of(suffix)
-        data, where = members[suffix], where_of(members)
+        decoding, data, where = self.decoding_of(suffix), members[suffix], where_of(members)
         what = "the value from its join" if self.is_joined else f"member {suffix!r}"
         try:
             return self.function(decoding)(data)
@@ -215,11 +184,6 @@ class Field:
             ) from error
 
 
-def _by_name(suffix: str) -> list[str | int]:
-    """Its texts and numbers in turn, which `sorted` compares each with its kind."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", suffix)]
-
-
 def make_fields(
     fields: Mapping[str, str],
     decode: Mapping[str, Any],
@@ -232,7 +196,7 @@ def make_fields(
     Args:
         fields: Batch key to suffixes, as in ``{"image": "jpg;jpeg;png", "label": "cls?"}``, where
             the `?` makes the field optional.
-        decode: Batch key, or a suffix with its dot, to a decoder: its name, or a callable.
+        decode: Batch key to a decoder: its name, or a callable.
         allow_unsafe: Decoders that can run code and are wanted all the same.
         transforms: The transforms of the split; those with ``takes_bytes = True`` decode.
         defaults: Batch key to the value of samples without such a member, instead of None.
@@ -241,7 +205,7 @@ def make_fields(
         ConfigError: No fields, a suffix without a decoder, or a default of no optional field.
         UnsafeError: A field needs a decoder of pickles that is not switched on.
     """
-    decoders, by_suffix = _given_decoders(decode)
+    decoders = {key: own_decoder(key, value) for key, value in decode.items()}
     _require_names(fields, decoders)
     decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
     optional = _optional_among(fields, defaults or {})
@@ -250,13 +214,11 @@ def make_fields(
             name,
             suffixes_of(text),
             decoders.get(name),
-            by_suffix=by_suffix,
             is_optional=name in optional,
             default=(defaults or {}).get(name),
         )
         for name, text in fields.items()
     )
-    _require_ends([end for end, _ in by_suffix], made)
     for field in made:
         _require_usable(field, allow_unsafe)
     return made
@@ -274,16 +236,6 @@ def _optional_among(fields: Mapping[str, str], defaults: Iterable[str]) -> list[
     return optional
 
 
-def _require_ends(ends: Iterable[str], fields: Iterable[Field]) -> None:
-    suffixes = sorted({suffix for field in fields for suffix in field.suffixes})
-    for end in ends:
-        if not any(ends_in(suffix, end) for suffix in suffixes):
-            raise ConfigError(
-                f"decode names the suffix {end!r}, in which none of the suffixes of `fields` ends: "
-                f"{suffixes}; correct it, or leave it out"
-            )
-
-
 def suffixes_of(text: str) -> tuple[str, ...]:
     """The suffixes of a field as decoders take them, without the `?` that makes it optional.
 
@@ -294,23 +246,14 @@ def suffixes_of(text: str) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in parts)
 
 
-def _given_decoders(
-    decode: Mapping[str, Any],
-) -> tuple[dict[str, DecoderChoice], SuffixDecoders]:
-    """The decoders of fields, and those of suffixes."""
-    given = {key: own_decoder(key, value) for key, value in decode.items()}
-    by_suffix = tuple((key.lower(), own) for key, own in given.items() if key.startswith("."))
-    return {key: own for key, own in given.items() if not key.startswith(".")}, by_suffix
-
-
 def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
     if not fields:
         raise ConfigError("fields is empty; name at least one, as in {'image': 'jpg;png'}")
     unknown = sorted(set(decoders) - fields.keys())
     if unknown:
         raise ConfigError(
-            f"decode names {unknown}, and the fields are {sorted(fields)}; name a field, a suffix "
-            "with its dot as in .cls, or add one to fields"
+            f"decode names {unknown}, and the fields are {sorted(fields)}; name a field, or add "
+            "one to fields"
         )
 
 
@@ -327,26 +270,16 @@ def _raw_where_bytes_are_taken(
                 f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
                 f"would do so before it; leave {name!r} out of decode"
             )
-        if _ALL_ENDING_IN in fields[name]:
-            raise ConfigError(
-                f"the transform of {name!r} decodes one member, and {fields[name]!r} gives a list "
-                f"of them; set decode: {{{name}: raw}} and let a transform take the list of bytes, "
-                "or leave the transform out"
-            )
     return dict.fromkeys(decoding, RAW)
 
 
 def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
-    mark = f"{_ALL_ENDING_IN}." if field.is_list else ""
-    are_plain = all(
-        re.fullmatch(r"[^.*?][^*?]*", suffix.removeprefix(mark)) and suffix.startswith(mark)
-        for suffix in field.suffixes
-    )
+    are_plain = all(re.fullmatch(r"[^.*?][^*?]*", suffix) for suffix in field.suffixes)
     if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', or all as '*.jpg;*.png' for a list of members, none empty, no dot before "
-            "them, a `?` only after all, and let no field's name begin with '__' or '.'"
+            "'jpg;png', none empty, no dot before them, no `*`, a `?` only after all, and let no "
+            "field's name begin with '__' or '.'"
         )
     reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
     if reserved:
@@ -358,13 +291,6 @@ def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
 
 
 def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
-    for decoder in field.decoders:
-        if isinstance(decoder, OwnDecoder) and takes_rng(decoder.function):
-            raise ConfigError(
-                f"the decoder of {field.name!r}, {decoder.name}, has a parameter `rng`, and "
-                "decoders draw nothing; make it a transform of that field, with an attribute "
-                "`takes_bytes = True`"
-            )
     names = {decoder for decoder in field.decoders if isinstance(decoder, str)}
     unknown = names - DECODERS.keys() - {CLASS}
     if unknown:
@@ -380,7 +306,8 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} would be decoded as {name!r}, which can run any program that is "
             f"hidden in a shard; if you made these shards yourself: allow_unsafe=[{name!r}]"
         )
-    require_libraries(names)
+    if names & IMAGE_DECODERS:
+        import_module("lightning_shards.samples.images").require_backend("pillow")
 
 
 def with_arrays(
@@ -406,7 +333,7 @@ def with_arrays(
     def gives_arrays(field: Field) -> bool:
         first = first_taking(sample_transforms, field.name) or transforms.get(field.name)
         if first is None:  # a column with missing values is a list, where arrays would stay arrays
-            return plain and not field.is_optional and not field.is_list
+            return plain and not field.is_optional
         return takes_arrays(first)
 
     return tuple(replace(field, gives_arrays=gives_arrays(field)) for field in fields)
@@ -425,7 +352,7 @@ def decoding_loads_torch(
     """
     crops = crops_of(transforms)
     return any(
-        field.decoders & TORCH_DECODERS
+        "pth" in field.decoders
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
         or (field.name in crops and (field.is_optional or not plain))
         for field in with_arrays(fields, transforms, sample_transforms, plain=plain)

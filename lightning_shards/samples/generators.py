@@ -23,9 +23,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose
-from lightning_shards.samples.tensors import is_tensor, torch_if_loaded
+from lightning_shards.samples.tensors import is_tensor, load_torch, torch_if_loaded
 
 
 class SampleSeeds:
@@ -64,26 +63,23 @@ class SampleSeeds:
             torch.default_generator.manual_seed(word)
 
 
+def _globals_state() -> tuple[Any, ...]:
+    """The states of Python's, numpy's and torch's global generators; of torch only if loaded."""
+    torch = torch_if_loaded()
+    return random.getstate(), np.random.get_state(), torch and torch.get_rng_state()  # noqa: NPY002
+
+
 @contextmanager
 def preserved_globals() -> Generator[None]:
     """Restore the global generators afterwards, so that loading never disturbs the model."""
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch = torch_if_loaded()
-    tensors = torch.get_rng_state() if torch else None
+    python, legacy, tensors = _globals_state()
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(legacy)  # noqa: NPY002
-        if torch is not None:
-            torch.set_rng_state(tensors)
-
-
-def _globals_state() -> list[object]:
-    """The states of the global generators, to be compared; torch's only if it is loaded."""
-    torch, (name, keys, *rest) = torch_if_loaded(), cast("Any", np.random.get_state())  # noqa: NPY002
-    states: list[object] = [random.getstate(), name, keys.tobytes(), rest]
-    return [*states, torch.get_rng_state().numpy().tobytes()] if torch else states
+        if tensors is not None:
+            load_torch().set_rng_state(tensors)
 
 
 def python_generator(seeds: SampleSeeds, position: int) -> random.Random:
@@ -185,21 +181,20 @@ def _is_deterministic(function: object) -> bool:
     return getattr(function, "deterministic", False) is True
 
 
-def watched(called: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A transform or a decoder, watched on a first value for draws that cannot be repeated.
+def watched(
+    called: str, function: Callable[..., Any], *, is_seeded: bool = True
+) -> Callable[..., Any]:
+    """A callable of the user's, watched on a first value for draws that cannot be repeated.
 
-    Those of this package are left as they are.
+    Transforms of this package are left as they are.
+
+    Args:
+        called: What the warning calls it.
+        function: The callable.
+        is_seeded: Whether generators are seeded for it, as they are for transforms.
     """
     is_ours = type(function).__module__.startswith("lightning_shards.")
-    return function if is_ours else Watched(called, function)
-
-
-def watched_collate_fn(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A `collate_fn`, watched on a first batch: nothing is seeded for it, and it may not draw."""
-    if _is_deterministic(function):
-        return function
-    called = f"collate_fn, which is {callable_name(function)},"
-    return Watched(called, function, makes_batches=True)
+    return function if is_ours else Watched(called, function, is_seeded=is_seeded)
 
 
 def callable_name(function: object) -> str:
@@ -208,20 +203,10 @@ def callable_name(function: object) -> str:
 
 
 class Watched:
-    """A callable of the user's, which makes its first value twice on the side, to be compared.
+    """A callable that makes its first value twice on the side, to be compared; see `watched`."""
 
-    A `collate_fn` does so of twice the samples, which it may mix.
-
-    Args:
-        called: What messages call it.
-        function: The callable.
-        makes_batches: Whether it is a `collate_fn`.
-    """
-
-    def __init__(
-        self, called: str, function: Callable[..., Any], *, makes_batches: bool = False
-    ) -> None:
-        self._called, self._makes_batches, self._is_watched = called, makes_batches, False
+    def __init__(self, called: str, function: Callable[..., Any], *, is_seeded: bool) -> None:
+        self._called, self._is_seeded, self._is_watched = called, is_seeded, False
         self.__wrapped__, self.__name__ = function, callable_name(function)
 
     def __getattr__(self, name: str) -> Any:
@@ -229,57 +214,37 @@ class Watched:
         return getattr(object.__getattribute__(self, "__wrapped__"), name)
 
     def __call__(self, value: Any, **settings: Any) -> Any:
-        """The result of the function.
-
-        Raises:
-            ConfigError: It drew from a generator that is not seeded for it.
-        """
+        """The result of the function."""
         if not self._is_watched:
-            self._watch([*value, *value] if self._makes_batches else value, settings)
             self._is_watched = True
+            with suppress(Exception), preserved_globals():  # the call itself tells what fails
+                if not are_same(self._made(value, settings), self._made(value, settings)):
+                    _log.warning(_DIFFERS, self._called)
         return self.__wrapped__(value, **settings)
 
-    def _watch(self, value: Any, settings: dict[str, Any]) -> None:
-        draws = differs = False
-        with suppress(Exception), preserved_globals():  # what fails is told by the call itself
-            made, draws = self._made(value, settings)
-            kept = copy.deepcopy(made)  # a reused buffer would be compared with itself
-            differs = not are_same(kept, self._made(value, settings)[0])
-        if self._makes_batches and (draws or differs):
-            _log.warning("%s %s%s", self._called, _DREW if draws else _TWO_BATCHES, _NO_DRAWS)
-        elif draws and not may_draw_from_globals(self.__wrapped__):
-            keyed = "the parameter `rng`" if settings else "the attribute `deterministic`"
-            raise ConfigError(
-                f"{self._called} has {keyed}, and it drew from the random generators of the whole "
-                "process, or seeded them: they are not seeded for it, so that no run could be "
-                f"repeated; draw from `rng` alone, or leave {keyed} out, and they are seeded for "
-                "each sample"
-            )
-        elif differs:
-            _log.warning(_DIFFERS, self._called)
+    def _made(self, value: Any, settings: dict[str, Any]) -> Any:
+        """The result for a copy, and the state of the global generators after it.
 
-    def _made(self, value: Any, settings: dict[str, Any]) -> tuple[Any, bool]:
-        """The result for a copy, and whether global generators were drawn from or seeded."""
-        for generator in () if self._makes_batches else own_generators(self.__wrapped__):
-            generator.set_random_seed(0)
-        SampleSeeds(0, 0).seed_globals(0)
-        before = _globals_state()
+        Two results differ by what the function drew from generators that are not seeded for it.
+        """
+        if self._is_seeded:
+            for generator in own_generators(self.__wrapped__):
+                generator.set_random_seed(0)
+            if may_draw_from_globals(self.__wrapped__):
+                SampleSeeds(0, 0).seed_globals(0)
+        elif isinstance(value, list):  # the samples of a batch, which a collate_fn may mix
+            value = 2 * cast("list[Any]", value)
         made = self.__wrapped__(copy.deepcopy(value), **copy.deepcopy(settings))
-        return made, _globals_state() != before
+        return copy.deepcopy(made), _globals_state()  # a reused buffer would equal itself
 
 
 _DIFFERS = (
-    "%s made two values of one sample with the same seeds, so that no run can be repeated: it has "
-    "a random generator of its own, or keeps something between samples; give it a parameter `rng`, "
-    "which gets a numpy.random.Generator for each sample, or a method `set_random_seed`"
-)
-
-_DREW = "drew random numbers from the generators of the whole process"
-_TWO_BATCHES = "made two batches of the same samples: it has a random generator of its own"
-_NO_DRAWS = (
-    ", so that no run can be repeated: draw in a transform with a parameter `rng`, or on the "
-    "device; or give it the attribute `deterministic = True` if its batches do not depend on what "
-    "it draws"
+    "%s made two results of the same values, so that no run can be repeated: it has a random "
+    "generator of its own, keeps something from call to call, or draws from the generators of the "
+    "whole process where these are not seeded for it; draw in a transform with a parameter `rng`, "
+    "which gets a numpy.random.Generator for each sample, or on the device; give a transform a "
+    "method `set_random_seed`, or, to a collate_fn whose batches do not depend on what it draws, "
+    "`deterministic = True`"
 )
 
 

@@ -106,17 +106,6 @@ _ORIENTATION_TAG = 0x0112
 _SWAPPING_SIDES = range(5, 9)
 """The orientations that make the width of a file the height of what is seen."""
 
-_TURNS = {
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
-"""Pillow's names of what turns an image upright, by orientation."""
-
 
 def orientation_of(image: Any) -> int:
     """The orientation, 1 to 8, of an image of Pillow's; `UPRIGHT` where none can be read.
@@ -129,16 +118,16 @@ def orientation_of(image: Any) -> int:
         return UPRIGHT
     with suppress(Exception):  # damaged tags raise anything, SyntaxError and struct.error too
         orientation = image.getexif().get(_ORIENTATION_TAG)
-        if orientation in _TURNS:
+        if orientation in range(UPRIGHT, 9):
             return orientation
     return UPRIGHT
 
 
-def turned_upright(image: Any, orientation: int) -> Any:
-    """An image of this orientation as it is to be seen; its tags are left as they are."""
-    from PIL import Image
+def turned_upright(image: Any) -> Any:
+    """An image as it is to be seen."""
+    from PIL import ImageOps
 
-    return image.transpose(Image.Transpose[_TURNS[orientation]]) if orientation in _TURNS else image
+    return image if orientation_of(image) == UPRIGHT else ImageOps.exif_transpose(image)
 
 
 MAX_PIXELS = 89_478_485
@@ -185,7 +174,7 @@ def require_backend(backend: str) -> None:
         require_library(what, module, package, "image", otherwise)
 
 
-def decode_pil(data: bytes, *, is_oriented: bool = False) -> Any:
+def decode_pil(data: bytes) -> Any:
     """The image as a loaded `PIL.Image.Image` in its own mode.
 
     Raises:
@@ -195,22 +184,22 @@ def decode_pil(data: bytes, *, is_oriented: bool = False) -> Any:
     """
     image = _open(data)
     image.load()
-    return turned_upright(image, orientation_of(image)) if is_oriented else image
+    return image
 
 
-def decode_rgb(data: bytes, *, is_oriented: bool = False) -> Pixels:
+def decode_rgb(data: bytes) -> Pixels:
     """The image as uint8, shape (3, height, width).
 
     Raises:
         SampleError: It is no picture, as `decode_labels` says, or of no known format.
         OSError: It cannot be read.
     """
-    return _channels_first(_decode(data, "RGB", is_oriented))
+    return _channels_first(_decode(data, "RGB"))
 
 
-def decode_gray(data: bytes, *, is_oriented: bool = False) -> Pixels:
+def decode_gray(data: bytes) -> Pixels:
     """The image as uint8, shape (1, height, width); errors as of `decode_rgb`."""
-    return _channels_first(_decode(data, "L", is_oriented))
+    return _channels_first(_decode(data, "L"))
 
 
 def decode_labels(data: bytes) -> NDArray[Any]:
@@ -319,13 +308,11 @@ def _require_few_pixels(width: int, height: int) -> None:
         raise ValueError(f"{width} x {height} pixels are more than {MAX_PIXELS}")
 
 
-def _decode(data: bytes, mode: str, is_oriented: bool) -> Pixels:
+def _decode(data: bytes, mode: str) -> Pixels:
     """All pixels of the image, shape (height, width) or (height, width, 3)."""
     image = _open(data)
     _require_picture(image, mode)
     image.load()
-    if is_oriented:
-        image = turned_upright(image, orientation_of(image))
     return np.asarray(image.convert(mode))
 
 
@@ -391,9 +378,8 @@ class _PillowImage:
             (box.left + box.width) * across,
             (box.top + box.height) * down,
         )
+        image = image if self._orientation == UPRIGHT else turned_upright(image)
         whole = image.convert(self._mode)
-        if self._orientation != UPRIGHT:
-            whole = turned_upright(whole, self._orientation)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 

@@ -218,9 +218,6 @@ def batch_fields_of(
     return batch_fields(fields_of(samples[0]), fields, batch_format)
 
 
-_DECODER_POSITIONS = 1 << 50
-"""Where the positions begin that seed decoders of the user's own, far above those of samples."""
-
 _CROPS = "lightning_shards.samples.crops"
 """The module of the crops, which only splits with images import."""
 
@@ -275,16 +272,13 @@ class SampleTransforms:
         seeds: Key the randomness.
         clock: Told of the time that they take.
         sample_transforms: Callables for whole samples, which are applied first.
-        decoders: Decoders of the user's own, by the names of their fields: they decode before the
-            transforms, and may draw from the global generators, too.
         optional: The fields that samples may lack.
         crops: The crops of this package that give arrays, which they write to rows of a batch.
 
     Attributes:
         crop_shapes: Those of the pixels that each of the crops gives, by field.
         sample_transforms: As given.
-        decoders_draw: Whether a decoder of the user's may draw from the global generators.
-        is_empty: Whether all fields are decoded for whole batches: no code of the user's is called.
+        is_empty: Whether there are none.
     """
 
     def __init__(
@@ -293,11 +287,10 @@ class SampleTransforms:
         seeds: SampleSeeds,
         clock: StageClock | None = None,
         sample_transforms: Sequence[SampleTransform] = (),
-        decoders: Mapping[str, Iterable[Callable[..., Any]]] = MappingProxyType({}),
         optional: Collection[str] = (),
         crops: "Mapping[str, Crop]" = MappingProxyType({}),
     ) -> None:
-        self._names = frozenset(transforms) | frozenset(decoders)
+        self._names = frozenset(transforms)
         self.crop_shapes = {name: crop.shape for name, crop in crops.items()}
         self.sample_transforms = tuple(sample_transforms)
         self._sample_steps = sample_steps(sample_transforms)
@@ -311,21 +304,14 @@ class SampleTransforms:
             )
             for name, transform in transforms.items()
         ]
-        self.is_empty = not (transforms or sample_transforms or decoders)
+        self.is_empty = not (transforms or sample_transforms)
         self._seeds, self._clock = seeds, clock or StageClock()
         steps = [*transforms.values(), *sample_transforms]
         self._own = [generator for step in steps for generator in own_generators(step)]
-        functions = [function for of_field in decoders.values() for function in of_field]
-        self.decoders_draw = any(map(may_draw_from_globals, functions))
-        self.draws_from_globals = self.decoders_draw or any(map(may_draw_from_globals, steps))
-
-    def seed_decoders(self, position: int) -> None:
-        """Seed the generators that the user's own decoders may draw from, before they decode."""
-        if self.decoders_draw:
-            self._seeds.seed_globals(_DECODER_POSITIONS + position)
+        self.draws_from_globals = any(map(may_draw_from_globals, steps))
 
     def takes(self, field: str) -> bool:
-        """Whether code of the user's may be given this field of the configuration."""
+        """Whether a transform may be given this field of the configuration."""
         return field in self._names or first_taking(self.sample_transforms, field) is not None
 
     def apply(self, sample: Sample, position: int, rows: Rows = _NO_ROWS) -> Sample:
@@ -339,7 +325,7 @@ class SampleTransforms:
         Raises:
             SampleError: A transform failed, or its field is missing.
         """
-        if not (self._steps or self._sample_steps):
+        if self.is_empty:
             return sample
         if not self._own:
             return self._apply(sample, position, rows)

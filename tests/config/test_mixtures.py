@@ -55,7 +55,7 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
             "weight": 1,
             "sampling": "sequential",
             "fields": {"x": "a"},
-            "decode": {".a": "raw"},
+            "decode": {"x": "raw"},
             "defaults": {},
             "transforms": {},
             "stages": [iter],
@@ -69,12 +69,12 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
         },
         "bare": {"urls": "b.tar", "weight": 1},
     }
-    split = {"mix": mix, "dataset_size": 8, "decode": {".cls": "int"}, "shuffle_run": 5}
+    split = {"mix": mix, "dataset_size": 8, "decode": {"x": "int"}, "shuffle_run": 5}
     data = DataConfig(split, fields={"x": "cls"}, transforms={"x": double}, batch_size=4)
     own, bare = data.split("train").component_splits().values()
     assert (own.urls, own.sampling, own.fields, own.decode) == (
         *("a.tar", "sequential"),
-        *({"x": "a"}, {".a": "raw"}),
+        *({"x": "a"}, {"x": "raw"}),
     )
     assert (own.transforms, own.stages, own.classes) == ({}, [iter], {})
     assert (own.shuffle_run, own.shuffle_block, own.shuffle_buffer) == (1, 2, 3)
@@ -82,7 +82,7 @@ def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_m
     assert (bare.shuffle_strands, bare.shuffle_width) == (1, 2048)
     assert (bare.urls, bare.sampling, bare.fields, bare.decode) == (
         *("b.tar", "resampled"),
-        *({"x": "cls"}, {".cls": "int"}),
+        *({"x": "cls"}, {"x": "int"}),
     )
     assert (bare.transforms, bare.batch_size, bare.stages) == ({"x": double}, 4, [])
     assert (bare.shuffle_run, bare.shuffle_block, bare.shuffle_buffer) == (5, 16_384, None)

@@ -96,7 +96,7 @@ def _(data):
     numbers = [batch | {"json": [{"n": n["n"]} for n in batch["json"]]} for batch in channels_last]
     assert values(numbers, "__key__", "json", "png") == expected
     pil = theirs(data).decode("pil", handle_extension("cls", parse))
-    settings = {"decode": {"png": "pil", ".cls": parse}, "fields": {"png": "png", "cls": "cls"}}
+    settings = {"decode": {"png": "pil", "cls": parse}, "fields": {"png": "png", "cls": "cls"}}
     names = ("__key__", "cls", "png")
     return values_of(pil, *names), values(loader(data, **settings), *names)
 

@@ -1,7 +1,5 @@
 """Decoders as a user writes them: callables from bytes to a value."""
 
-import random
-
 import numpy as np
 
 
@@ -15,22 +13,8 @@ def decode_wav(data):
 class Scaled:
     """One with a setting."""
 
-    deterministic = True
-
     def __init__(self, by=2):
         self.by = by
 
     def __call__(self, data):
         return decode_wav(data) * self.by
-
-
-def drawn(data):
-    """One that draws, as decoders should not."""
-    return len(data) + random.random()
-
-
-def lazily_drawn(data):
-    """One that draws from torch, which it imports itself."""
-    import torch
-
-    return len(data) + float(torch.rand(()))

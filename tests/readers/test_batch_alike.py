@@ -171,10 +171,3 @@ def test_settings_that_do_not_go_together_are_refused(settings, message):
 def test_a_field_without_members_is_refused(make):
     with pytest.raises(ConfigError, match=r"the field 'image', and .* \['label', 'text'\]; name"):
         make(batch_alike={"field": "image", "group": 4}).loader("train")
-
-
-def test_a_list_of_members_has_no_one_size(folder):
-    fields, alike = {"all": "*.txt", "label": "cls"}, {"field": "all", "group": 4}
-    data = ShardDataModule(SplitConfig(f"{folder}/*.tar", batch_alike=alike), fields=fields)
-    with pytest.raises(ConfigError, match=r"the field 'all', and .* one member are \['label'\]"):
-        data.loader("train")

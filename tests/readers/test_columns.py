@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from lightning_shards.errors import SampleError
 from lightning_shards.readers.batch_reader import decode_column
@@ -68,9 +67,6 @@ MEMBERS = {
     "float32": st.lists(st.floats(width=32), max_size=2).map(
         lambda numbers: np.array(numbers, "<f4").tobytes()
     ),
-    "safetensors": st.sampled_from([1, 2]).map(
-        lambda count: save({f"t{i}": torch.arange(3) + i for i in range(count)})
-    ),
 }
 
 
@@ -122,7 +118,6 @@ BAD = {
     "an array of pickled objects": ("npy", npy(np.zeros(3))[:6] + b"\x01\x00"),
     "an array of which one byte is left": ("npy", npy(np.arange(9))[: 1 - 72]),
     "half a number": ("uint16", b"123"),
-    "no safetensors": ("safetensors", b"123"),
     "no image": ("rgb", b"GIF"),
 }
 

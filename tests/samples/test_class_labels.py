@@ -99,12 +99,10 @@ def test_numbers_by_name_are_kept_whatever_their_order(shards, module, reader):
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
 @pytest.mark.parametrize("given", [None, {"label": ["bird", "dog", "cat"]}])
-@pytest.mark.parametrize("suffixes", ["cls", "cls;txt"])
-def test_a_decoder_of_a_suffix_may_be_class(shards, module, reader, given, suffixes):
-    settings = {"fields": {"label": suffixes}, "decode": {".cls": "class"}}
-    made = module(shards(), split={"reader": reader}, classes=given, **settings)
+def test_a_label_that_is_a_number_stays_this_number(shards, module, reader, given):
+    made = module(shards(), split={"reader": reader}, classes=given)
     expected = NUMBERS if given is None else [{0: 2, 1: 1, 2: 0}[number] for number in NUMBERS]
-    if given is not None:  # a label that is a number stays this number
+    if given is not None:
         expected[2], expected[4] = 1, 0
     assert torch.cat(labels_of(made)).tolist() == expected
     assert "classes" in made.loader("train").identity

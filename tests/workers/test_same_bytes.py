@@ -5,7 +5,6 @@ under each start method.
 """
 
 import io
-import random
 from functools import partial
 
 import numpy as np
@@ -53,23 +52,12 @@ crop_rows.takes_fields = ("image",)
 JOINT = {"joint": [crop_rows], "joint, globally": [crop_alike, drawn_globally]}
 
 
-def decoded_with_noise(data: bytes) -> torch.Tensor:
-    """A decoder that draws from the global generators, which are seeded for each sample."""
-    image = torch.from_numpy(np.asarray(Image.open(io.BytesIO(data)).convert("L")).copy())
-    return image[None] + torch.rand(1) + random.random() + float(np.random.random())  # noqa: NPY002
-
-
 def decoded_plainly(data: bytes) -> torch.Tensor:
     return torch.from_numpy(np.asarray(Image.open(io.BytesIO(data)).convert("L")).copy())[None]
 
 
-decoded_plainly.deterministic = True
-
-
 class Scaled:
-    """A decoder by suffix, with a setting."""
-
-    deterministic = True
+    """A decoder with a setting."""
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
@@ -78,10 +66,7 @@ class Scaled:
         return self.factor * int(data)
 
 
-DECODERS = {
-    "drawing": {"image": decoded_with_noise, ".cls": Scaled(3)},
-    "plain": {".png": decoded_plainly, "label": Scaled(5)},
-}
+DECODERS = {"image": decoded_plainly, "label": Scaled(5)}
 
 
 def side_by_side(samples):
@@ -188,16 +173,10 @@ def test_joint_transforms_give_the_same_bytes_from_processes_threads_and_after_r
     require_same_after_stops(make, expected, WORKERS_OF_STOPS)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
-def test_own_decoders_give_the_same_bytes_from_processes_threads_and_after_resumes(
-    make_loader, kind
-):
-    make = partial(make_loader, label=jitter_label, decode=DECODERS[kind])
+def test_own_decoders_give_the_same_bytes_from_processes_threads_and_after_resumes(make_loader):
+    make = partial(make_loader, label=jitter_label, decode=DECODERS)
     expected = take(make(), STEPS)
     assert len({repr(batch) for batch in expected}) == STEPS
     assert expected != take(make_loader(label=jitter_label), STEPS)
-    if kind == "plain":  # threads refuse what draws from global generators
-        require_same_from_pools(make, expected, ())
-    else:
-        require_same_from_pools(make, expected, (("fork", 2), ("forkserver", 2)), ())
+    require_same_from_pools(make, expected, ())
     require_same_after_stops(make, expected, WORKERS_OF_STOPS)

@@ -80,11 +80,6 @@ HOSTILE = {
     "large class": ("cls", b"1" * 40, "fits no int64"),
     "a class with an underscore": ("cls", b"1_23", "an underscore, .* decode: {x: text}"),
     "no utf-8": ("txt", b"\xff\xfe\x00", "decoded as 'text'"),
-    "safetensors offsets": (
-        "safetensors",
-        struct.pack("<Q", 59) + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,9000000]}}',
-        "'safetensors'",
-    ),
     "an npz of a pickle": ("npz", npz(a=np.array([{}], object)), "allow_pickle"),
     "an npz bomb": ("npz", zip_of(*[(f"{n}.npy", BOMB[:-n]) for n in (1, 2)]), "more than 4194304"),
     "an npz that lies": ("npz", lying_npz(), "decoded as 'npz'"),

@@ -101,22 +101,10 @@ def turned(data):
     return saved(Image.open(io.BytesIO(data)), exif=exif)
 
 
-def test_labels_are_never_turned_and_pictures_on_demand():
+def test_labels_and_pictures_that_are_not_cropped_are_not_turned():
     upright = saved(of(np.uint8))
     data = turned(upright)
     assert images.decode_labels(data).tolist() == images.decode_gray(data).tolist() == [IDS]
-    expected = np.rot90(np.array(IDS), -1).tolist()
-    channels = {"gray_oriented": 1, "rgb_oriented": 3}
-    for decoder, number in channels.items():
-        (field,) = make_fields({"x": "png"}, {"x": decoder}, frozenset())
-        assert field.decode({"__key__": "k", "__url__": "u", "png": data}).tolist() == (
-            [expected] * number
-        )
-    (field,) = make_fields({"x": "png"}, {"x": "pil_oriented"}, frozenset())
-    assert (
-        np.array(field.decode({"__key__": "k", "__url__": "u", "png": data})).tolist() == expected
-    )
-    assert images.decode_rgb(upright, is_oriented=True).tolist() == [IDS] * 3
 
 
 PICTURES = [

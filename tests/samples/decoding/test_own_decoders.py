@@ -1,11 +1,8 @@
-"""Decoders of the user's own, by field and by suffix, with errors that say which sample is bad."""
-
-import random
+"""Decoders of the user's own, with errors that say which sample is bad."""
 
 import numpy as np
 import pytest
-import torch
-from user_decoders import Scaled, decode_wav, drawn
+from user_decoders import Scaled, decode_wav
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError
@@ -13,10 +10,6 @@ from lightning_shards.samples.fields import make_fields
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SAMPLES = 8
-
-
-def with_rng(data, rng):
-    return data
 
 
 def wav(number, size=3):
@@ -60,15 +53,12 @@ EXPECTED = [[[n, n + 1, n + 2] for n in range(first, first + 4)] for first in (0
 @pytest.mark.parametrize(
     ("decode", "factor"),
     [
-        ({".wav": decode_wav}, 1),
-        ({".wav": "user_decoders.decode_wav"}, 1),
+        ({"audio": decode_wav, "left": "user_decoders.decode_wav"}, 1),
         ({"audio": decode_wav, "left": Scaled()}, 2),
-        ({".wav": decode_wav, ".left.wav": Scaled(3)}, 3),
-        ({".wav": "raw", "audio": decode_wav, "left": "user_decoders.Scaled"}, 2),
-        ({".WAV": decode_wav, "left": {"class_path": "user_decoders.Scaled"}}, 2),
+        ({"audio": decode_wav, "left": {"class_path": "user_decoders.Scaled"}}, 2),
     ],
 )
-def test_the_longest_suffix_counts_and_a_field_goes_before_it(load, reader, decode, factor):
+def test_a_field_is_decoded_by_it(load, reader, decode, factor):
     for number, batch in enumerate(batches_of(load(decode, reader))):
         assert batch["audio"] == EXPECTED[number]
         assert batch["left"] == [[factor * x for x in row] for row in EXPECTED[number]]
@@ -81,7 +71,7 @@ def spoilt(number):
 @READERS
 def test_what_it_raises_names_sample_member_and_decoder(load, reader):
     with pytest.raises(SampleError) as caught:
-        batches_of(load({".wav": decode_wav}, reader, spoilt))
+        batches_of(load({"audio": decode_wav, "left": decode_wav}, reader, spoilt))
     assert str(caught.value).replace(
         str(caught.value).split(" of ")[1].split(": ")[0], "0.tar"
     ) == (
@@ -90,30 +80,12 @@ def test_what_it_raises_names_sample_member_and_decoder(load, reader):
         "that function"
     )
     assert isinstance(caught.value.__cause__, LookupError)
-    loader = load({".wav": decode_wav}, reader, spoilt, max_bad=1)
+    loader = load({"audio": decode_wav, "left": decode_wav}, reader, spoilt, max_bad=1)
     assert [batch["__weight__"].sum().item() for batch in loader] == [4, 3]
 
 
-@pytest.mark.parametrize("name", ["drawn", "lazily_drawn"])
-def test_what_one_draws_is_the_samples_own_wherever_it_is_decoded(load, name):
-    decode = {".wav": f"user_decoders.{name}"}
-    random.seed(7)
-    torch.manual_seed(7)
-    before = random.getstate(), torch.get_rng_state().tolist()
-    expected = batches_of(load(decode))
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
-    assert len({x for batch in expected for x in batch["audio"]}) == SAMPLES
-    for num_workers in (1, 2):
-        loader = load(decode, num_workers=num_workers)
-        assert batches_of(loader) == expected
-        loader.close()
-
-
-def test_threads_want_one_that_says_that_it_draws_nothing(load):
-    threads = {"pool": "threads", "num_workers": 1}
-    with pytest.raises(ConfigError, match=r"the decoder of 'audio', .*`deterministic = True`"):
-        load({".wav": drawn}, **threads)
-    loader = load({".wav": Scaled(1)}, **threads)
+def test_threads_take_one(load):
+    loader = load({"audio": decode_wav, "left": Scaled(1)}, pool="threads", num_workers=1)
     assert [batch["audio"] for batch in batches_of(loader)] == EXPECTED
     loader.close()
 
@@ -121,11 +93,6 @@ def test_threads_want_one_that_says_that_it_draws_nothing(load):
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        (
-            {".wave": decode_wav},
-            r"suffix '\.wave', in which none .* ends: \['wav'\]; correct it",
-        ),
-        ({"audio": with_rng}, r"'audio', .*with_rng, has a parameter `rng`.*takes_b"),
         ({"audio": 3}, r"decoder of 'audio' must be .*a callable.*got 3"),
         ({"audio": "wave"}, "asks for decoder 'wave', which does not exist"),
         ({}, "'wav', a suffix without a decoder"),
