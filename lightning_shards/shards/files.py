@@ -33,12 +33,11 @@ _KINDS: Final = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
-    stat.S_IFLNK: "a link",
 }
 REMEDIES: Final = {
     errno.EACCES: "give this user the right to read it",
     errno.EPERM: "give this user the right to read it",
-    errno.ELOOP: "mend the link",
+    errno.ELOOP: "put a file in the place of the link",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or threads",
     errno.ENFILE: "close other programs, or raise the system's limit of open files",
 }
@@ -57,11 +56,11 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
     """
     try:
         # Without O_NONBLOCK this would wait for the other end of a fifo.
-        file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+        file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise absent(path) from error
     except OSError as error:
-        raise _not_opened(path, flags, error) from error
+        raise not_opened(path, error) from error
     mode = os.fstat(file).st_mode
     if not stat.S_ISREG(mode):
         os.close(file)
@@ -92,15 +91,8 @@ def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
     return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")
 
 
-def _not_opened(path: str | PathLike[str], flags: int, error: OSError) -> FileAccessError:
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        mode = stat.S_IFREG
-    is_followed = stat.S_ISLNK(mode) and not flags & os.O_NOFOLLOW
-    # A socket cannot be opened at all, and a folder cannot be opened for writing.
-    if stat.S_IFMT(mode) in _KINDS and not is_followed:
-        return irregular(path, mode)
+def not_opened(path: str | PathLike[str], error: OSError) -> FileAccessError:
+    """The system's error about a file that is there, in our words."""
     remedy = REMEDIES.get(error.errno or 0, "look at the path and at the file system")
     return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
 
@@ -126,6 +118,7 @@ _WRITE_REMEDIES: Final = {
     errno.ENOSPC: "make room there, or name another folder",
     errno.EDQUOT: "make room there, or name another folder",
     errno.EFBIG: "name a folder of a file system that takes such files",
+    errno.EISDIR: "a folder stands where a file should be: name another file",
     errno.EEXIST: "a file stands where a folder should be: name another folder",
     errno.ENOTDIR: "a file stands where a folder should be: name another folder",
 }
@@ -144,10 +137,9 @@ def new_file(
             some ms. It need not where a reader sees that it is not whole, and makes it again.
 
     Raises:
-        FileAccessError: `path` is a folder, a fifo or the like, or cannot be written.
+        FileAccessError: `path` is a folder, or cannot be written.
     """
     try:
-        _refuse_irregular(path)
         part, file = _new_part(path, mode)
     except OSError as error:
         raise not_written(path, error) from error
@@ -202,35 +194,25 @@ def not_written(path: Path, error: OSError) -> OSError:
 
 def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """A new file beside `path` that no other program has open; locked for as long as it is open."""
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
-
     remove_parts(path.parent)
-    while True:
-        token = secrets.token_hex(_RANDOM_BYTES)
-        part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{token}.part")
-        # x (O_EXCL): no link of this name is followed
-        file = open(part, "xb", opener=opener)  # noqa: SIM115 the caller closes it
-        if take_lock(file) and _is_at(part, file):
-            return part, file
-        file.close()  # before it was locked, another program took it for a leftover file
+    part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{secrets.token_hex(_RANDOM_BYTES)}.part")
+    # O_EXCL: no link of this name is followed
+    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    take_lock(file)
+    return part, os.fdopen(file, "wb")
 
 
 @lru_cache(maxsize=1024)
 def remove_parts(folder: Path) -> None:
-    """Remove files that killed runs of this user left; a process looks into each folder once."""
+    """Remove files that killed runs left; a process looks into each folder once."""
     parts: list[str] = []
     with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
         parts = [entry.path for entry in entries if _PART.fullmatch(entry.name)]
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for part in parts:
         # It was removed or renamed meanwhile, or is another user's, or a program is writing it.
-        with suppress(OSError), os.fdopen(os.open(part, flags), "rb", buffering=0) as file:
+        with suppress(OSError), Path(part).open("rb+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(file.fileno())
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                os.unlink(part)  # noqa: PTH108 a path of scandir; it names no other file now
+            os.unlink(part)  # noqa: PTH108 a path of scandir
 
 
 def take_lock(file: BinaryIO | int) -> bool:
@@ -279,21 +261,3 @@ def open_folder(folder: Path) -> Generator[int, None, None]:
         yield file
     finally:
         os.close(file)
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    """Whether the open file is still the file at this path."""
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _refuse_irregular(path: Path) -> None:
-    """Refuse a path where there is a folder, a fifo or the like, before anything is written."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise irregular(path, mode)

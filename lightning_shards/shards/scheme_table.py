@@ -19,8 +19,7 @@ class Scheme:
 
     Attributes:
         reading: `file`: they are files of this machine. `ranges`: any range of bytes is requested
-            from a store. `opener`: webdataset's opener starts a program that gives them as a
-            stream.
+            from a store. `pipe`: a program gives them as a stream.
         client: What makes the requests for ranges: a module of `remote/`.
         options: What `storage_options` may say of the store as text; None: all that fsspec's file
             system takes.
@@ -28,7 +27,7 @@ class Scheme:
         secrets_in: Where its secrets belong, which `storage_options` may not hold.
     """
 
-    reading: Literal["file", "ranges", "opener"]
+    reading: Literal["file", "ranges", "pipe"]
     client: Literal["http", "cloud", "hub", "ais", "other"] = "other"
     options: tuple[str, ...] | None = None
     flags: tuple[str, ...] = ()
@@ -41,7 +40,6 @@ class Scheme:
 
 
 _FILE: Final = Scheme("file")
-_OPENER: Final = Scheme("opener")
 _WEB: Final = Scheme(
     "ranges", "http", ("ca",), secrets_in="the URL itself, as user and password or as a signature"
 )
@@ -51,14 +49,6 @@ FURTHER: Final = Scheme("ranges")
 
 ANY_FURTHER: Final = "*"
 """What stands for all further schemes where storages are named by scheme."""
-
-_NO_STORES: Final = frozenset({
-    "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "data", "dir", "file",
-    "filecache", "generic", "libarchive", "local", "memory", "pyscript", "reference",
-    "simplecache", "tar", "zip", "gcs", "s3a",
-})  # fmt: skip
-"""File systems of fsspec on this machine, in one process or around another one, and two names of
-stores that the table has by other names."""
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
     "": _FILE,  # a plain path
@@ -97,10 +87,7 @@ SCHEMES: Final[Mapping[str, Scheme]] = {
     "sftp": Scheme("ranges", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
     "ftp": Scheme("ranges"),
     "hdfs": Scheme("ranges"),
-    "ftps": _OPENER,
-    "scp": _OPENER,
-    "htgs": _OPENER,
-    "pipe": _OPENER,
+    "pipe": Scheme("pipe"),
 }
 """All schemes that a data set may name, in the order of messages; `pipe` must be switched on."""
 
@@ -112,7 +99,7 @@ RANGED_SCHEMES: Final = tuple(
 
 def is_further(scheme: str) -> bool:
     """Whether a scheme is not in the table, and fsspec reads it."""
-    if scheme in SCHEMES or scheme in _NO_STORES:
+    if scheme in SCHEMES:
         return False
     from fsspec.registry import known_implementations, registry
 

@@ -26,6 +26,7 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardError,
 )
+from lightning_shards.shards.files import not_opened
 from lightning_shards.shards.members import MemberTable, scan_members, split_error
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
@@ -274,10 +275,7 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
             return table
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            raise FileAccessError(
-                f"the member table {path} cannot be opened: {error.strerror}; raise the limit of "
-                "open files (ulimit -n), or use fewer workers or threads"
-            ) from error
+            raise not_opened(path, error) from error
         _log.warning("the member table %s is made again: %s", path, error)
         return None
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import Final
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from braceexpand import braceexpand
 
@@ -27,7 +27,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.beside import require_shards_alone
 from lightning_shards.shards.files import open_regular
-from lightning_shards.shards.scheme_table import SCHEMES, Scheme, row_of
+from lightning_shards.shards.scheme_table import SCHEMES, row_of
 
 MAX_EXPANDED: Final = 10**6
 """Shards that the braces of one data set may stand for."""
@@ -45,8 +45,6 @@ _WILDCARDS = re.compile(r"[*?[]")
 BEFORE_QUERY: Final = re.compile(r"(?=[?#])|$")  # or behind the end
 _AUTHORITY_END = re.compile("[/?#]")
 _REMOTE_WILDCARDS = re.compile(r"[][*{}]")
-_IPV6_HOST = re.compile(r"(?<=:)//(?:[^/@\[\]\s]*@)?\[[0-9A-Fa-f:.]+(?:%25?[\w.~-]+)?\]")
-_JOINT = re.compile(rf"{_IPV6_HOST.pattern}|::")
 _SIGNING: Final = re.compile(
     "x-amz-.*|awsaccesskeyid|key-pair-id|policy|signature|expires"  # S3, CloudFront
     "|x-goog-.*|googleaccessid"
@@ -80,7 +78,7 @@ def expand_urls(urls: str | Sequence[str], *, allow_pipe: bool = False) -> list[
     patterns = [urls] if isinstance(urls, str) else list(urls)
     if not patterns:
         raise UrlError("no shards: the list of urls is empty; name at least one shard")
-    parts = [part for pattern in patterns for part in split_joined(pattern)]
+    parts = [part for pattern in patterns for part in pattern.split("::")]
     expanded: list[str] = []
     for part in parts:
         expanded += _braces(part, MAX_EXPANDED - len(expanded))
@@ -154,7 +152,7 @@ def _without_inner(text: str) -> str:
 
 def redact_pattern(pattern: str) -> str:
     """Patterns joined by `::` as messages may show them: `redact` is applied to each."""
-    return "::".join(map(redact, split_joined(pattern)))
+    return "::".join(map(redact, pattern.split("::")))
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -175,8 +173,8 @@ def split_url(url: str) -> tuple[str, str]:
 def split_user(url: str) -> tuple[str, str]:
     """A URL without its user and password, and these.
 
-    >>> split_user("https://me:secret@host:8443/a@b?c=d@e")
-    ('https://host:8443/a@b?c=d@e', 'me:secret')
+    >>> split_user("https://me:secret@host:8443/a//b@c?c=d@e")
+    ('https://host:8443/a//b@c?c=d@e', 'me:secret')
     """
     if "@" not in url:
         return url, ""
@@ -185,24 +183,13 @@ def split_user(url: str) -> tuple[str, str]:
     return (f"{scheme}{slashes}{rest[len(user) + len(at) :]}", user) if at else (url, "")
 
 
-def without_user(url: str) -> str:
-    """The URL without user and password: what differs elsewhere in it may be another object.
-
-    >>> without_user("https://me:secret@host/get?f=0.tar")
-    'https://host/get?f=0.tar'
-    >>> without_user("https://host/a//b@c/0.tar")
-    'https://host/a//b@c/0.tar'
-    """
-    return split_user(url)[0]
-
-
 def without_credentials(url: str) -> str:
     """The URL without user, password, and what signs it; other parts of its query may matter.
 
     >>> without_credentials("https://me:secret@host/0.tar?versionId=3&X-Amz-Signature=secret")
     'https://host/0.tar?versionId=3'
     """
-    address, mark, query = without_user(url).partition("?")
+    address, mark, query = split_user(url)[0].partition("?")
     if not query:
         return address
     kept = [part for part in query.split("&") if not _SIGNING.fullmatch(part.partition("=")[0])]
@@ -239,19 +226,6 @@ def escaped(path: str, url: str) -> str:
     return quote(path, _UNESCAPED, errors="surrogateescape") if scheme_of(url) in _WEB else path
 
 
-def split_joined(pattern: str) -> list[str]:
-    """The patterns that `::` joins; a `::` in the brackets of an IPv6 address joins nothing."""
-    joints = [match.span() for match in _JOINT.finditer(pattern) if match[0] == "::"]
-    starts = [0, *(stop for _, stop in joints)]
-    stops = [*(start for start, _ in joints), len(pattern)]
-    return [pattern[start:stop] for start, stop in zip(starts, stops, strict=True)]
-
-
-def missing_shards(urls: Sequence[str]) -> list[str]:
-    """The local shards among expanded urls that do not exist as files, each once."""
-    return [url for url in dict.fromkeys(urls) if is_local(url) and not os.path.isfile(url)]
-
-
 def require_local_shards(urls: Sequence[str]) -> None:
     """Refuse expanded urls if a local one is not a file.
 
@@ -259,7 +233,7 @@ def require_local_shards(urls: Sequence[str]) -> None:
         ShardNotFoundError: Local shards are missing; the error names the first few.
         FileAccessError: One is a fifo, a socket, a device or a folder, or may not be looked at.
     """
-    missing = missing_shards(urls)
+    missing = [url for url in dict.fromkeys(urls) if is_local(url) and not os.path.isfile(url)]
     if not missing:
         return
     for url in missing:
@@ -309,18 +283,20 @@ def file_name(url: str) -> str:
 def _braces(pattern: str, most: int) -> list[str]:
     """The urls that the braces of a pattern stand for, at most so many."""
     urls: list[str] | None = None
-    if any(_num_steps(*bounds) >= MAX_EXPANDED for bounds in _RANGE.findall(pattern)):
-        raise _too_many(pattern)
+    too_many = any(_num_steps(*bounds) >= MAX_EXPANDED for bounds in _RANGE.findall(pattern))
     # the messages of these errors hold the whole URL, so they must not become context
     with suppress(ValueError, RecursionError):
-        urls = [url.strip() for url in islice(braceexpand(pattern), most + 1)]
+        urls = [] if too_many else [url.strip() for url in islice(braceexpand(pattern), most + 1)]
     if urls is None:
         raise UrlError(
             f"unbalanced braces in {redact(pattern)!r}, or too many inside of each other: every "
             "{ needs a }, as in {000000..000009}; a brace that belongs to the name is written \\{"
         )
-    if len(urls) > most:
-        raise _too_many(pattern)
+    if too_many or len(urls) > most:
+        raise UrlError(
+            f"the braces up to {redact(pattern)!r} stand for more than {MAX_EXPANDED:,} shards; "
+            "check the numbers in them, or pack larger shards"
+        )
     return urls
 
 
@@ -331,18 +307,16 @@ def _num_steps(first: str, last: str, step: str) -> int:
     return abs(int(last) - int(first)) // (int(step or 1) or 1)
 
 
-def _too_many(pattern: str) -> UrlError:
-    return UrlError(
-        f"the braces up to {redact(pattern)!r} stand for more than {MAX_EXPANDED:,} shards; check "
-        "the numbers in them, or pack larger shards"
-    )
-
-
 def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
     """The shards of one URL without braces: the URL itself, or the files its wildcards match."""
     scheme = scheme_of(url)
+    if scheme == "pipe" and not allow_pipe:
+        raise UnsafeError(
+            f"{redact(url)!r} would run a shell command. If you do need it, set "
+            "allow_unsafe=['pipe'] in your own code or on the command line, with urls you trust"
+        )
     if scheme == "pipe":
-        return [_checked_pipe(url, allow_pipe=allow_pipe)]
+        return [url]
     if not url:
         raise UrlError("an empty url among the shards; take out what stands for it ('', '::')")
     if _CONTROL.search(url):
@@ -361,18 +335,8 @@ def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
     return [url]
 
 
-def _checked_pipe(url: str, *, allow_pipe: bool) -> str:
-    """The `pipe:` URL itself, if the user has switched such URLs on."""
-    if not allow_pipe:
-        raise UnsafeError(
-            f"{redact(url)!r} would run a shell command. If you do need it, set "
-            "allow_unsafe=['pipe'] in your own code or on the command line, with urls you trust"
-        )
-    return url
-
-
 def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
-    """Refuse unknown schemes, passwords and names that end too early, keys, and wildcards."""
+    """Refuse unknown schemes, passwords that end too early, keys, and wildcards."""
     row = row_of(scheme) if scheme in SCHEMES or "://" in url else None
     if row is None:
         allowed = [name for name in SCHEMES if name and (allow_pipe or name != "pipe")]
@@ -390,42 +354,12 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
             f"{redact(url)!r} was given with a user or a key; write {scheme}://BUCKET/KEY, and "
             "keep keys where the tools of this store keep them"
         )
-    _require_whole_name(url, scheme, row)
-    if not _REMOTE_WILDCARDS.search(url):
-        return
-    plain = redact(url)
-    if _IPV6_HOST.search(url):
-        _check_address(url)
-        plain = _IPV6_HOST.sub("//", plain)
-    if _REMOTE_WILDCARDS.search(plain):
+    if _REMOTE_WILDCARDS.search(redact(url)):
         raise UrlError(
             f"a wildcard in {redact(url)!r}: only local folders can be listed; count the shards in "
-            "braces, {000..123}, and write %5B for a [ that belongs to the name"
+            "braces, {000..123}, write %5B for a [ that belongs to the name, and an IPv6 host by "
+            "its name"
         )
-
-
-def _require_whole_name(url: str, scheme: str, row: Scheme) -> None:
-    """Refuse a `#` or `?` in a name of which only what stands before it would be asked for."""
-    if row.client == "http" and "#" in url:
-        raise UrlError(
-            f"a # behind {redact(url)!r}, which would end what the server is asked for; write %23 "
-            "for a # that belongs to the name"
-        )
-    if row.client == "other" and row.reading == "ranges" and "?" in url:
-        raise UrlError(
-            f"a ? behind {redact(url)!r}, which would end the name: {scheme} has no queries; "
-            "give the file a name without it"
-        )
-
-
-def _check_address(url: str) -> None:
-    try:
-        urlsplit(url)
-    except ValueError as error:
-        raise UrlError(
-            f"the host in {redact(url)!r} cannot be read ({error}); an IPv6 address is written as "
-            "in http://[::1]:8080/000.tar"
-        ) from error
 
 
 def _path_of_file_url(url: str) -> str:

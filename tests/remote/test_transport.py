@@ -12,7 +12,7 @@ from tests.remote.contract import DATA
 pytestmark = pytest.mark.network
 
 
-@pytest.mark.parametrize("url", ["/a.tar", "file:///a.tar", "pipe:cat a.tar", "scp://host/a.tar"])
+@pytest.mark.parametrize("url", ["/a.tar", "file:///a.tar", "pipe:cat a.tar"])
 def test_what_is_no_remote_object_is_refused(url):
     with pytest.raises(ConfigError, match="not fetched by ranges"):
         RemoteTransport().read(url, 0, 9)

@@ -12,7 +12,6 @@ from lightning_shards.shards import urls as urls_module
 from lightning_shards.shards.urls import (
     expand_urls,
     is_local,
-    missing_shards,
     redact,
     require_local_shards,
     split_url,
@@ -41,12 +40,8 @@ def folder(tmp_path):
         ("file:x/a.tar", ["x/a.tar"]),
         ("FILE://localhost/x/a%20b.tar", ["/x/a b.tar"]),
         (
-            "gs://b/0.tar::hf://d/0.tar::ais://b/0.tar",
-            ["gs://b/0.tar", "hf://d/0.tar", "ais://b/0.tar"],
-        ),
-        (
-            "sftp://h/0::ftps://h/0::scp://h/0::htgs://b/0",
-            ["sftp://h/0", "ftps://h/0", "scp://h/0", "htgs://b/0"],
+            "gs://b/0.tar::hf://d/0.tar::ais://b/0.tar::sftp://h/0",
+            ["gs://b/0.tar", "hf://d/0.tar", "ais://b/0.tar", "sftp://h/0"],
         ),
         ("HTTP://h/0.tar", ["HTTP://h/0.tar"]),
         (
@@ -54,15 +49,6 @@ def folder(tmp_path):
             ["https://h/%23.tar", "s3://b/#?", "hf://d/#?"],
         ),
         ("sftp://h/a#{0,1}.tar", ["sftp://h/a#0.tar", "sftp://h/a#1.tar"]),
-        ("http://[::1]:8080/x.tar", ["http://[::1]:8080/x.tar"]),
-        (
-            "http://[fe80::1%25eth0]/{0..1}.tar::a.tar",
-            ["http://[fe80::1%25eth0]/0.tar", "http://[fe80::1%25eth0]/1.tar", "a.tar"],
-        ),
-        (
-            "a::https://u:p@[2001:db8::1]/x.tar::http://[::]/y",
-            ["a", "https://u:p@[2001:db8::1]/x.tar", "http://[::]/y"],
-        ),
     ],
 )
 def test_patterns_expand_in_the_order_they_are_written(pattern, expected):
@@ -128,24 +114,14 @@ def test_a_folder_is_an_error_that_names_its_tars(folder):
         ("gopher://h/a.tar", "unknown scheme 'gopher'.*file, http, https, s3, gs, az, hf, ais"),
         ("data:v2.tar", "unknown scheme 'data'.*leading ./"),
         ("smb:v2.tar", "unknown scheme 'smb'.*leading ./"),
-        ("memory://a.tar", "unknown scheme 'memory'.*and what fsspec reads"),
-        ("gcs://b/a.tar", "unknown scheme 'gcs'.*gs"),
-        ("smb://h/d/a?secret.tar", "smb has no queries"),
+        ("scp://h/a.tar", "unknown scheme 'scp'.*and what fsspec reads"),
         ("https://h/*.tar?secret", r"a wildcard in 'https://h/\*.tar'"),
         ("gs://b/[0-9].tar", "only local folders can be listed"),
         ("https://h/{a}.tar", "a wildcard"),
-        ("https://h/d#{0..3}.tar", "a # behind 'https://h/d', .*write %23"),
-        ("http://h/d.tar?secret#0", "write %23"),
-        ("sftp://h/d/a?secret.tar", r"a \? behind 'sftp://h/d/a', .*sftp has no queries"),
-        ("ftp://h/d/a?secret.tar", "ftp has no queries"),
-        ("hdfs://h/d/a?secret.tar", "hdfs has no queries"),
         ("file://elsewhere/x.tar", "names the machine 'elsewhere'"),
         ("file:", "names no file"),
         ("file:a%00b", "names no file"),
-        ("http://[:::]:8080/x.tar", r"host in 'http://\[:::\]:8080/x.tar' cannot be read"),
-        ("http://[::1/x.tar", "a wildcard"),
-        ("http://[x]/x.tar", "a wildcard"),
-        ("http://[::1]/[0-9].tar", "a wildcard"),
+        ("http://[::1]:8080/x.tar", "a wildcard.*an IPv6 host by its name"),
     ],
 )
 def test_what_cannot_be_a_shard_is_refused(pattern, message):
@@ -177,7 +153,7 @@ def test_a_pipe_that_is_allowed_is_kept():
         "pipe:cat 0.tar",
         "pipe:cat 1.tar",
     ]
-    with pytest.raises(UrlError, match=r"scp, htgs, pipe, and what"):
+    with pytest.raises(UrlError, match=r"hdfs, pipe, and what"):
         expand_urls("gopher://h/a.tar", allow_pipe=True)
 
 
@@ -199,7 +175,7 @@ def test_no_file_name_becomes_a_url(monkeypatch, folder):
         ("https://user:secret@h:80/d/a.tar?X-Sig=secret", "https://h:80/d/a.tar"),
         ("https://h/a@b.tar#secret", "https://h/a@b.tar"),
         ("https://token-secret@h", "https://h"),
-        ("scp:h/a.tar?secret", "scp:h/a.tar"),
+        ("sftp:h/a.tar?secret", "sftp:h/a.tar"),
         ("https://me:secr/et@h/a.tar", "https://h/a.tar"),
         ("https://me:secr?et@h/a.tar?q=secret", "https://h/a.tar"),
         ("https://me:secr#et@h:80/a.tar", "https://h:80/a.tar"),
@@ -208,7 +184,6 @@ def test_no_file_name_becomes_a_url(monkeypatch, folder):
         ("https://h:80/a@b.tar", "https://h:80/a@b.tar"),
         ("https://[::1]:80/a@b.tar", "https://[::1]:80/a@b.tar"),
         ("https://[::1]/a@b.tar", "https://[::1]/a@b.tar"),
-        ("https://u:secret@[2001:db8::1]/x.tar", "https://[2001:db8::1]/x.tar"),
         ("pipe:aws s3 cp secret -", "pipe:aws ..."),
         ("pipe: TOKEN=secret curl x", "pipe:TOKEN ..."),
     ],
@@ -243,7 +218,6 @@ def test_a_shard_has_a_folder_and_a_name(url, expected):
 
 def test_missing_shards_are_named_once_and_counted(folder):
     urls = expand_urls(f"{folder}/b-{{0..5}}.tar::{folder}/b-5.tar::http://h/0.tar")
-    assert missing_shards(urls) == [f"{folder}/b-{shard}.tar" for shard in range(2, 6)]
     message = r"4 of 8 shards missing: .*b-2.tar, .*b-4.tar and 1 more; .*: check the names"
     with pytest.raises(ShardNotFoundError, match=message):
         require_local_shards(urls)

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.urls import is_local, redact, redact_pattern, scheme_of, split_joined
+from lightning_shards.shards.urls import is_local, redact, redact_pattern, scheme_of
 
 JOIN_PREFIX: Final = "join "
 """Begins the names of joins among the values that a checkpoint is compared by."""
@@ -143,7 +143,7 @@ def _tables(name: str, given: object) -> tuple[str, ...]:
             f"table of join {name!r} must be a path, a pattern or a list of them, got "
             f"{type(given).__name__}"
         )
-    parts = tuple(part for path in paths for part in split_joined(str(path)))
+    parts = tuple(part for path in paths for part in str(path).split("::"))
     for endings in (_TARS, _PARQUET):
         if all(_ends_with(part, endings) for part in parts):
             return parts

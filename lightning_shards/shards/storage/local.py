@@ -44,10 +44,6 @@ class LocalStorage(Storage):
         data = read_at(file, start, stop - start)
         return data if _is_unchanged(file, stat) else b""
 
-    def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
-        """Read all ranges, and return how many bytes of each were read."""
-        return [self._read_ranges(shard_reads) for shard_reads in reads]
-
     def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Ask the system to fetch these ranges of open files; it may ignore this."""
         for url, starts, stops, *_ in reads if hasattr(os, "posix_fadvise") else ():
