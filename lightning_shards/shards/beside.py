@@ -16,13 +16,11 @@ leave fields out, and a damaged file may hold anything, so readers check the typ
 
 import json
 import logging
-import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeGuard, cast
 
-from lightning_shards.errors import ShardNotFoundError, UrlError
+from lightning_shards.errors import ShardNotFoundError
 from lightning_shards.shards.files import read_regular
 
 SIZES: Final = "sizes.json"
@@ -33,29 +31,7 @@ MAX_INDEX_BYTES: Final = 256 << 20
 
 _MAX_SAMPLES = 1 << 40  # of one shard; a larger number is a damaged file
 
-_NAMES = re.compile(
-    r"wids\.json|sizes\.json|classes\.json|_info\.json|.*_stats\.json|__len__"
-    r"|.*\.members|.*\.idx|repair\.json|README\.md"
-)
-"""Names of files that this package and others write beside shards."""
-
 _log = logging.getLogger(__name__)
-
-
-def require_shards_alone(path: str, matches: Sequence[str]) -> None:
-    """Refuse a path or a pattern that matches a file which lies beside shards.
-
-    Raises:
-        UrlError: It matches one.
-    """
-    for match in matches:
-        name = os.path.basename(match)  # noqa: PTH119 quick: a pattern may match 10^6 files
-        if _NAMES.fullmatch(name):
-            shards = os.path.join(os.path.dirname(path), "*.tar")  # noqa: PTH118, PTH120 a ./ stays
-            found = f"{path} is" if match == path else f"the pattern {path} also matches {name},"
-            raise UrlError(
-                f"{found} a file that lies beside shards, and not a shard; write '{shards}'"
-            )
 
 
 def read_beside(path: Path, most: int = MAX_INDEX_BYTES + 1) -> bytes | None:

@@ -158,16 +158,14 @@ def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Cla
         ConfigError: A folder has none, or two folders have different ones.
     """
     found = {folder: _classes_in(folder, remote or {}) for folder in _folders(urls)}
-    for folder, classes in found.items():
-        if classes is None:
-            raise ConfigError(
-                f"the decoder 'class' takes the numbers of classes from {CLASSES} beside the "
-                f"shards, and {redact(folder) or '.'} has none that can be read; write one there, "
-                f"{_FORM}, or give the names in the configuration, as in "
-                "classes: {label: [cat, dog]}"
-            )
-    classes = _same(found)
-    assert classes is not None  # there are shards, and each folder has them
+    lacking = [redact(folder) or "." for folder, classes in found.items() if classes is None]
+    classes = _same(found.values())
+    if lacking or classes is None:
+        raise ConfigError(
+            f"the decoder 'class' takes the numbers of classes from {CLASSES} beside the "
+            f"shards, and {lacking[0]} has none that can be read; write one there, {_FORM}, or "
+            "give the names in the configuration, as in classes: {label: [cat, dog]}"
+        )
     return classes
 
 
@@ -176,17 +174,13 @@ def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Clas
 
     Arguments and errors are those of `agreed_classes`, but a folder need not have any.
     """
-    found: dict[str, ClassNames | None] = {}
+    found: list[ClassNames | None] = []
     for folder in _folders(urls):
         try:
-            found[folder] = _classes_in(folder, remote or {})
+            found.append(_classes_in(folder, remote or {}))
         except ConfigError as error:
             _log.warning("passed over: %s", error)
-    classes = _same(found)
-    absent = [folder for folder, its_classes in found.items() if its_classes is None]
-    if classes is not None and absent:
-        _log.warning("%s is taken for %s, too, which has none", classes.source, redact(absent[0]))
-    return classes
+    return _same(found)
 
 
 def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
@@ -201,39 +195,31 @@ def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
 def _parsed(data: bytes, source: str) -> ClassNames:
     """The classes in the bytes of a `classes.json`; errors as of `read_class_file`."""
     try:
-        content: object = json.loads(data, object_pairs_hook=_Pairs)
+        content: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is no JSON: {error}; write {_FORM}") from error
-    if isinstance(content, _Pairs):
-        return _checked(content, source)
+    if isinstance(content, dict):
+        return _checked(cast("dict[str, object]", content).items(), source)
     if isinstance(content, list):
         return numbered(cast("list[object]", content), source)
     raise ConfigError(f"{source} holds {type(content).__name__}; write {_FORM}")
 
 
-class _Pairs(list[tuple[str, object]]):
-    """The names and values of a JSON object, repeats included."""
-
-
-def _checked(pairs: Iterable[tuple[object, object]], source: str) -> ClassNames:
-    numbers: dict[str, int] = {}
-    names: dict[int, str] = {}
+def _checked(pairs: Iterable[tuple[Any, object]], source: str) -> ClassNames:
+    numbers, taken = dict[str, int](), set[int]()
     for name, number in pairs:
-        if not isinstance(name, str) or not name.strip():
+        if not isinstance(name, str) or not name.strip() or not is_count(number):
             raise ConfigError(
-                f"{source} has {name!r} where the name of a class belongs; write text"
+                f"{source} has {name!r}: {number!r} in place of the name of a class and its number "
+                f"of 0 or more; write {_FORM}"
             )
-        if not is_count(number):
-            raise ConfigError(f"{source} has {name!r}: {number!r}; write a number of 0 or more")
-        if name in numbers:
-            raise ConfigError(f"{source} has the class {name!r} twice; leave one out")
-        if number in names:
+        if name in numbers or number in taken:
             raise ConfigError(
-                f"{source} has the number {number} for {names[number]!r} and {name!r}; give each "
-                "class a number of its own"
+                f"{source} has the class {name!r} twice, or another one with its number {number}; "
+                "give each class one number of its own"
             )
         numbers[name] = number
-        names[number] = name
+        taken.add(number)
     if not numbers:
         raise ConfigError(f"{source} names no class; name at least one")
     return ClassNames(numbers, source)
@@ -244,9 +230,9 @@ def _folders(urls: Iterable[str]) -> dict[str, None]:
     return dict.fromkeys(split_url(url)[0] for url in urls)
 
 
-def _same(found: Mapping[str, ClassNames | None]) -> ClassNames | None:
+def _same(found: Iterable[ClassNames | None]) -> ClassNames | None:
     """The one that all folders have which have any."""
-    known = [classes for classes in found.values() if classes is not None]
+    known = [classes for classes in found if classes is not None]
     for first, other in pairwise(known):
         differing = first.numbers.items() ^ other.numbers.items()
         if differing:

@@ -26,9 +26,6 @@ from lightning_shards.shards.urls import BEFORE_QUERY, is_local
 MAX_PUBLISHED_BYTES: Final = 1 << 30
 """Bytes of a published table at most; of 10^7 small members it has about 200 MB."""
 
-MAX_UNPACKED_BYTES: Final = 2 << 30
-"""Bytes of an unpacked one at most; 10^7 members of small samples take about 700 MB."""
-
 _MAGIC: Final = b"LSmember"
 _VERSION: Final = 2
 _PREFIX: Final = struct.Struct("<8sIIQ")
@@ -57,28 +54,17 @@ def published(table: MemberTable) -> bytes:
 
 
 def unpublished(data: bytes) -> MemberTable:
-    """The table in the published form, which is unpacked up to `MAX_UNPACKED_BYTES`.
+    """The table in the published form.
 
     Raises:
         ValueError: The bytes are damaged, or are no member table.
     """
     if len(data) > MAX_PUBLISHED_BYTES:
-        raise UnusableTableError(f"it has more than {MAX_PUBLISHED_BYTES:,} bytes")
-    unzip = zlib.decompressobj()
+        raise ValueError(f"it has more than {MAX_PUBLISHED_BYTES:,} bytes")
     try:
-        plain = unzip.decompress(data, MAX_UNPACKED_BYTES)
+        return unpacked(zlib.decompress(data))
     except zlib.error as error:
-        raise UnusableTableError(f"it is not compressed as a table is: {error}") from error
-    if not unzip.eof or unzip.unused_data:
-        raise UnusableTableError(
-            "it is cut short, or longer than a table can be "
-            f"({MAX_UNPACKED_BYTES:,} bytes unpacked)"
-        )
-    return unpacked(plain)
-
-
-class UnusableTableError(ValueError):
-    """The reason why some bytes are no member table; whoever reads them treats them as absent."""
+        raise ValueError(f"it is not whole, or no compressed table: {error}") from error
 
 
 def packed(table: MemberTable) -> bytearray:
@@ -125,12 +111,12 @@ def unpacked(data: mmap.mmap | bytes) -> MemberTable:
         ValueError: They are damaged, or are no member table.
     """
     if len(data) < _PREFIX.size:
-        raise UnusableTableError("it is cut short")
+        raise ValueError("it is cut short")
     magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
     if (magic, version) != (_MAGIC, _VERSION):
-        raise UnusableTableError("it is of another version, or no member table")
+        raise ValueError("it is of another version, or no member table")
     if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
-        raise UnusableTableError("it is damaged: its checksum does not match")
+        raise ValueError("it is damaged: its checksum does not match")
     position = _PREFIX.size + header_bytes
     facts = json.loads(data[_PREFIX.size : position])
     arrays: dict[str, Any] = {"crc32": None, "suffixes": tuple(facts["suffixes"])}

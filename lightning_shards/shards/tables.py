@@ -34,13 +34,12 @@ from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_s
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.table_bytes import (
     MAX_PUBLISHED_BYTES,
-    UnusableTableError,
     packed,
     published_url,
     unpacked,
     unpublished,
 )
-from lightning_shards.shards.urls import plain_path, redact, redact_pattern, scheme_of
+from lightning_shards.shards.urls import plain_path, redact, redact_pattern
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +152,8 @@ class TableStore:
         Raises:
             ShardError: There is one that cannot be used, or the store does not answer.
         """
-        if (or_kept and self._is_kept(url)) or is_beside(url, self._storages.of(url)):
+        beside = self._storages.of(url).read_beside
+        if (or_kept and self._is_kept(url)) or beside([published_url(url)], 1)[0][0] is not None:
             self.fetch([url])
             return True
         return False
@@ -243,8 +243,7 @@ def build_tables(
     missing = [path for path in missing if not store.has_current(path)]
     if not missing:
         return
-    folders = {os.path.dirname(path) for path in missing}  # noqa: PTH120 - a leading ./ stays
-    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    where = os.path.dirname(missing[0])  # noqa: PTH120 - a leading ./ stays
     with progress_line("listed", len(missing), where, show=show_progress) as step:
         for path in missing:
             store.table_of(path)
@@ -267,10 +266,7 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
         return None
     try:
         with os.fdopen(sidecar, "rb") as file:
-            if not os.fstat(file.fileno()).st_size:
-                raise UnusableTableError("is empty")  # an empty file cannot be mapped
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            table = unpacked(mapped)
+            table = unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             release_pages(table)  # all was read once, of which little is used
             return table
     except (OSError, ValueError) as error:
@@ -288,7 +284,7 @@ def release_pages(table: MemberTable) -> None:
     lookup finds them there.
     """
     mapping = _mapping_of(table)
-    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+    if mapping is not None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
@@ -305,9 +301,6 @@ def _mapping_of(table: MemberTable) -> mmap.mmap | None:
 
 _COMMAND: Final = "`lightning-shards index --format wids,members`"
 """What makes published tables."""
-
-_NOT_UPLOADED: Final = ("http", "https", "hf")
-"""Schemes whose stores take no files, as a rule."""
 
 
 def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTable]:
@@ -340,24 +333,12 @@ def opened_table(url: str, data: bytes) -> MemberTable:
         ) from error
 
 
-def is_beside(url: str, storage: Storage) -> bool:
-    """Whether there is a table beside this shard; errors as of the store."""
-    return storage.read_beside([published_url(url)], 1)[0][0] is not None
-
-
 def index_command(patterns: str) -> str:
-    """The command that makes the tables of these remote shards, and what is left to do then.
-
-    >>> index_command("s3://bucket/{000..999}.tar")
-    "`lightning-shards index 's3://bucket/{000..999}.tar' --format wids,members --upload`"
-    """
-    command = f"lightning-shards index {shlex.quote(redact_pattern(patterns))}"
-    if scheme_of(patterns) in _NOT_UPLOADED:
-        return (
-            f"`{command} --format wids,members --output DIR`, and put what is in DIR beside the "
-            "shards, or name DIR as `index` of the split"
-        )
-    return f"`{command} --format wids,members --upload`"
+    """The command that makes the tables of these remote shards."""
+    return (
+        f"`lightning-shards index {shlex.quote(redact_pattern(patterns))} --format wids,members "
+        "--upload` (or --output DIR, and DIR as `index` of the split)"
+    )
 
 
 def absence(url: str, patterns: str) -> str:

@@ -6,7 +6,7 @@ open it; a local path that merely looks like a URL is therefore written with `./
 """
 
 # Shards are strings: pathlib would take off the leading ./ that keeps them local.
-# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH118, PTH120, PTH207
+# ruff: noqa: PTH110, PTH111, PTH112, PTH113, PTH118, PTH119, PTH120, PTH207
 import glob
 import os
 import re
@@ -25,7 +25,6 @@ from lightning_shards.errors import (
     UrlError,
     count_of,
 )
-from lightning_shards.shards.beside import require_shards_alone
 from lightning_shards.shards.files import open_regular
 from lightning_shards.shards.scheme_table import SCHEMES, row_of
 
@@ -53,6 +52,11 @@ _SIGNING: Final = re.compile(
     re.IGNORECASE,
 )
 """Names in a query that sign a URL: their values change from day to day, the object does not."""
+
+_BESIDE = re.compile(
+    r"(wids|sizes|classes|_info|repair|.*_stats)\.json|__len__|.*\.(members|idx)|README\.md"
+)
+"""Names of files that this package and others write beside shards."""
 
 _NUM_NAMED = 3  # missing shards that a message names; the rest are counted
 
@@ -392,7 +396,13 @@ def _resolve_local(path: str) -> list[str]:
             f"no file matches {path}; check the folder and the pattern, and that this machine "
             "sees the folder"
         )
-    require_shards_alone(path, matches)
+    beside = next((each for each in matches if _BESIDE.fullmatch(os.path.basename(each))), None)
+    if beside is not None:
+        shards = os.path.join(os.path.dirname(path), "*.tar")
+        raise UrlError(
+            f"{beside}, which {path} names, is a file that lies beside shards, and not a shard; "
+            f"write '{shards}'"
+        )
     return [plain_path(match) for match in matches]
 
 

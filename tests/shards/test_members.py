@@ -5,13 +5,9 @@ import gc
 import itertools
 import os
 import tarfile
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lightning_shards.errors import (
@@ -55,7 +51,6 @@ ARCHIVES = {
         ("d/__a__", b""),
         ("__", b""),
     ],
-    "meta-like": [("__a.b__", b"1"), ("__c__d.e__", b"2"), ("__f.g", b"3"), ("h/__i__/j.k", b"4")],
     "bad": [("0.__bad__", b"1"), ("0.x", b"2"), ("1.__bad__", b""), ("1.x", b""), ("2.x", b"")],
     "not adjacent": [("0.a", b"1"), ("1.a", b"1"), ("0.b", b"1"), ("1.b", b"1")],
     "unicode": [("ä.txt", b"1"), ("\udcff.txt", b"2")],
@@ -125,31 +120,6 @@ def test_samples_are_those_of_the_oracles(
     _assert_agrees(path)
     walked = walk_members(path.read_bytes(), path.name)
     assert [member[:3] for member in walked] == tarfile_members(path)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    archive=st.lists(
-        st.tuples(
-            st.text("abA./é", min_size=1, max_size=6)
-            | st.builds("{}.{}".format, st.text("k/", min_size=1, max_size=130), st.just("x")),
-            st.binary(max_size=3) | st.integers(500, 1600).map(bytes),
-        ),
-        max_size=8,
-    ),
-    tar_format=st.sampled_from(FORMATS[1:]),
-)
-def test_random_archives_are_read_as_by_the_oracles(
-    tmp_path_factory, write_tar, archive, tar_format
-):
-    path = write_tar(tmp_path_factory.getbasetemp() / "r.tar", archive, tar_format=tar_format)
-    try:
-        _webdataset_samples(path)
-    except ValueError:
-        with pytest.raises(DamagedShardError, match="two members for the suffix"):
-            scan_members(path)
-    else:
-        _assert_agrees(path)
 
 
 # --- the table
@@ -240,24 +210,6 @@ def test_no_descriptor_stays_open(path, open_files):
     assert open_files() == []
 
 
-def test_threads_share_a_reader(tmp_path, write_tar):
-    archive = [(f"{i}.txt", bytes([i]) * (i * 37 + 1)) for i in range(50)]
-    path = write_tar(tmp_path / "t.tar", archive)
-    wrong = []
-
-    def read(shard):
-        samples = np.random.default_rng(0).integers(0, 50, 2000).tolist()
-        wrong.extend(i for i in samples if shard.read(i, "txt") != archive[i][1])
-
-    with ShardReader(path, scan_members(path, with_crc32=True)) as shard:
-        threads = [threading.Thread(target=read, args=(shard,)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert wrong == []
-
-
 def _small_archives(folder, write_tar):
     """One archive per format with every kind of header that the format has, without the padding."""
     archive = [("0.cls", b"1"), ("n" * 120 + ".txt", b"x" * 600), ("1.cls", b"")]
@@ -287,15 +239,6 @@ def test_every_flipped_bit_is_detected_or_harmless(tmp_path, write_tar):
                 except DamagedShardError:
                     assert position in inside
                 os.pwrite(file.fileno(), data[position : position + 1], position)
-
-
-@pytest.mark.parametrize("change", [512, -1, -2048])
-def test_a_shard_of_another_length_is_refused(path, change):
-    table = scan_members(path)
-    os.truncate(path, table.file_size + change)
-    message = f"it has {table.file_size + change} bytes, {table.file_size} by its"
-    with pytest.raises(IndexMismatchError, match=message):
-        ShardReader(path, table)
 
 
 def test_damaged_bytes_are_named_with_offset_and_remedy(path):
@@ -329,7 +272,9 @@ def test_a_shard_cut_while_it_is_open_is_damaged_where_it_was_cut(path):
 def test_a_shard_without_crc32s_is_read_no_more_once_it_was_written_to(path, length):
     with ShardReader(path, scan_members(path)) as shard:
         os.utime(path, ns=(0, 1))
-        with pytest.raises(IndexMismatchError, match="written to after its members were listed"):
+        with pytest.raises(
+            IndexMismatchError, match=r"changed since it was indexed: it has \d+ byt"
+        ):
             shard.read(0, "cls")
         os.truncate(path, length)
         with pytest.raises((IndexMismatchError, DamagedShardError)):
@@ -355,14 +300,6 @@ def test_a_failing_disk_is_a_damaged_shard(path, monkeypatch):
             shard.read(0, "jpg")
 
 
-def test_reads_that_come_in_pieces_are_put_together(path, monkeypatch):
-    pread = os.pread
-    table = scan_members(path, with_crc32=True)
-    with ShardReader(path, table) as shard:
-        monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, 99), at))
-        assert shard.read(0, "jpg") == b"x" * 700
-
-
 class AnotherWhenRead(LocalStorage):
     """A storage whose reads come short, while it tells of the shard what it was when indexed."""
 
@@ -376,7 +313,9 @@ class AnotherWhenRead(LocalStorage):
 
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_a_shard_that_was_another_one_for_a_moment_has_changed(path, is_remote):
-    with ShardReader(path, scan_members(path), AnotherWhenRead(b"", is_remote=is_remote)) as shard:
-        what = "it one ETag on all replicas" if is_remote else "after its members were listed"
-        with pytest.raises(IndexMismatchError, match=f"changed since it was indexed: .*{what}"):
-            shard.read(0, "jpg")
+    storage = AnotherWhenRead(b"", is_remote=is_remote)
+    with (
+        ShardReader(path, scan_members(path), storage) as shard,
+        pytest.raises(IndexMismatchError, match=r"changed since it was indexed: .* start the run"),
+    ):
+        shard.read(0, "jpg")
