@@ -6,9 +6,9 @@ shows (`describe_table`) and what all shards show together is the same.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -114,11 +114,6 @@ class Survey:
         return sum(shard.samples for shard in self.shards)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.size_bytes for shard in self.shards)
-
-    @property
     def fields(self) -> dict[str, FieldSizes]:
         """Sizes of members by suffix, over all shards."""
         total: dict[str, FieldSizes] = {}
@@ -127,6 +122,16 @@ class Survey:
                 known = total.get(suffix, FieldSizes())
                 total[suffix] = FieldSizes(known.samples + samples, known.size_bytes + size_bytes)
         return total
+
+    def document(self) -> dict[str, Any]:
+        """The numbers and the findings, for a report."""
+        return {
+            "shards": len(self.shards),
+            "samples": self.samples,
+            "bytes": sum(shard.size_bytes for shard in self.shards),
+            "fields": {suffix: sizes._asdict() for suffix, sizes in self.fields.items()},
+            "findings": list(map(asdict, self.findings)),
+        }
 
     @property
     def failures(self) -> list[Finding]:
@@ -176,9 +181,6 @@ def describe_table(url: str, table: MemberTable) -> ShardSurvey:
     totals = np.bincount(table.suffix_ids, table.sizes, num_suffixes).astype(np.int64).tolist()
     sizes = zip(table.suffixes, map(FieldSizes, counts, totals), strict=True)
     seen.fields = {suffix: of_field for suffix, of_field in sizes if of_field.samples}
-    if not table.num_samples:
-        message = f"{name} holds no sample"
-        seen.findings.append(Finding("empty shard", message, name, is_failure=False))
     seen.findings += _find_repeats(table, name)
     seen.findings += _find_odd_headers(url, table) if is_local(url) else []
     return seen

@@ -2,9 +2,7 @@
 
 from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from lightning_shards.dataprep.index import FORMATS, IndexOptions, index_shards
 from lightning_shards.tools.console import report, run_tool
@@ -52,14 +50,6 @@ def _index(options: Namespace) -> int:
         processes=options.processes,
     )
     seen, written = index_shards(shards_of(options), wanted)
-    document: dict[str, Any] = {
-        "shards": len(seen.shards),
-        "samples": seen.samples,
-        "bytes": seen.size_bytes,
-        "fields": {suffix: sizes.samples for suffix, sizes in seen.fields.items()},
-        "findings": list(map(asdict, seen.findings)),
-        "written": written,
-        "note": None if written else "no index was written: repair the shards",
-    }
-    report(document, as_json=options.json)
+    note = None if written else "no index was written: repair the shards"
+    report(seen.document() | {"written": written, "note": note}, as_json=options.json)
     return status_of(seen.failures)

@@ -4,9 +4,7 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.show import TabledShards
@@ -48,13 +46,6 @@ def _info(options: Namespace) -> int:
             count = partial(tables.classes_of, suffix=field)
             for classes in map_parallel(count, sound, options.processes):
                 counts.update(classes)
-    document: dict[str, Any] = {
-        "shards": len(seen.shards),
-        "samples": seen.samples,
-        "bytes": seen.size_bytes,
-        "fields": {suffix: sizes._asdict() for suffix, sizes in seen.fields.items()},
-        "classes": {label: {"samples": count} for label, count in counts.most_common()},
-        "findings": list(map(asdict, seen.findings)),
-    }
-    report(document, as_json=options.json)
+    classes = {label: {"samples": count} for label, count in counts.most_common()}
+    report(seen.document() | {"classes": classes}, as_json=options.json)
     return status_of(seen.failures)

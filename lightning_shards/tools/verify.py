@@ -40,10 +40,7 @@ def _verify(options: Namespace) -> int:
     repairs: dict[str, Repair] = {}
     if options.repair is not None:
         repairs = repair_shards(seen, options.repair, cache=cache, processes=processes)
-    document = {
-        "shards": len(paths),
-        "samples": seen.samples,
-        "findings": list(map(asdict, seen.findings)),
+    document = seen.document() | {
         "repairs": {path: asdict(repair) for path, repair in repairs.items()},
         "note": None if decodes else "no image was decoded, for want of the extra `image`",
         "verdict": _verdict(seen),
