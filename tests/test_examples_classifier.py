@@ -73,58 +73,26 @@ def after(tmp_path_factory, forked_programs):
     return run_example("classifier_after", tmp_path_factory.mktemp("after"), forked_programs)
 
 
-def test_the_package_validates_every_sample_once_in_every_epoch(after):
-    assert [epoch.val for epoch in after.epochs] == [(NUM_VAL, 0, 0)] * 3
-
-
-def test_the_package_trains_each_planned_sample_once_in_every_epoch(after):
+def test_the_package_gives_each_sample_once_also_in_the_epoch_that_is_resumed(after):
     planned = STEPS * GLOBAL_BATCH
-    counts = [after.epochs[epoch].train for epoch in (0, 2)]
-    assert counts == [(planned, 0, NUM_TRAIN - planned)] * 2
-
-
-def test_the_package_repeats_and_skips_nothing_when_it_is_resumed_within_an_epoch(after):
-    planned = STEPS * GLOBAL_BATCH
-    assert after.epochs[1].train == (planned, 0, NUM_TRAIN - planned)
     assert "stopped after step 34, in the middle of epoch 1, and resumed" in after.output
-
-
-def test_the_package_draws_a_new_order_every_epoch(after):
+    assert [epoch.train for epoch in after.epochs] == [(planned, 0, NUM_TRAIN - planned)] * 3
+    assert [epoch.val for epoch in after.epochs] == [(NUM_VAL, 0, 0)] * 3
     assert {epoch.order for epoch in after.epochs} == {"shards in a new order"}
-
-
-def test_the_package_leaves_no_sample_out_of_all_epochs(after):
     # 28 samples are dropped in each of three epochs; that they are the same ones is (28 / 1500)^2
     assert (after.never_trained, after.never_validated) == (0, 0)
+    assert [epoch.steps for epoch in after.epochs] == [[STEPS] * 2] * 3
 
 
-@pytest.mark.parametrize("name", ["before", "after"])
-def test_ranks_take_equally_many_steps(name, request):
-    assert [epoch.steps for epoch in request.getfixturevalue(name).epochs] == [[STEPS] * 2] * 3
-
-
-def test_the_pipeline_never_validates_what_fills_no_batch_of_a_rank(before):
+def test_the_pipeline_leaves_out_and_repeats_samples_and_begins_its_epoch_again(before):
     # 297 // (2 x 32) steps of 64, from the start of each rank's shards: the same in every epoch
     assert [epoch.val for epoch in before.epochs] == [(256, 0, 41)] * 3
-    assert before.never_validated == 41
-
-
-def test_the_pipeline_repeats_samples_of_the_rank_with_fewer_of_them(before):
+    assert (before.never_validated, before.never_trained > 0) == (41, True)
     # rank 1 has 700 samples, 21 batches, and takes two more; rank 0 has 800 and leaves 64
     for epoch in (before.epochs[0], before.epochs[2]):
         assert epoch.train.repeated >= STEPS * 32 - 700
         assert epoch.train.never >= 800 - STEPS * 32
-
-
-def test_the_pipeline_reads_its_shards_in_one_order_for_ever(before):
     assert [epoch.order for epoch in before.epochs[1:]] == ["shards as in epoch 0"] * 2
-
-
-def test_the_pipeline_leaves_some_samples_out_of_all_epochs(before):
-    assert before.never_trained > 0
-
-
-def test_the_pipeline_begins_the_epoch_again_when_it_is_resumed_within_it(before):
     # of each rank 11 batches, then 12 from the same beginning: no sample from behind the 12
     # batches and the 64 samples that its shuffle holds
     reached = 2 * (12 * 32 + 64)

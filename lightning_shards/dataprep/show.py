@@ -98,7 +98,8 @@ def contact_sheet(pictures: Sequence[Picture]) -> bytes:
     columns = min(_COLUMNS, len(pictures))
     cell = _PIXELS + _GAP, _PIXELS + len(_INKS) * _LINE_HEIGHT + _GAP
     size = columns * cell[0] + _GAP, -(-len(pictures) // columns) * cell[1] + _GAP
-    sheet: Any = import_module("PIL.Image").new("RGB", size, _PAPER)
+    image_module: Any = import_module("PIL.Image")
+    sheet = image_module.new("RGB", size, _PAPER)
     draw: Any = import_module("PIL.ImageDraw").Draw(sheet)
     font: Any = import_module("PIL.ImageFont").load_default(_FONT_SIZE)
     for number, (data, *caption) in enumerate(pictures):
@@ -107,10 +108,8 @@ def contact_sheet(pictures: Sequence[Picture]) -> bytes:
         try:
             image = _fitted(data)
         except Exception:  # noqa: BLE001 bytes of any origin make decoders raise anything
-            draw.rectangle((left, top, left + _PIXELS - 1, top + _PIXELS - 1), fill=_BAD)
-        else:
-            margins = (_PIXELS - image.width) // 2, (_PIXELS - image.height) // 2
-            sheet.paste(image, (left + margins[0], top + margins[1]))
+            image = image_module.new("RGB", (_PIXELS, _PIXELS), _BAD)
+        sheet.paste(image, (left, top))
         for line, (text, ink) in enumerate(zip(caption, _INKS, strict=True)):
             last = " ".join(text.split())[-_MAX_LETTERS:]
             shown = last.encode("latin-1", "replace")  # of the font
@@ -122,9 +121,9 @@ def contact_sheet(pictures: Sequence[Picture]) -> bytes:
 
 
 def _fitted(data: bytes) -> Any:
-    """A `PIL.Image.Image` of the pixels that training gets, as large as its place."""
+    """A `PIL.Image.Image` of the pixels that training gets, in the middle of its place."""
     image_module: Any = import_module("PIL.Image")
     image = image_module.fromarray(decode_rgb(data).transpose(1, 2, 0))
     is_small = max(image.size) < _PIXELS  # enlarged, its pixels stay sharp
     kind = image_module.Resampling.NEAREST if is_small else image_module.Resampling.BICUBIC
-    return import_module("PIL.ImageOps").contain(image, (_PIXELS, _PIXELS), kind)
+    return import_module("PIL.ImageOps").pad(image, (_PIXELS, _PIXELS), kind, _PAPER)

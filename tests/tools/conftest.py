@@ -132,7 +132,7 @@ def run_json(capsys):
 def run_here(run_json, tmp_path):
     """What runs a tool with a cache of this test's own: `run_here(main)(argument, ...)`."""
     given = ["--cache-dir", tmp_path / "cache", "--processes", 1]
-    return lambda main: lambda *arguments: run_json(main, [*arguments, *given])
+    return lambda main: lambda *arguments: run_json(main, [*given, *arguments])
 
 
 @pytest.fixture

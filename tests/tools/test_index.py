@@ -136,14 +136,9 @@ def test_what_is_unusual_is_noted(run, tmp_path):
     write_members(tmp_path / "a.tar", [(name, b"1") for name in members])
     write_members(tmp_path / "b.tar", [("a.x", b"1"), ("c.x", b"1")])
     status, document = run(tmp_path / "*.tar")
-    assert status == 0
     notes = {each["rule"]: each for each in document["findings"]}
-    assert set(notes) == {"missing field", "passed over"}
-    missing = [each for each in document["findings"] if each["rule"] == "missing field"]
-    assert [(each["message"].split(";")[0], each["count"]) for each in missing] == [
-        ("3 of 4 samples have no 'y'", 3)
-    ]
-    assert all("; " in each["message"] for each in document["findings"])  # a remedy
+    assert (status, set(notes)) == (0, {"missing field", "passed over"})
+    assert notes["missing field"]["message"].startswith("3 of 4 samples have no 'y'; ")
 
 
 # --- other bytes than before

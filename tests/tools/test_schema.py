@@ -60,12 +60,10 @@ def test_every_setting_has_its_sentence(data: dict[str, Any], split: dict[str, A
     ("change", "where"),
     [
         (lambda data: data.update(batchsize=3), ["data"]),
-        (lambda data: data["train"].update(url="a.tar"), ["data", "train"]),
         (lambda data: data["train"].pop("urls"), ["data", "train"]),
         (lambda data: data["train"].update(mix={"web": {"urls": "a.tar"}}), ["data", "train"]),
         (lambda data: data["train"].update(sampling="often"), ["data", "train"]),
         (lambda data: data.update(batch_size="many"), ["data", "batch_size"]),
-        (lambda data: data.update(fields=["image"]), ["data", "fields"]),
         (lambda data: data.update(loader={"pool": "spark"}), ["data", "loader", "pool"]),
         (lambda data: data.pop("fields"), ["data"]),
     ],
