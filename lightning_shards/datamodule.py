@@ -15,9 +15,8 @@ from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import BatchSizeFinder
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
@@ -41,7 +40,6 @@ from lightning_shards.config.splits import (
 )
 from lightning_shards.errors import (
     ConfigError,
-    PlanError,
     ShardError,
     require_at_least,
     require_choice,
@@ -51,9 +49,7 @@ from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
-    UnfilledLoaderError,
     allows_new_data,
-    left_by_earlier_fit,
     place_of,
     require_no_finder,
     translates_batches,
@@ -204,7 +200,6 @@ class ShardDataModule(pl.LightningDataModule):
         self._agreed: dict[SplitName, ShardLoader] = {}
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
-        self._left, self._finds_size = "", False
 
     @classmethod
     def from_config(cls, config: DictConfig | Mapping[str, Any] | str | PathLike[str]) -> Self:
@@ -333,20 +328,13 @@ class ShardDataModule(pl.LightningDataModule):
             self._forget_checkpoint(self.trainer)
             for logger in self.trainer.loggers:
                 logger.log_hyperparams({"data": plain_settings(self._data_config())})
-            callbacks = cast("list[object]", cast("Any", self.trainer).callbacks)
-            self._finds_size = any(isinstance(each, BatchSizeFinder) for each in callbacks)
         self._guarded(self._index, self._wanted_splits(stage))
         if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
             prepare_workers(map(self.source, self._wanted_splits(stage)))
 
     def train_dataloader(self) -> ShardLoader:
         """The loader of `train`; all ranks ask together, first and after a change."""
-        try:
-            return self._agreed_loaders(["train"])[0]
-        except PlanError as error:
-            if self._finds_size:
-                return cast("Any", UnfilledLoaderError(str(error)))
-            raise
+        return self._agreed_loaders(["train"])[0]
 
     @only_with_val
     def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
@@ -524,10 +512,7 @@ class ShardDataModule(pl.LightningDataModule):
         return self._indexes[split]
 
     def _check_saved(self, loader: ShardLoader) -> None:
-        """Compare a checkpoint with the train loader of this run; say what is lost without one."""
-        left, self._left = self._left, ""
-        if left and self.trainer is not None and self.trainer.ckpt_path is None:
-            rank_zero_warn(left)
+        """Compare a checkpoint with the train loader of this run."""
         callbacks: list[Any] = cast("Any", self.trainer).callbacks if self.trainer else []
         if self._saved and allows_new_data(callbacks):
             self._saved = with_new_data(self._saved, loader.shape | loader.identity)
@@ -541,7 +526,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
         """Forget the checkpoint of an earlier fit, which says nothing about this one."""
-        self._saved, self._left = {}, left_by_earlier_fit(trainer)
+        self._saved = {}
         if "train" in self._loaders:
             self._loaders["train"].progress = TrainProgress(trainer)
 

@@ -74,6 +74,7 @@ class ShardLoader:
         progress: A trainer's progress; None for a plain loop.
 
     Attributes:
+        source: The source that makes the batches; it is frozen.
         keeps_workers: Whether workers go on with the next epoch, as they do unless this is changed;
             otherwise they end with an epoch's last batch.
     """
@@ -93,7 +94,7 @@ class ShardLoader:
         self.pool = pool
         self.times = LoaderTimes()
         self.served: Served | None = None
-        self._source, self.identity = source, source.identity()
+        self.source, self.identity = source, source.identity()
         self.progress = progress
         self._loaded: State = {}
         self._resumed: Cursor | None = None
@@ -102,14 +103,9 @@ class ShardLoader:
         self._is_first, self._is_led, self._iteration = True, False, 0
 
     @property
-    def source(self) -> Source:
-        """The source that makes the batches; it is frozen."""
-        return self._source
-
-    @property
     def epochs(self) -> EpochSchedule:
         """The schedule by which samples are cut into epochs."""
-        return self._source.epochs
+        return self.source.epochs
 
     @property
     def plan(self) -> EpochPlan:
@@ -123,7 +119,7 @@ class ShardLoader:
     def __repr__(self) -> str:
         """The numbers of an epoch and who makes its batches; nothing is opened for it."""
         rank = f" of rank {self.place.rank} of {self.place.world_size}" if self._is_placed else ""
-        epoch = self._source.describe().epoch_text(self.plan, len(self))
+        epoch = self.source.describe().epoch_text(self.plan, len(self))
         return f"ShardLoader{rank}: {epoch}, made by {self.pool.describe().workers}"
 
     def with_epoch(self, steps: int) -> "ShardLoader":
@@ -139,7 +135,7 @@ class ShardLoader:
                 f"{planned}, or a larger dataset_size under sampling='resampled'"
             )
         limit = None if steps == planned else steps
-        return self._copy(self._source.with_epochs(self.epochs.with_limit(limit)))
+        return self._copy(self.source.with_epochs(self.epochs.with_limit(limit)))
 
     def with_length(self, steps: int) -> "ShardLoader":
         """A new loader that reports `steps` as its length, which must be the true number.
@@ -153,7 +149,7 @@ class ShardLoader:
                 f"a length of {steps} is not what an epoch gives, which is {len(self)} steps; "
                 f"call with_epoch({steps}) first"
             )
-        return self._copy(self._source)
+        return self._copy(self.source)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch, except in evaluation or under a Trainer.
@@ -258,7 +254,7 @@ class ShardLoader:
         trained = self.progress.trained(self) if self.progress else self._trained
         return {
             "version": STATE_VERSION,
-            **self._source.describe().state_at(trained),
+            **self.source.describe().state_at(trained),
             **self.shape,
             **self.identity,
         }
@@ -273,7 +269,7 @@ class ShardLoader:
                 damaged; or batches would not tell the repeats of the rest of its epoch.
         """
         state = require_state(state, "the train loader")
-        description = self._source.describe()
+        description = self.source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, description)
         require_same({"epoch_samples": self.epochs.samples}, state)
         ranks = self.place.world_size
@@ -311,7 +307,7 @@ class ShardLoader:
 
     def _copy(self, source: Source) -> "ShardLoader":
         loader = copy.copy(self)  # uses __getstate__, so the open stream is left out
-        loader.times, loader._source = LoaderTimes(), source  # noqa: SLF001 the same class
+        loader.times, loader.source = LoaderTimes(), source
         return loader
 
     def _require_place(self) -> None:
@@ -344,13 +340,13 @@ class ShardLoader:
             return
         self.close()
         begin = time.perf_counter()
-        stream = self.pool.start(self._source.with_epochs(epochs), self.place, cursor)
+        stream = self.pool.start(self.source.with_epochs(epochs), self.place, cursor)
         self.times.start_s += time.perf_counter() - begin
         self._open, self._is_first = OpenStream(stream, cursor, epochs.limit), True
 
     def _check_budget(self, served: Served) -> None:
         try:
-            require_budget(served.bad, self._source.describe().max_bad, served.begin.epoch)
+            require_budget(served.bad, self.source.describe().max_bad, served.begin.epoch)
         except SampleError as error:
             self.close()
             name_set(error, self.name)

@@ -5,11 +5,11 @@ reset them; hooks run too early or, on a resume, not at all.
 """
 
 import signal
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
@@ -21,14 +21,14 @@ from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_shards.errors import ConfigError, PlanError, StateError
-from lightning_shards.plan.epoch import EpochPlan, EpochSchedule, limited_steps
+from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.loader import ShardLoader
+from lightning_shards.plan.epoch import limited_steps
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.state import (
     SHORTEST_ENDS,
     TRANSLATE,
     State,
-    reading_counters,
     require_same,
     require_state,
 )
@@ -70,24 +70,23 @@ def restored_counters(trainer: Any) -> RestoredCounters:
     counters; they are then read from the checkpoint itself.
     """
     fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
-    with reading_counters():
-        if checkpoint:
-            saved = checkpoint["loops"]["fit_loop"]
-            epochs, batch = saved["epoch_progress"], saved["epoch_loop.batch_progress"]
-            states = saved["state_dict"].get("combined_loader")
-        else:
-            epochs = fit_loop.epoch_progress.state_dict()
-            batch = fit_loop.epoch_loop.batch_progress.state_dict()
-            states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-        is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
-        is_over = batch["is_last_batch"] or not is_open
-        is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
-        done = epochs["current"]["processed"]
-        batches, total = batch["current"]["processed"], batch["total"]["processed"]
-        steps = checkpoint["global_step"] if checkpoint else trainer.global_step
-        is_finished = done >= trainer.max_epochs != -1 or steps >= trainer.max_steps != -1
-        is_closed = not is_open and done > 0
-        is_cut_off = is_closed and not batch["is_last_batch"]
+    if checkpoint:
+        saved = checkpoint["loops"]["fit_loop"]
+        epochs, batch = saved["epoch_progress"], saved["epoch_loop.batch_progress"]
+        states = saved["state_dict"].get("combined_loader")
+    else:
+        epochs = fit_loop.epoch_progress.state_dict()
+        batch = fit_loop.epoch_loop.batch_progress.state_dict()
+        states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
+    is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
+    is_over = batch["is_last_batch"] or not is_open
+    is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
+    done = epochs["current"]["processed"]
+    batches, total = batch["current"]["processed"], batch["total"]["processed"]
+    steps = checkpoint["global_step"] if checkpoint else trainer.global_step
+    is_finished = done >= trainer.max_epochs != -1 or steps >= trainer.max_steps != -1
+    is_closed = not is_open and done > 0
+    is_cut_off = is_closed and not batch["is_last_batch"]
     by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
     is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
     is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
@@ -103,23 +102,6 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_restarting=is_restarting,
         loader=_first(states),
     )
-
-
-class UnfilledLoaderError(PlanError, RuntimeError):
-    """An error of a batch size that is too large for the data, raised when it is iterated over.
-
-    Lightning's finder of batch sizes takes the loader of a size that it tries, and then ends by an
-    error of too little memory in the fit alone, which it knows by its words.
-    """
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[object]:
-        """Raise it with the first batch."""
-        words = "to the finder of batch sizes: DefaultCPUAllocator: can't allocate memory"
-        raise UnfilledLoaderError(f"{self} ({words})")
-        yield
 
 
 def require_no_finder(trainer: Any) -> None:
@@ -148,7 +130,7 @@ def require_no_finder(trainer: Any) -> None:
 
 def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:
     """Say what Lightning will leave out where it goes on from these counters."""
-    loss, runs, batches = "", "both runs", restored.batches
+    batches, runs = restored.batches, "both runs"
     if restored.is_cut_off and batches < limit:
         loss = (
             f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, "
@@ -157,23 +139,23 @@ def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> N
             "out, too"
         )
     elif restored.is_skipping:
+        runs = "this run"
         loss = (
             "the checkpoint is of an epoch's end, and with max_steps Lightning counts the next "
             "epoch as done, too: none of it will be trained"
         )
-        runs = "this run"
     elif not restored.is_over and batches % accumulate:
         loss = (
             f"the checkpoint was saved after batch {batches} of an epoch, within a window of "
             f"accumulate_grad_batches={accumulate}: it does not hold the gradients of the last "
             f"{batches % accumulate} of them, and Lightning will not train these again"
         )
-    if loss:
-        rank_zero_warn(
-            f"{loss}. To go on with the next sample, have ExactResume() among the trainer's "
-            f"callbacks of {runs}, or resume from a checkpoint of "
-            "ModelCheckpoint(every_n_train_steps=...)"
-        )
+    else:
+        return
+    rank_zero_warn(
+        f"{loss}. To go on with the next sample, have ExactResume() among the trainer's callbacks "
+        f"of {runs}, or resume from a checkpoint of ModelCheckpoint(every_n_train_steps=...)"
+    )
 
 
 def count_one_open_epoch(fit_loop: Any) -> None:
@@ -187,36 +169,6 @@ def count_one_open_epoch(fit_loop: Any) -> None:
         if is_restarted or counts.started > counts.processed:
             counts.ready = counts.started = counts.processed + 1
             counts.completed = counts.processed
-
-
-def left_by_earlier_fit(trainer: Any) -> str:
-    """What a fit without a checkpoint repeats or leaves out of the epoch that the last one left.
-
-    Asked before the fit begins; empty if it does neither, or if the trainer is done.
-    """
-    epochs = trainer.fit_loop.epoch_progress.current
-    batch = trainer.fit_loop.epoch_loop.batch_progress
-    done, is_open = batch.current.processed, epochs.started > epochs.processed
-    if not done:
-        return ""
-    if (
-        epochs.processed >= trainer.max_epochs != -1
-        or trainer.global_step >= trainer.max_steps != -1
-    ):
-        return ""
-    if is_open:
-        lost = "this fit begins it anew and trains on its samples again"
-    elif epochs.processed and not batch.is_last_batch:
-        lost = "Lightning counts it as done, and the rest of it will not be trained"
-    else:
-        return ""
-    return (
-        f"the earlier fit of this trainer was ended after batch {done} of epoch "
-        f"{epochs.processed - (not is_open)}, before its end: {lost}. To go on with the next "
-        "sample, have ExactResume() among the trainer's callbacks of both fits, call "
-        "trainer.save_checkpoint(path) after the first and give that path as ckpt_path to the "
-        "second"
-    )
 
 
 def accumulation_of(trainer: Any, epoch: int) -> int:
@@ -243,34 +195,6 @@ def _first(states: list[State] | None) -> State:
 
 _LAST_BATCH_S: Final = 1.5
 """Seconds that a fit which was told to end waits for the batch that it was waiting for."""
-
-
-class Loader(Protocol):
-    """The properties of a loader that are used here."""
-
-    @property
-    def epochs(self) -> EpochSchedule:
-        """The schedule by which its samples are cut into epochs."""
-        ...
-
-    @property
-    def place(self) -> Place:
-        """Its rank and world size."""
-        ...
-
-    @property
-    def plan(self) -> EpochPlan:
-        """The plan of a whole epoch."""
-        ...
-
-    @property
-    def shape(self) -> State:
-        """The values that a count of its batches depends on."""
-        ...
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch."""
-        ...
 
 
 class FitPosition(NamedTuple):
@@ -354,7 +278,7 @@ class TrainProgress:
         self._is_known = False
         self.has_begun = False
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
+    def begin(self, loader: ShardLoader) -> tuple[Cursor, int | None] | None:
         """The first sample that is not trained yet, and the steps that the trainer wants.
 
         It is None if the trainer has stopped.
@@ -378,7 +302,7 @@ class TrainProgress:
         self.has_begun = True
         return self._cursor(loader, epoch, batches), limit
 
-    def require_known(self, loader: Loader, saved: State) -> None:
+    def require_known(self, loader: ShardLoader, saved: State) -> None:
         """Refuse a checkpoint whose count of batches means nothing in this run.
 
         It warns where Lightning will leave out batches.
@@ -408,14 +332,14 @@ class TrainProgress:
                 )
         self._is_known = True
 
-    def trained(self, loader: Loader) -> Cursor:
+    def trained(self, loader: ShardLoader) -> Cursor:
         """The cursor of samples whose optimiser step was taken, by Lightning's own counters."""
         position = self.position(loader)
         if position.is_over:
             return Cursor(position.epoch + 1)
         return self._cursor(loader, position.epoch, position.batches)
 
-    def position(self, loader: Loader) -> FitPosition:
+    def position(self, loader: ShardLoader) -> FitPosition:
         """The position of the fit; an open accumulation window counts as not begun.
 
         Lightning's `processed` is right in checkpoints from the end of a batch, from the end of a
@@ -458,7 +382,7 @@ class TrainProgress:
         is_ended = trainer.should_stop or trainer.global_step >= trainer.max_steps != -1
         return is_ended and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
 
-    def _cursor(self, loader: Loader, epoch: int, batches: int) -> Cursor:
+    def _cursor(self, loader: ShardLoader, epoch: int, batches: int) -> Cursor:
         anchor = self.anchor
         if anchor is None or anchor.cursor.epoch != epoch:
             return Cursor(epoch, loader.plan.trained(batches))
@@ -477,7 +401,7 @@ class TrainProgress:
         return progress.processed, batches
 
 
-def _require_shape(loader: Loader, saved: State, batches: int) -> None:
+def _require_shape(loader: ShardLoader, saved: State, batches: int) -> None:
     if saved:
         require_same(loader.shape, saved, TRANSLATE)
         return
@@ -489,7 +413,7 @@ def _require_shape(loader: Loader, saved: State, batches: int) -> None:
     )
 
 
-def _require_own_end(trainer: Any, loader: Loader) -> None:
+def _require_own_end(trainer: Any, loader: ShardLoader) -> None:
     """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
     batches, steps = _batches_given(trainer), len(loader)
     if batches > steps and any(each is loader for each in train_loaders(trainer)):
@@ -514,7 +438,7 @@ class EvaluationProgress:
         self._trainer: Any = trainer  # Lightning types its counters too narrowly
         self.waiting = partial(unless_told_to_end, trainer)
 
-    def begin(self, loader: Loader) -> tuple[Cursor, int | None] | None:
+    def begin(self, loader: ShardLoader) -> tuple[Cursor, int | None] | None:
         """The beginning of the epoch, and the steps that the trainer wants of this loader.
 
         It is None if the trainer has stopped.
@@ -527,7 +451,7 @@ class EvaluationProgress:
         limits = [limit for listed, limit in zip(loaders, steps, strict=False) if listed is loader]
         return Cursor(), _as_limit(limits[0]) if limits else None
 
-    def trained(self, loader: Loader) -> Cursor:
+    def trained(self, loader: ShardLoader) -> Cursor:
         """The beginning of the epoch, because evaluation keeps no progress."""
         return Cursor()
 

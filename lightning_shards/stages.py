@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar, cast
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_shards.config.splits import Split, SplitName, kind_of
 from lightning_shards.errors import ConfigError
@@ -100,21 +101,28 @@ def change_parts(
     combined = _read_loader(trainer)
     if combined is None:  # no loader gave it: it is an example input, for instance
         return batch
-    loaders = combined.flattened
     default = read[min(dataloader_idx, len(read) - 1)] if read else None
+    loaders, spec = tree_flatten(combined.iterables)
     has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
-    tree = combined.iterables
     if cast("Any", combined)._mode == "sequential":  # noqa: SLF001 Lightning names no other way
-        tree = loaders[dataloader_idx]
-        if has_ours and not isinstance(tree, ShardLoader):
-            return batch
-    if _container_of(tree) is None or not _is_like(tree, batch):
-        return change(batch, _split_of(tree, default))
-    if has_ours:
-        return _changed(tree, batch, default, change)
-    if default is not None:
+        loader = loaders[dataloader_idx]
+        is_ours = isinstance(loader, ShardLoader)
+        return change(batch, _split_of(loader, default)) if is_ours or not has_ours else batch
+    try:
+        parts = spec.flatten_up_to(batch)
+    except ValueError:  # a hook has given it another shape
+        return change(batch, default)
+    if spec.is_leaf():
+        return change(batch, _split_of(loaders[0], default))
+    if not has_ours and default is not None:
         _refuse(loaders)
-    return batch
+    changed = [
+        change(part, _split_of(loader, default))
+        if isinstance(loader, ShardLoader) and part is not None  # None: exhausted (max_size)
+        else part
+        for loader, part in zip(loaders, parts, strict=True)
+    ]
+    return tree_unflatten(changed, spec)
 
 
 def loaders_in(given: Any) -> list[Any]:
@@ -142,37 +150,3 @@ def _read_loader(trainer: Any) -> CombinedLoader | None:
 
 def _split_of(loader: Any, default: SplitName | None) -> SplitName | None:
     return (loader.name if isinstance(loader, ShardLoader) else "") or default
-
-
-def _is_like(loaders: Any, batch: Any) -> bool:
-    """Whether a batch has a part for each loader, in containers like those of the loaders."""
-    kind = _container_of(loaders)
-    if kind is None:
-        return True
-    if kind is not _container_of(batch) or len(loaders) != len(batch):
-        return False
-    names = loaders if kind is dict else range(len(loaders))
-    try:
-        return all(_is_like(loaders[name], batch[name]) for name in names)
-    except KeyError:
-        return False
-
-
-def _container_of(value: Any) -> type | None:
-    """What a pytree has: a dict, or a list, which stands for a tuple as well."""
-    if isinstance(value, dict):
-        return dict
-    return list if isinstance(value, list | tuple) else None
-
-
-def _changed(loaders: Any, batch: Any, default: SplitName | None, change: Change) -> Any:
-    if isinstance(loaders, dict):
-        parts = {name: _changed(loaders[name], batch[name], default, change) for name in batch}
-        return batch | parts  # of its own class
-    if _container_of(loaders) is list:
-        pairs = zip(loaders, batch, strict=True)
-        parts = [_changed(loader, part, default, change) for loader, part in pairs]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    if batch is None or not isinstance(loaders, ShardLoader):  # None: it is exhausted (max_size)
-        return batch
-    return change(batch, _split_of(loaders, default))

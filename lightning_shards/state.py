@@ -1,9 +1,8 @@
 """Checks of the state in a checkpoint, which is a file that may be damaged."""
 
-import reprlib
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from math import gcd
+from reprlib import repr as _shown
 from typing import Any, cast
 
 from lightning_shards.errors import StateError, count_of
@@ -106,8 +105,9 @@ def require_same(
     Raises:
         StateError: A value differs; the message names the field, both values and two remedies.
     """
-    _require_not_less(expected, state, ways_out)
-    for name, value in expected.items():
+    ours = ("kept", "classes", "balance", "batch_alike", "shuffle_strands")
+    set_then = [name for name in ours if "shards" in expected and name in state]
+    for name, value in (dict[str, object].fromkeys(set_then) | expected).items():
         saved = state.get(name)
         if name.startswith(JOIN_PREFIX) and saved != value:
             _require_same_table(name.removeprefix(JOIN_PREFIX), saved, value)
@@ -116,21 +116,10 @@ def require_same(
                 raise StateError(_other_shards(state.get("epoch_samples"), index))
             if name in _IN_WORDS:
                 raise StateError(_IN_WORDS[name](saved, value))
+            now = f"no {name}" if value is None else repr(value)
             raise StateError(
-                f"the checkpoint was made with {name}={_shown(saved)}, this run has {value!r}; "
+                f"the checkpoint was made with {name}={_shown(saved)}, this run has {now}; "
                 f"{ways_out}"
-            )
-
-
-def _require_not_less(expected: State, state: Mapping[str, object], ways_out: str) -> None:
-    """Refuse a state with values that this run lacks, because it is not set to have them."""
-    for name in ("kept", "classes", "balance", "batch_alike", "shuffle_strands"):
-        if "shards" in expected and name in state and name not in expected:
-            if name == "kept":
-                raise StateError(_other_filter(state[name], None))
-            raise StateError(
-                f"the checkpoint was made with {name}={_shown(state[name])}, this run has no "
-                f"{name}; {ways_out}"
             )
 
 
@@ -303,16 +292,8 @@ def _other_length(saved: object, samples: object) -> str:
     )
 
 
-def _other_reader(saved: object, reader: object) -> str:
-    return (
-        f"the checkpoint was made with reader={_shown(saved)}, this run has reader={reader!r}, in "
-        f"another order; set reader: {saved} to resume, or start anew without the loader's state"
-    )
-
-
 _IN_WORDS: Mapping[str, Callable[[object, object], str]] = {
     "kept": _other_filter,
-    "reader": _other_reader,
     "epoch_samples": _other_length,
 }
 """What to say where these values differ."""
@@ -339,26 +320,3 @@ def _other_shards(epoch_samples: object, index: ShardIndex) -> str:
         "with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path; from "
         "a checkpoint of an epoch's end ExactResume(allow_new_data=True) goes on with other shards"
     )
-
-
-@contextmanager
-def reading_counters() -> Generator[None, None, None]:
-    """A context for reading Lightning's own part of a checkpoint.
-
-    Raises:
-        StateError: A counter is missing.
-    """
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise StateError(
-            f"the counters of Lightning's own in the checkpoint cannot be read "
-            f"({type(error).__name__}: {error}); it is damaged or was edited: {_ANOTHER}"
-        ) from error
-
-
-def _shown(value: object) -> str:
-    """A value as text, cut short; Python refuses to print a huge number."""
-    if isinstance(value, int) and abs(value) > MOST:
-        return f"a number of {value.bit_length()} bits"
-    return reprlib.repr(value)

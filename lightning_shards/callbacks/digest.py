@@ -13,7 +13,7 @@ from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.digest import add_digests, digest_ids
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.progress import evaluation_loaders, place_of, train_loaders
+from lightning_shards.progress import evaluation_loaders, train_loaders
 from lightning_shards.readers.bad_samples import Served
 from lightning_shards.readers.source import SourceDescription
 
@@ -74,7 +74,7 @@ class EpochDigest(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove the epoch of the train loaders, before a checkpoint of its end is written."""
         for loader in train_loaders(trainer):
-            self._prove(trainer, loader, f"epoch {trainer.current_epoch}", is_said=True)
+            self._prove(loader, f"epoch {trainer.current_epoch}", is_said=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prove an evaluation, without a line."""
@@ -82,7 +82,7 @@ class EpochDigest(pl.Callback):
         name = "test" if trainer.testing else stage
         loaders = evaluation_loaders(trainer)
         for loader, label in zip(loaders, labels_of(loaders), strict=True):
-            self._prove(trainer, loader, f"{name} of {label}" if label else name, is_said=False)
+            self._prove(loader, f"{name} of {label}" if label else name, is_said=False)
 
     on_test_end = on_predict_end = on_validation_end
 
@@ -95,12 +95,12 @@ class EpochDigest(pl.Callback):
         }
         self._used = counted | self._used if batch_idx else self._used | counted
 
-    def _prove(self, trainer: pl.Trainer, loader: Any, name: str, *, is_said: bool) -> None:
+    def _prove(self, loader: Any, name: str, *, is_said: bool) -> None:
         """Prove a loader, unless it is a foreign one or gave no batch."""
         served = self._used.pop(loader, None) if isinstance(loader, ShardLoader) else None
         if served is not None:
             loader.served = None
-            _prove_served(trainer, loader, served, name, is_said=is_said)
+            _prove_served(loader, served, name, is_said=is_said)
 
 
 class _RankReport(NamedTuple):
@@ -110,7 +110,6 @@ class _RankReport(NamedTuple):
     """
 
     rank: int
-    world_size: int
     begin: Cursor
     samples: int
     steps: int
@@ -119,15 +118,12 @@ class _RankReport(NamedTuple):
     bad: Counter[str]
 
 
-def _prove_served(
-    trainer: pl.Trainer, loader: ShardLoader, served: Served, name: str, *, is_said: bool
-) -> None:
+def _prove_served(loader: ShardLoader, served: Served, name: str, *, is_said: bool) -> None:
     """Compare over all ranks, and log."""
     description = loader.source.describe()
     report_here = _report_of(loader.place, description, served)
     gathered = gather(report_here)
     _require_lockstep(name, gathered)
-    _require_world(name, gathered, place_of(trainer).world_size)
     reports = {report.rank: report for report in gathered}  # tensor-parallel processes share a rank
     expected = [report.expected for report in reports.values() if report.expected is not None]
     digest = add_digests(*(report.planned for report in reports.values()))
@@ -150,7 +146,6 @@ def _report_of(place: Place, description: SourceDescription, served: Served) -> 
     bad = np.array([(sample.shard, sample.sample) for sample in served.bad], dtype=np.int64)
     return _RankReport(
         rank=place.rank,
-        world_size=place.world_size,
         begin=begin,
         samples=served.samples,
         steps=served.steps,
@@ -170,18 +165,6 @@ def _require_lockstep(name: str, reports: list[_RankReport]) -> None:
                     f"{what}={first}, rank {report.rank} has {other}; no rank may leave an epoch "
                     "before the others"
                 )
-
-
-def _require_world(name: str, reports: list[_RankReport], world_size: int) -> None:
-    """Check that every rank of the trainer's world is present, and each equally often."""
-    ranks = Counter(report.rank for report in reports)
-    is_whole = ranks == dict.fromkeys(range(world_size), len(reports) // world_size)
-    if not is_whole or any(report.world_size != world_size for report in reports):
-        raise DigestError(
-            f"{name}: the trainer has {world_size} ranks, and the samples were served to ranks "
-            f"{sorted(ranks.elements())} of {reports[0].world_size}: some were trained on twice or "
-            "never; leave it to the data module to make the loaders"
-        )
 
 
 def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:

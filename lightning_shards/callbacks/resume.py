@@ -18,6 +18,7 @@ if there was one, has run. In the third form a validation was begun and not fini
 """
 
 import warnings
+from contextlib import ExitStack
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -25,7 +26,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_shards.callbacks.set_epoch import require_own_places
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor
@@ -44,7 +45,6 @@ from lightning_shards.state import (
     State,
     read_choice,
     read_count,
-    reading_counters,
     require_rest,
     require_resumable,
     require_state,
@@ -88,54 +88,22 @@ def _counts(started: int, processed: int, completed: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class TrainerOverrides:
-    """Settings of a trainer that are changed until the work due at the restart is done."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._max_steps: int | None = None
-        self._val_check_batch: float | None = None
-        self._skips_validation = False
-
-    def allow_end_of_epoch(self) -> None:
-        """Let a fit begin that has reached `max_steps` and still owes a validation."""
-        loop = self._trainer.fit_loop.epoch_loop
-        self._max_steps = loop.max_steps
-        loop.max_steps += 1
-
-    def make_validation_due(self) -> None:
-        """Make Lightning validate now, although its own rule does not ask for it."""
-        trainer: Any = self._trainer
-        if sum(trainer.num_val_batches) == 0:
-            return
-        if getattr(trainer, "_val_check_time_interval", None) is not None:
-            trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts again with the fit
-            return
-        loop, self._val_check_batch = trainer.fit_loop.epoch_loop, trainer.val_check_batch
-        counts_all = trainer.check_val_every_n_epoch is None
-        trainer.val_check_batch = (loop.total_batch_idx if counts_all else loop.batch_idx) + 1
-
-    def skip_validation(self) -> None:
-        """Make Lightning treat an epoch as done; otherwise it would train one more batch."""
-        self._trainer.fit_loop.epoch_loop.val_loop._has_run = True  # noqa: SLF001 what it asks
-        self._skips_validation = True
-
-    def end(self) -> None:
-        """Restore the trainer's own settings."""
-        if self._skips_validation:
-            self._trainer.fit_loop.epoch_loop.val_loop._has_run = False  # noqa: SLF001 as above
-            self._skips_validation = False
-        if self._max_steps is not None:
-            self._trainer.fit_loop.epoch_loop.max_steps = self._max_steps
-        if self._val_check_batch is not None:
-            self._trainer.val_check_batch = self._val_check_batch
-        self._max_steps = self._val_check_batch = None
+def _make_validation_due(trainer: Any, undo: ExitStack) -> None:
+    """Make Lightning validate now, although its own rule does not ask for it."""
+    if sum(trainer.num_val_batches) == 0:
+        return
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        trainer._last_val_time = float("-inf")  # noqa: SLF001 the clock starts again with the fit
+        return
+    loop, counts_all = trainer.fit_loop.epoch_loop, trainer.check_val_every_n_epoch is None
+    undo.callback(setattr, trainer, "val_check_batch", trainer.val_check_batch)
+    trainer.val_check_batch = (loop.total_batch_idx if counts_all else loop.batch_idx) + 1
 
 
 def override_trainer(
     trainer: Any,
     position: FitPosition,
-    overrides: TrainerOverrides,
+    undo: ExitStack,
     *,
     is_cut_short: bool,
     is_due: bool,
@@ -148,6 +116,8 @@ def override_trainer(
       batch.
     - If the change of the batch size ended the epoch (`is_cut_short`), its schedulers have not been
       stepped.
+
+    What is to be restored once the work that is due at the restart is done goes into `undo`.
     """
     fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     if position.is_between_epochs:
@@ -159,14 +129,15 @@ def override_trainer(
             loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
     loop.val_loop.batch_progress.total.reset()
     if is_due and not validates_now(trainer):
-        overrides.make_validation_due()
+        _make_validation_due(trainer, undo)
     validates = position.validation_due and validates_now(trainer)
     if position.validation_due and not validates:
         loop._batches_that_stepped += position.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
     if position.is_over and not validates:
-        overrides.skip_validation()
+        loop.val_loop._has_run = True  # noqa: SLF001 what Lightning asks, or it trains one batch more
+        undo.callback(setattr, loop.val_loop, "_has_run", False)
     if not (position.is_over or (validates and sum(trainer.num_val_batches))):
-        overrides.end()
+        undo.close()
 
 
 def leave_restart(trainer: Any, *, after_validation: bool = False) -> None:
@@ -226,7 +197,8 @@ class ExactResume(pl.Callback):
         self._loader: ShardLoader | None = None
         self._has_begun = False
         self._start: FitPosition | None = None
-        self._overrides: TrainerOverrides | None = None
+        self._undo = ExitStack()
+        self._is_past_max_steps = False
         self._is_cut_short = False
         self._due: tuple[int, int] | None = None  # the epoch, and its batches before the validation
         self._validated: tuple[int, int] | None = None
@@ -304,7 +276,7 @@ class ExactResume(pl.Callback):
         if checkpoint["global_step"] == trainer.max_steps and (
             position.is_over or position.validation_due
         ):
-            self._overrides = TrainerOverrides(trainer)
+            self._is_past_max_steps = True
         if trainer.strategy.restore_checkpoint_after_setup:
             self.on_fit_start(trainer, pl_module)  # Lightning called it before
 
@@ -315,8 +287,8 @@ class ExactResume(pl.Callback):
         before = require_state(saved, type(self).__name__)
         state = with_new_data(before, loader.shape | loader.identity)
         if state != before:
-            with reading_counters():  # Lightning would restore the loader of the other data
-                checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+            # Lightning would restore the loader of the other data
+            checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
             rank_zero_info(
                 f"ExactResume: epoch {state['epoch']} is the first of other data: epochs of "
                 f"{state['epoch_samples']} samples, before of {before.get('epoch_samples')}"
@@ -344,15 +316,13 @@ class ExactResume(pl.Callback):
 
         This must not come earlier, because `configure_optimizers` may read `max_steps`.
         """
-        if self._overrides is not None:
-            self._overrides.allow_end_of_epoch()
+        if self._is_past_max_steps:
+            loop = cast("Any", trainer).fit_loop.epoch_loop
+            self._undo.callback(setattr, loop, "max_steps", loop.max_steps)
+            loop.max_steps += 1
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set up in Lightning what its counters cannot express.
-
-        Raises:
-            StateError: Lightning's counters are not those that were restored.
-        """
+        """Set up in Lightning what its counters cannot express."""
         require_own_places(trainer, train_loaders(trainer))
         if self._remember(trainer) is None:
             rank_zero_warn(
@@ -362,12 +332,10 @@ class ExactResume(pl.Callback):
             )
         self._has_begun = True
         if self._start is not None:
-            _require_written(trainer, self._start)
-            self._overrides = self._overrides or TrainerOverrides(trainer)
             override_trainer(
                 trainer,
                 self._start,
-                self._overrides,
+                self._undo,
                 is_cut_short=self._is_cut_short,
                 is_due=self._due is not None,
             )
@@ -381,12 +349,12 @@ class ExactResume(pl.Callback):
         """Remember that this batch is validated, before the same hook saves checkpoints."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._validated = batches_seen(trainer)
-            self._end_overrides()
+            self._undo.close()
             leave_restart(trainer, after_validation=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the resume: from the next epoch on Lightning counts by itself."""
-        self._end_overrides()
+        self._undo.close()
         leave_restart(trainer)
 
     def on_exception(
@@ -402,11 +370,7 @@ class ExactResume(pl.Callback):
             position = progress.position(loader)
             if progress.is_validation_due(position):
                 self._due = (position.epoch, position.batches)
-        self._end_overrides()
-
-    def _end_overrides(self) -> None:
-        if self._overrides is not None:
-            self._overrides.end()
+        self._undo.close()
 
     def _remember(self, trainer: pl.Trainer) -> ShardLoader | None:
         """Keep the watched loader: Lightning forgets it when it validates, tests or predicts."""
@@ -450,29 +414,13 @@ def _write(
     pl_module: pl.LightningModule,
 ) -> None:
     """Rewrite Lightning's counters in a checkpoint."""
-    with reading_counters():
-        fit_loop = checkpoint["loops"]["fit_loop"]
-        fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"]
     is_counted = pl_module.automatic_optimization
     write_counters(
-        fit_loop,
+        checkpoint["loops"]["fit_loop"],
         position,
         stepped=checkpoint["global_step"] if is_counted else position.total,
         accumulate=trainer.accumulate_grad_batches,
     )
-
-
-def _require_written(trainer: Any, start: FitPosition) -> None:
-    """Check that Lightning's counters are still those that were written for it to restore."""
-    epoch, batches = batches_seen(trainer)
-    if (epoch, batches) != (start.epoch, start.batches):
-        raise StateError(
-            f"ExactResume restored a fit at batch {start.batches} of epoch {start.epoch}, and "
-            f"Lightning now stands at batch {batches} of epoch {epoch}: something has set its "
-            "loops back or restored another checkpoint before the fit began; leave out the "
-            f"callback or hook that does so (callbacks: "
-            f"{', '.join(type(callback).__name__ for callback in trainer.callbacks)})"
-        )
 
 
 def _sole_loader(loaders: list[Any]) -> tuple[ShardLoader, TrainProgress] | None:

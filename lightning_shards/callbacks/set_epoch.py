@@ -26,7 +26,7 @@ class SetEpoch(pl.Callback):
     `ShardLoader` does not need this, because it looks up the epoch at its first batch.
 
     Workers of a foreign loader with `persistent_workers=True` keep the dataset that they were
-    started with. If such a dataset has `set_epoch`, there is a warning.
+    started with: only an epoch that this shares with them, as in shared memory, reaches them.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -53,11 +53,6 @@ class SetEpoch(pl.Callback):
             for set_epoch in find_set_epochs(loader):
                 set_epoch(trainer.current_epoch)
                 foreign = foreign or not isinstance(loader, ShardLoader)
-            if _workers_keep_dataset(loader):
-                rank_zero_warn(
-                    "set_epoch() of a dataset does not reach its persistent workers: use "
-                    "persistent_workers=False, or share the epoch with the workers"
-                )
         return foreign
 
 
@@ -75,11 +70,6 @@ def find_set_epochs(loader: object) -> Iterator[Callable[[int], object]]:
         set_epoch = getattr(part, "set_epoch", None)
         if callable(set_epoch):
             yield set_epoch
-
-
-def _workers_keep_dataset(loader: object) -> bool:
-    dataset = getattr(loader, "dataset", None)
-    return bool(getattr(loader, "persistent_workers", False)) and hasattr(dataset, "set_epoch")
 
 
 def labels_of(loaders: Sequence[object]) -> list[str]:

@@ -1,6 +1,6 @@
 """Who is told which epoch it is, and whether in time for the data that is drawn."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
 from lightning_shards.errors import StateError
@@ -46,24 +46,6 @@ def test_every_part_of_all_loaders_that_has_set_epoch_is_told() -> None:
     assert [each.epochs for each in told] == [[3]] * 6
 
 
-def test_a_dataset_that_its_persistent_workers_hide_is_warned_about() -> None:
-    loader = SimpleNamespace(dataset=Told(), persistent_workers=True)
-    with pytest.warns(UserWarning, match=r"persistent workers: use persistent_workers=False"):
-        SetEpoch().on_train_epoch_start(fake_trainer(2, loader), SimpleNamespace())
-
-
-@pytest.mark.parametrize(
-    "loader",
-    [
-        SimpleNamespace(dataset=Told(), persistent_workers=False),
-        SimpleNamespace(dataset=[1], sampler=Told(), persistent_workers=True),
-    ],
-    ids=["new workers each epoch", "only the sampler has an epoch"],
-)
-def test_workers_that_know_the_epoch_are_not_warned_about(loader: Any) -> None:
-    SetEpoch().on_train_epoch_start(fake_trainer(2, loader), SimpleNamespace())
-
-
 # --- with real loaders: in time -------------------------------------------------------------------
 
 
@@ -82,20 +64,6 @@ class EpochInItems(Dataset[tuple[int, int]]):
         self.epoch = epoch
 
 
-class EpochInOrder(BatchSampler):
-    """Batches that begin at the epoch it was told; Lightning tells no batch sampler."""
-
-    epoch = -1
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in range(STEPS):
-            first = self.epoch + step * BATCH_SIZE
-            yield [number % SAMPLES for number in range(first, first + BATCH_SIZE)]
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
 class RankSampler(DistributedSampler[Any]):
     """What users have: a sampler for several ranks, here one of one."""
 
@@ -104,11 +72,9 @@ class RankSampler(DistributedSampler[Any]):
 
 
 def contents(batch: Any) -> Any:
-    """What is in a batch of ours, of a foreign loader, or of both."""
+    """What is in a batch of ours, or of a foreign loader."""
     if isinstance(batch, list):
         return torch.stack(batch, 1).tolist()
-    if "ours" in batch:
-        return contents(batch["ours"]), contents(batch["foreign"])
     return batch["__id__"].tolist()
 
 
@@ -152,22 +118,11 @@ def items_loader(num_workers: int) -> Any:
     return DataLoader(dataset, BATCH_SIZE, sampler=RankSampler(dataset), num_workers=num_workers)
 
 
-def batches_loader(num_workers: int) -> Any:
-    dataset = EpochInItems()
-    sampler: Sampler[int] = RankSampler(dataset)
-    batches = EpochInOrder(sampler, BATCH_SIZE, drop_last=False)
-    return DataLoader(dataset, batch_sampler=batches, num_workers=num_workers)
-
-
-LOADERS: dict[str, Callable[[int], Any]] = {"sampler": items_loader, "batches": batches_loader}
-
-
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", LOADERS)
-def test_datasets_samplers_and_batch_samplers_know_the_epoch_before_data_is_drawn(
-    kind: str, num_workers: int, tmp_path: Path
+def test_datasets_and_samplers_know_the_epoch_before_data_is_drawn(
+    num_workers: int, tmp_path: Path
 ) -> None:
-    model = fit(LOADERS[kind](num_workers), tmp_path)
+    model = fit(items_loader(num_workers), tmp_path)
     # In a fresh process the first epoch's iterator is older than any hook, and workers have a copy
     # of the dataset by then: this epoch is right for who calls his first epoch 0.
     later = [(epoch, items) for epoch, _, items in model.batches if epoch > 0]
@@ -179,31 +134,15 @@ def test_datasets_samplers_and_batch_samplers_know_the_epoch_before_data_is_draw
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("kind", LOADERS)
 def test_the_first_epoch_of_a_resumed_fit_is_that_of_a_fit_that_never_stopped(
-    kind: str, num_workers: int, tmp_path: Path
-) -> None:
-    """Lightning itself takes epoch 0's sampler, and workers with no epoch at all: #21938."""
-    whole = fit(LOADERS[kind](num_workers), tmp_path)
-    resumed = fit(
-        LOADERS[kind](num_workers), tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt"
-    )
-    assert resumed.batches == whole.batches[STEPS:]
-
-
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before")
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_fit_resumed_within_an_epoch_takes_the_steps_that_are_left_of_that_epochs_order(
     num_workers: int, tmp_path: Path
 ) -> None:
-    """Lightning does not skip what was trained: a foreign loader begins its epoch once more."""
+    """Lightning itself takes epoch 0's sampler, and workers with no epoch at all: #21938."""
     whole = fit(items_loader(num_workers), tmp_path)
-    checkpoint = tmp_path / "saved" / f"step-step={STEPS + 1}.ckpt"
-    resumed = fit(items_loader(num_workers), tmp_path, ckpt_path=checkpoint)
-    first_epoch = [items for _, _, items in whole.batches[STEPS : 2 * STEPS]]
-    assert [each[:2] for each in resumed.batches] == [each[:2] for each in whole.batches[5:]]
-    assert [items for _, _, items in resumed.batches[: STEPS - 1]] == first_epoch[:-1]
-    assert resumed.batches[STEPS - 1 :] == whole.batches[2 * STEPS :]
+    resumed = fit(
+        items_loader(num_workers), tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt"
+    )
+    assert resumed.batches == whole.batches[STEPS:]
 
 
 # --- our own loader, given to a Trainer without the data module -----------------------------------
@@ -268,28 +207,3 @@ def test_a_shard_loader_of_its_own_does_not_resume_within_an_epoch(
     told = f"after {samples} samples of epoch {epoch}, .*" if batch_size == BATCH_SIZE else ""
     with pytest.raises(StateError, match=f"{told}as datamodule="):
         fit(make_loader(batch_size), tmp_path, callbacks, ckpt_path=path)
-
-
-@pytest.mark.parametrize("batch_size", [2, 6])
-def test_a_shard_loader_of_its_own_with_other_batches_resumes_at_an_epochs_end(
-    batch_size: int, make_loader: Callable[..., ShardLoader], tmp_path: Path
-) -> None:
-    fit(make_loader(), tmp_path)
-    loader, expected = make_loader(batch_size), make_loader(batch_size)
-    model = fit(loader, tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt")
-    expected.set_epoch(1)
-    assert [ids for _, _, ids in model.batches] == [
-        batch["__id__"].tolist() for _ in range(2) for batch in expected
-    ]
-
-
-def test_a_shard_loader_beside_a_foreign_loader_is_told_and_restarted_with_it(
-    make_loader: Callable[[], ShardLoader], tmp_path: Path
-) -> None:
-    def loaders() -> dict[str, Any]:
-        return {"ours": make_loader(), "foreign": items_loader(0)}
-
-    whole = fit(loaders(), tmp_path)
-    resumed = fit(loaders(), tmp_path, ckpt_path=tmp_path / "saved" / "epoch-epoch=0.ckpt")
-    assert len(whole.batches) == 3 * STEPS
-    assert resumed.batches == whole.batches[STEPS:]

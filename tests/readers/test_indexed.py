@@ -76,7 +76,7 @@ def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
 ):
     module = make(urls, tmp_path, transform=transform, sampling=sampling, remainder=remainder)
     expected = batches(module, world_size=4, rank=1)
-    source = module.loader("train", rank=1, world_size=4)._source
+    source = module.loader("train", rank=1, world_size=4).source
     for num_workers in (1, 2, 3, 8):
         places = [Place(1, 4).with_worker(worker, num_workers) for worker in range(num_workers)]
         shares = [source.batches(place, Cursor()) for place in places]
@@ -136,7 +136,7 @@ def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
 def test_a_checkpoint_of_the_other_reader_is_refused(urls, tmp_path, before, now):
     state = make(urls, tmp_path, sampling="resampled", reader=before).loader("train").state_dict()
     loader = make(urls, tmp_path, sampling="resampled", reader=now).loader("train")
-    with pytest.raises(StateError, match=rf"reader='{before}'.*set reader: {before} to resume"):
+    with pytest.raises(StateError, match=rf"reader='{before}'.*set it back to resume"):
         loader.load_state_dict(state)
 
 
@@ -156,7 +156,7 @@ def test_shards_without_ranges_are_refused_by_the_indexed_reader(tmp_path):
 
 def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     module = make(urls, tmp_path, sampling="sequential", shuffle_block=1)
-    source = module.loader("train")._source
+    source = module.loader("train").source
     opened = []
     monkeypatch.setattr(
         OpenShards, "_open", lambda self, shard, plain=OpenShards._open: (

@@ -5,7 +5,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
-from lightning.pytorch.tuner import Tuner
 from toy import SeenSamples, ToyData, bare_trainer, make_trainer
 
 from lightning_shards.errors import StateError
@@ -41,13 +40,6 @@ class AtEpochStarts(LearningRateFinder):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.current_epoch in {0, 2}:
             self.lr_find(trainer, pl_module)
-
-
-class SetsBack(pl.Callback):
-    """Sets the loops of a fit back before it begins."""
-
-    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
-        trainer.fit_loop.epoch_progress.reset()
 
 
 def rate_finder() -> LearningRateFinder:
@@ -90,14 +82,6 @@ def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path):
     assert model.seen == WHOLE
 
 
-@pytest.mark.parametrize(("mode", "size"), [("power", 16), ("binsearch", 24)])
-def test_the_finder_of_batch_sizes_ends_at_the_size_of_the_data(mode, size, tmp_path):
-    data = ToyData(val_samples=0)  # 26 samples
-    trainer = make_trainer(tmp_path)
-    found = Tuner(trainer).scale_batch_size(Rated(), datamodule=data, mode=mode, init_val=4)
-    assert (found, data.batch_size) == (size, size)
-
-
 @pytest.mark.parametrize("step", [9, 12, 18])
 def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(step, tmp_path):
     def finder():
@@ -110,11 +94,3 @@ def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(step, tmp_pa
         model, ToyData(val_samples=0), ckpt_path=tmp_path / f"step={step}.ckpt"
     )
     assert model.seen == WHOLE
-
-
-def test_counters_that_are_set_back_before_a_resumed_fit_begins_are_refused(saved, tmp_path):
-    message = r"at batch 3 of epoch 1, .* stands at batch 3 of epoch 0: .*: SetsBack, ExactResume"
-    trainer: Any = make_trainer(tmp_path)
-    trainer.callbacks.insert(0, SetsBack())
-    with pytest.raises(StateError, match=message):
-        trainer.fit(Rated(), ToyData(val_samples=0), ckpt_path=saved / "step=9.ckpt")

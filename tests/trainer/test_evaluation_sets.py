@@ -1,11 +1,11 @@
 """Several evaluation sets: a loader for each, in order, and each sample once in each of them."""
 
-from itertools import chain
 from typing import Any, Final
 
 import lightning.pytorch as pl
 import pytest
 from fit_recorder import STEPS, Ids, Recorder, all_ids, ids_of
+from pyarrow.parquet import read_table
 
 from lightning_shards import (
     EpochDigest,
@@ -86,49 +86,6 @@ def test_every_validation_sees_each_sample_of_each_set_once_with_any_workers(
     assert len(model.steps) == 2 * STEPS
 
 
-@pytest.mark.parametrize(
-    ("options", "validations"),
-    [
-        ({"val_check_interval": 0.5}, 6),
-        ({"reload_dataloaders_every_n_epochs": 1}, 3),
-    ],
-)
-def test_every_validation_begins_each_set_anew(options, validations, make_sets, make_trainer):
-    model = SetsRecorder()
-    make_trainer(**{"max_epochs": 3} | options).fit(model, make_sets())
-    assert model.seen == [ONCE] * validations
-
-
-@pytest.mark.parametrize("sanity_steps", [1, -1])
-def test_a_sanity_check_looks_at_each_set_and_takes_nothing_from_it(
-    sanity_steps, make_sets, make_trainer
-):
-    model = SetsRecorder()
-    make_trainer(num_sanity_val_steps=sanity_steps, max_epochs=1).fit(model, make_sets())
-    most = None if sanity_steps < 0 else 2 * sanity_steps
-    assert model.sanity_seen == {i: ids[:most] for i, ids in ONCE.items()}
-    assert model.seen == [ONCE]
-
-
-@pytest.mark.parametrize(
-    ("options", "samples"),
-    [
-        ({"limit_val_batches": 0.5}, (4, 2, 0)),
-        ({"fast_dev_run": 2}, (4, 4, 1)),
-        ({"overfit_batches": 2}, (4, 4, 1)),
-    ],
-)
-def test_a_limit_is_one_of_each_set(options, samples, make_sets, sets, make_trainer):
-    model = SetsRecorder()
-    data = make_sets()
-    if options == {"limit_val_batches": 0.5}:  # Lightning refuses half of one batch
-        data = make_sets(val_sets={name: sets()[name] for name in ("web", "hand")})
-    make_trainer(**options).fit(model, data)
-    wanted = {i: ids[:most] for (i, ids), most in zip(ONCE.items(), samples, strict=True) if most}
-    assert model.seen
-    assert all(seen == wanted for seen in model.seen)
-
-
 def test_validate_test_and_predict_read_their_own_sets(make_sets, sets, make_trainer):
     web, hand, _ = sets().values()
     data = make_sets(test_sets={"h": hand, "w": web}, predict_sets={"w": web, "h": hand})
@@ -148,28 +105,6 @@ def test_one_set_is_a_list_of_one_loader_and_a_split_is_none(make_sets, sets, ma
     loaders = make_sets(val_sets={"web": sets()["web"]}).val_dataloader()
     assert [loader.name for loader in loaders] == ["val/web"]
     assert isinstance(make_data().val_dataloader(), ShardLoader)
-
-
-def test_names_are_told_in_the_order_of_the_loaders(make_sets, make_data, make_trainer, caplog):
-    data, trainer = make_sets(), make_trainer(max_epochs=1)
-    assert [line.partition(":")[0] for line in repr(data).splitlines()[1:]] == ["train", *NAMES]
-    caplog.set_level("INFO")
-    trainer.fit(SetsRecorder(), data)
-    lines = [line for line in caplog.messages if "by the indexed reader" in line]
-    assert [line.partition(":")[0] for line in lines] == [*NAMES, "train"]
-    assert "val/web: 7 samples from 2 shards" in repr(data)
-    assert data.eval_names("val") == NAMES
-    assert [loader.name for loader in trainer.val_dataloaders] == NAMES
-    assert trainer.num_val_batches == [4, 3, 1]
-    assert {f"size/dataloader_idx_{i}" for i in range(3)} <= trainer.callback_metrics.keys()
-    assert (data.eval_names("test"), make_data().eval_names("val")) == ([], ["val"])
-
-
-def test_a_set_can_be_looked_at_and_iterated_by_its_name(make_sets):
-    data = make_sets()
-    assert [data.source(name).epochs.samples for name in NAMES] == [7, 5, 1]
-    ranks = [data.loader("val/hand", rank=rank, world_size=2) for rank in (0, 1)]
-    assert sorted(chain(*(ids_of(batch) for rank in ranks for batch in rank))) == all_ids(HAND)
 
 
 def test_names_that_there_are_not_are_refused_with_those_that_there_are(make_sets):
@@ -201,18 +136,6 @@ def test_device_transforms_go_by_the_fields_of_their_set(make_sets, sets, make_t
 
     make_trainer().validate(Labels(), data, verbose=False)
     assert labels == {0: [-1 - i for i in range(7)], 1: [-1 - i for i in range(5)]}
-
-
-def test_a_batch_size_is_that_of_the_sets_that_have_none(make_sets, sets, make_trainer):
-    both = {"web": sets(batch_size=3)["web"], "hand": sets()["hand"]}
-    data, trainer = make_sets(val_sets=both), make_trainer()
-    trainer.validate(SetsRecorder(), data, verbose=False)
-    data.batch_size = 5
-    trainer.validate(SetsRecorder(), data, verbose=False)
-    assert trainer.num_val_batches == [3, 1]
-    data.splits["val/hand"] = SplitConfig(both["hand"].urls, batch_size=1)
-    with pytest.raises(ConfigError, match="would change nothing: 'val/web' has a batch_size of"):
-        data.batch_size = 4
 
 
 @pytest.mark.parametrize("stage", ["fit", "validate"])
@@ -263,17 +186,14 @@ def test_predictions_of_each_set_are_in_a_file_with_its_name(
 ):
     web, hand, _ = sets().values()
     data = make_sets(predict_sets={"web": web, "by-hand": hand})
-    writer = ShardPredictionWriter(str(tmp_path / "out"), "csv", merge=True)
+    writer = ShardPredictionWriter(str(tmp_path / "out"))
     trainer = make_trainer(callbacks=[writer], enable_checkpointing=False)
     trainer.predict(SetsRecorder(), data, return_predictions=False)
-    files = {path.name: path for path in (tmp_path / "out").iterdir()}
-    assert files.keys() == {"predictions-web.csv", "predictions-by-hand.csv"}
-    rows = {name: path.read_text().splitlines()[1:] for name, path in files.items()}
-    assert {name: len(lines) for name, lines in rows.items()} == {
-        "predictions-web.csv": 7,
-        "predictions-by-hand.csv": 5,
+    rows = {path.name: read_table(path) for path in (tmp_path / "out").iterdir()}
+    assert {name: table.num_rows for name, table in rows.items()} == {
+        "predictions-web-00000-of-00001.parquet": 7,
+        "predictions-by-hand-00000-of-00001.parquet": 5,
     }
-    assert rows["predictions-by-hand.csv"][2].startswith("1:0,")
 
 
 def test_a_digest_that_differs_names_the_set(make_sets, make_trainer):
