@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader
 
 from lightning_shards import (
@@ -16,9 +15,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
-from lightning_shards.callbacks.set_epoch import require_own_places
 from lightning_shards.errors import ConfigError
-from lightning_shards.progress import place_of
 from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 
@@ -54,27 +51,6 @@ def test_the_digest_refuses_a_loader_of_another_rank_in_an_evaluation(stage, dat
         getattr(make_trainer(EpochDigest()), stage)(EvaluatedWeight(), loader)
 
 
-def test_the_digest_refuses_a_val_loader_of_another_rank_in_a_fit(data, make_trainer):
-    loader = data.loader("val", rank=1, world_size=2)
-    with pytest.raises(ConfigError, match="of rank 1 of 2, and this process is rank 0 of 1"):
-        make_trainer(EpochDigest()).fit(EvaluatedWeight(), data.loader("train"), loader)
-
-
-def test_a_loader_of_the_trainers_own_rank_is_trained_on(data, make_trainer):
-    trainer = make_trainer(SetEpoch(), EpochDigest(), limit_val_batches=0)
-    trainer.fit(EvaluatedWeight(), data.loader("train", rank=0, world_size=1))
-    assert trainer.global_step == 8
-
-
-def test_a_loader_of_the_trainers_own_rank_needs_to_know_of_no_nodes(data, make_trainer):
-    trainer = make_trainer()
-    trainer.strategy.num_nodes = 2
-    trainer._accelerator_connector._num_nodes_flag = 2
-    loader = data.loader("train", rank=0, world_size=1)
-    assert place_of(trainer) != loader.place
-    require_own_places(trainer, [loader])
-
-
 class Keys(EvaluatedWeight):
     """Keeps the keys of the batches of each epoch."""
 
@@ -88,30 +64,15 @@ class Keys(EvaluatedWeight):
 
 
 @pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["alone", "SetEpoch"])
-@pytest.mark.parametrize("cut", ["limit", "a shorter loader"])
 def test_a_loader_given_by_hand_goes_on_with_the_next_epoch_where_epochs_are_cut(
-    cut, callbacks, data, make_trainer
+    callbacks, data, make_trainer
 ):
-    trainer = make_trainer(
-        *callbacks, limit_val_batches=0, limit_train_batches=2 if cut == "limit" else None
-    )
-    trainer.fit_loop.max_epochs = 3
-    loader = data.loader("train")
-    loaders = {"ours": loader, "theirs": DataLoader(torch.ones(2, 1))}
-    model = Keys() if cut == "limit" else OfSeveral()
-    given = loader if cut == "limit" else CombinedLoader(loaders, "min_size")
-    trainer.fit(model, given)
-    whole = data.loader("train")
+    options: dict[str, Any] = {"limit_val_batches": 0, "limit_train_batches": 2, "max_epochs": 3}
+    model, whole = Keys(), data.loader("train")
+    make_trainer(*callbacks, **options).fit(model, data.loader("train"))
     orders = [[batch["__key__"] for batch in whole][:2] for _ in range(3)]
     assert [model.epochs[epoch] for epoch in range(3)] == orders
     assert orders[0] != orders[1]
-
-
-class OfSeveral(Keys):
-    """Is given a batch of each loader."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return super().training_step(batch["ours"], batch_idx)
 
 
 def plain_loader() -> Any:

@@ -214,12 +214,6 @@ def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(
     assert "name another folder" in str(errors[1])
 
 
-def test_other_files_and_those_of_killed_runs_do_not_matter(tmp_path, predict):
-    (tmp_path / "config.yaml").touch()
-    (tmp_path / ".predictions-00000-of-00001.parquet.0123456789abcdef.part").touch()
-    assert predict(writers(tmp_path)) == [None]
-
-
 def test_a_disk_that_fills_up_is_told_with_the_file_and_leaves_none(tmp_path, predict, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

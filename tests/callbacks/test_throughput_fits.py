@@ -1,7 +1,6 @@
 """Who waits for whom, in real fits: what is logged where, and what is said at the end."""
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,13 +53,6 @@ class Net(OneWeight):
         loss = super().training_step(batch, batch_idx)
         self.log("loss", loss)
         return loss
-
-
-class Interrupted(Net):
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        if self.trainer.global_step == 7:
-            raise KeyboardInterrupt
-        return super().training_step(batch, batch_idx)
 
 
 def slowly(label: int) -> int:
@@ -124,13 +116,3 @@ def test_a_slow_loader_is_judged_loader_bound(
     )
     assert trainer > loader
     assert loader < 50  # it sleeps 20 ms a sample
-
-
-def test_ctrl_c_ends_with_a_report(make_data: MakeData, reports: Reports, fit: Fit) -> None:
-    on_sigint = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit):
-            fit(Interrupted(), make_data())
-    finally:
-        signal.signal(signal.SIGINT, on_sigint)  # Lightning has it ignored
-    assert len(reports()) == 1

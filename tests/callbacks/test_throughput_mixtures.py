@@ -66,17 +66,6 @@ def test_what_is_logged_is_what_was_trained(tmp_path: Path, split: dict[str, Any
         assert told == pytest.approx(counted(model.rows[: step + 1]))
 
 
-def test_a_step_of_the_optimiser_is_what_counts(tmp_path: Path) -> None:
-    data = module(tmp_path, batch_size=4)
-    options: dict[str, Any] = {"accumulate_grad_batches": 3, "log_every_n_steps": 1}
-    model, logger, _ = fit(tmp_path, data, max_epochs=1, **options)
-    told = logger.by_step("component")
-    assert list(told) == [0, 1, 2]
-    assert told[0] == pytest.approx(counted(model.rows[:3]))
-    assert told[1] == pytest.approx(counted(model.rows[:6]))
-    assert told[2] == pytest.approx(counted(model.rows))  # the end of the epoch
-
-
 def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
     path = tmp_path / "half.ckpt"
     first, _, trainer = fit(tmp_path, module(tmp_path), max_steps=6)
@@ -87,19 +76,6 @@ def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
     told = list(logger.by_step("component").values())
     assert told[0] == pytest.approx(counted(first.rows + model.rows[:2]))
     assert told[-1] == pytest.approx(counted(first.rows + model.rows)) == figures([60, 24, 12])
-
-
-def test_what_an_epoch_drops_is_passed_over_and_what_it_repeats_is_not_counted(
-    tmp_path: Path,
-) -> None:
-    """Rounds of 8 are 5, 2 and 1, and an epoch is four of them: 2 steps of 12, or 3 with pad."""
-    for remainder, steps in (("drop", 2), ("pad", 3)):
-        data = module(tmp_path, {"remainder": remainder}, batch_size=12)
-        model, logger, _ = fit(tmp_path, data, max_epochs=2, log_every_n_steps=1)
-        assert logger.by_step("component")[steps] == pytest.approx(
-            figures(np.add([20, 8, 4], np.bincount(model.rows[steps], minlength=3)))
-        )
-        assert logger.by_step("component")[2 * steps - 1] == figures([40, 16, 8])
 
 
 def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: Path) -> None:

@@ -70,12 +70,6 @@ def test_evaluation_is_epoch_0_again_and_keeps_its_stream():
     assert len(pool.streams) == 1
 
 
-def test_evaluation_is_epoch_0_whatever_epoch_is_set():
-    loader = make_loader(pinned=True)
-    loader.set_epoch(4)
-    assert list(loader) == [(0, 0), (0, 2), (0, 4)]
-
-
 @pytest.mark.parametrize("epoch", [-1, 2.5, "3", None, True, 2**63])
 def test_what_is_no_epoch_is_refused(epoch):
     loader = make_loader()
@@ -91,23 +85,6 @@ def test_two_iterations_at_a_time_are_an_error():
     next(second)
     with pytest.raises(ShardError, match=r"two iterations of one loader.*make a second loader"):
         next(first)
-
-
-def test_an_iteration_that_was_dropped_does_not_disturb_the_next():
-    loader = make_loader()
-    dropped = iter(loader)
-    next(dropped)
-    assert list(loader) == [(0, 0), (0, 2), (0, 4)]
-
-
-def test_closing_twice_is_closing_once():
-    pool = RoundRobinPool()
-    loader = make_loader(pool)
-    loader.close()
-    next(iter(loader))
-    loader.close()
-    loader.close()
-    assert pool.streams[0].closed
 
 
 def test_the_workers_end_with_the_block_also_by_an_error():
@@ -166,19 +143,6 @@ def test_the_trainer_says_where_an_iteration_begins():
     loader = make_loader(progress=FakeProgress(Cursor(6, 2)))
     loader.set_epoch(3)
     assert list(loader) == [(6, 2), (6, 4)]
-
-
-def test_the_trainer_says_what_was_trained():
-    loader = make_loader(progress=FakeProgress(Cursor(0)))
-    list(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["samples"]) == (9, 2)
-
-
-@pytest.mark.parametrize(("limit", "steps"), [(2, 2), (3, 3), (5, 3), (None, 3)])
-def test_a_limit_of_the_trainer_is_a_shorter_epoch(limit, steps):
-    loader = make_loader(progress=FakeProgress(Cursor(0), limit))
-    assert (len(list(loader)), len(loader)) == (steps, 3)
 
 
 def test_under_a_limit_the_stream_goes_on_with_the_next_epoch():

@@ -3,7 +3,6 @@
 import io
 import json
 
-import numpy as np
 import pytest
 import torch
 from numbered_batches import NumberedSource, RoundRobinPool, make_loader
@@ -38,16 +37,6 @@ def test_the_state_is_plain_enough_for_json_and_weights_only():
     assert torch.load(file, weights_only=True) == json.loads(json.dumps(state)) == state
 
 
-def test_the_state_is_plain_where_numpy_counted_the_epochs_and_steps():
-    loader = make_loader().with_epoch(np.int64(2))
-    loader.set_epoch(np.int64(3))
-    for _batch in zip(range(1), loader, strict=False):
-        pass
-    state = loader.state_dict()
-    assert {type(value) for value in state.values()} == {int}
-    make_loader().load_state_dict(state)
-
-
 def test_a_restored_loader_begins_after_the_last_batch():
     loader = make_loader()
     for _batch in zip(range(2), loader, strict=False):
@@ -55,50 +44,6 @@ def test_a_restored_loader_begins_after_the_last_batch():
     restored = make_loader()
     restored.load_state_dict(loader.state_dict())
     assert [list(restored) for _ in range(2)] == [[(0, 4)], [(1, 0), (1, 2), (1, 4)]]
-
-
-def test_the_length_in_a_resumed_epoch_is_that_of_a_whole_one():
-    restored = make_loader()
-    restored.load_state_dict({**restored.state_dict(), "samples": 4})
-    assert len(restored) == 3
-
-
-def test_a_state_survives_being_loaded_and_saved_again():
-    restored = make_loader()
-    state = {**restored.state_dict(), "epoch": 5, "samples": 2}
-    restored.load_state_dict(state)
-    assert restored.state_dict() == state
-
-
-def test_setting_another_epoch_forgets_the_state():
-    restored = make_loader()
-    restored.load_state_dict({**restored.state_dict(), "samples": 4})
-    restored.set_epoch(3)
-    assert next(iter(restored)) == (3, 0)
-
-
-def test_setting_the_epoch_of_the_state_keeps_the_state():
-    restored = make_loader()
-    restored.load_state_dict({**restored.state_dict(), "epoch": 3, "samples": 4})
-    restored.set_epoch(3)
-    assert list(restored) == [(3, 4)]
-
-
-def test_a_state_behind_the_end_of_a_shorter_epoch_goes_on_with_the_next_epoch():
-    restored = make_loader().with_epoch(1)
-    restored.load_state_dict({**restored.state_dict(), "samples": 4})
-    assert [list(restored) for _ in range(2)] == [[(1, 0)], [(2, 0)]]
-
-
-def test_a_loop_trains_no_epoch_twice_after_a_state_behind_the_end_of_its_epoch():
-    restored = make_loader().with_epoch(1)
-    restored.load_state_dict({**restored.state_dict(), "epoch": 5, "samples": 4})
-    assert restored.state_dict()["samples"] == 4  # for a run in which steps are left
-    served = []
-    for epoch in range(restored.epoch, 8):
-        restored.set_epoch(epoch)
-        served += list(restored)
-    assert served == [(6, 0), (7, 0)]
 
 
 @pytest.mark.parametrize("samples", [0, 4], ids=["a whole epoch", "behind its end"])
@@ -213,12 +158,6 @@ def test_epochs_of_another_length_are_refused_and_the_setting_is_named(samples):
         loader.load_state_dict(state)
 
 
-def test_more_samples_than_an_epoch_has_are_refused():
-    loader = make_loader()
-    with pytest.raises(StateError, match=r"samples in the checkpoint .* from 0 to 7, got 8"):
-        loader.load_state_dict({**loader.state_dict(), "samples": 8})
-
-
 @pytest.mark.parametrize("state", [None, 3, "state", [1]])
 def test_a_state_that_is_no_dict_is_refused(state):
     with pytest.raises(StateError, match="must be a dict of plain values, got"):
@@ -279,9 +218,3 @@ def test_exact_sampling_can_be_resumed_at_an_epoch_end(make_stream_loader):
     list(loader)
     restored.load_state_dict(loader.state_dict())
     assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]
-
-
-def test_a_state_of_another_seed_is_refused_by_a_real_loader(make_stream_loader):
-    state = make_stream_loader("resampled", seed=1).state_dict()
-    with pytest.raises(StateError, match="seed=1, this run has 2"):
-        make_stream_loader("resampled", seed=2).load_state_dict(state)

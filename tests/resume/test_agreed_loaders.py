@@ -96,19 +96,6 @@ def test_a_rank_that_fails_meets_the_others_only_where_they_make_new_loaders_too
     assert len(asking.agreed) == agreements
 
 
-class AsksTooLate(pl.Callback):
-    """Changes the batch size within an epoch, and asks for another loader."""
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        trainer.datamodule.batch_size = 2
-        trainer.datamodule.train_dataloader()
-
-
-def test_a_loader_that_is_replaced_within_an_epoch_says_so(tmp_path):
-    with pytest.raises(ShardError, match=r"closed while .* iterated.*between two epochs"):
-        make_trainer(tmp_path, [AsksTooLate()]).fit(Ledger(), ToyData())
-
-
 def test_each_fit_and_validation_agrees_anew(asking, tmp_path):
     data = ToyData()
     for _ in range(2):

@@ -1,7 +1,6 @@
 """The real thing: shards on disk, worker processes, another batch size and other workers."""
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 import torch
 from toy import SeenSamples, Snapshots, StopHereError, make_trainer
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 
 pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
@@ -83,18 +82,6 @@ def fit(folder: Path, urls: list[str], batch_size: int, num_workers: int, **more
     trainer = make_trainer(folder, more.pop("callbacks", ()), max_epochs=2)
     trainer.fit(model, data, **more)
     return model.seen
-
-
-def test_shuffled_shards_resume_with_another_batch_size_at_the_next_sample(pack_shards, tmp_path):
-    urls = pack_shards([5, 9, 6])
-    whole = fit(tmp_path, urls, batch_size=1, num_workers=0)
-    stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))  # 8 of 20 in the second epoch
-    with pytest.raises(StopHereError):
-        fit(tmp_path, urls, 4, 0, callbacks=[stop])
-    (checkpoint,) = stop.saved.values()
-    resumed = fit(tmp_path, urls, 3, 2, ckpt_path=checkpoint)
-    assert resumed == whole
-    assert set(Counter(map(tuple, resumed)).values()) == {1}
 
 
 @pytest.mark.parametrize(
@@ -189,19 +176,3 @@ def _rows(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         for row, key in enumerate(batch["__key__"]):
             yield key, [batch[name][row].tolist() for name in ("image", "mask", "label", "drawn")]
-
-
-def test_what_is_left_resumes_with_another_batch_size_at_the_next_kept_sample(
-    pack_shards, tmp_path
-):
-    urls, split = pack_shards([9, 14, 9]), {"exclude": THIRD}
-    whole = fit(tmp_path, urls, batch_size=1, num_workers=0, split=split)
-    stop = Snapshots(tmp_path, stop=("on_train_batch_end", 6))
-    with pytest.raises(StopHereError):
-        fit(tmp_path, urls, 4, 0, callbacks=[stop], split=split)
-    (checkpoint,) = stop.saved.values()
-    resumed = fit(tmp_path, urls, 3, 2, ckpt_path=checkpoint, split=split)
-    assert resumed == whole
-    assert len(whole) == 2 * 20
-    with pytest.raises(StateError, match="other samples are left by `keep` and `exclude`"):
-        fit(tmp_path, urls, 3, 0, ckpt_path=checkpoint)

@@ -12,7 +12,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 from chains import Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -126,16 +125,6 @@ def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, limits, tmp_pat
     assert trained == dict.fromkeys(saved, WHOLE)
 
 
-def test_a_window_that_a_stop_left_open_is_trained_again(tmp_path):
-    """7 of 12 batches, in windows of 3: the gradients of the last one are lost."""
-    options = {"accumulate_grad_batches": 3}
-    stop = ShouldStop(("on_train_batch_end", 7))
-    saved = checkpoints_of_a_stopped_fit(tmp_path, stop, **options)
-    model = Ledger()
-    make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=saved["by_hand"])
-    assert positions_of(model.steps) == WHOLE
-
-
 class RaisesAt(ShouldStop):
     """Raises an error as (name of the hook, which of its calls) says."""
 
@@ -143,7 +132,6 @@ class RaisesAt(ShouldStop):
         raise StopHereError
 
 
-@pytest.mark.filterwarnings("ignore:the earlier fit of this trainer")
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.parametrize(
     ("times", "stop", "make"),
@@ -171,38 +159,6 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make
         found = positions_of(model.steps)
         trained[done] = {epoch: found.get(epoch) for epoch in range(done, 4)}
     assert trained == {done: dict.fromkeys(range(done, 4), WHOLE[0]) for done in trained}
-
-
-@pytest.mark.parametrize("make", [make_trainer, bare_trainer])
-@pytest.mark.parametrize(
-    ("kind", "stop", "told"),
-    [
-        (RaisesAt, ("on_train_batch_start", 8), "2 of epoch 1, before its end: this fit begins it"),
-        (ShouldStop, ("on_train_batch_end", 7), "2 of epoch 1, .* Lightning counts it as done"),
-        (ShouldStop, ("on_train_batch_end", 3), "4 of epoch 0, .* Lightning counts it as done"),
-    ],
-)
-def test_a_fit_that_goes_on_in_memory_says_what_it_loses(kind, stop, told, make, tmp_path):
-    trainer = make(tmp_path, callbacks=[kind(stop)], enable_checkpointing=False)
-    with contextlib.suppress(StopHereError):
-        trainer.fit(Ledger(), ToyData())
-    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
-    with pytest.warns(UserWarning, match=rf"earlier fit .* ended after batch {told}.*ckpt_path"):
-        trainer.fit(Ledger(), ToyData())
-    assert trainer.current_epoch == 3
-    if make is make_trainer:
-        model = Ledger()
-        trainer.fit(model, ToyData(), ckpt_path=tmp_path / "stopped.ckpt")  # as the warning says
-        assert positions_of(model.steps) == WHOLE
-
-
-def test_a_fit_that_goes_on_after_whole_epochs_says_nothing(tmp_path):
-    trainer = make_trainer(tmp_path, max_epochs=1)
-    model, data = Ledger(), ToyData()
-    for epochs in (1, 2, 2, 3):
-        trainer.fit_loop.max_epochs = epochs
-        trainer.fit(model, data)
-    assert positions_of(model.steps) == WHOLE
 
 
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
@@ -282,18 +238,6 @@ def test_a_validation_is_due_after_an_error_that_came_before_it(kind, stop, tmp_
     resumed.fit(model, ToyData(), ckpt_path=tmp_path / "by_hand.ckpt")
     assert [steps for _, steps, _ in model.validations] == [3, 6, 9, 12, 15, 18]
     assert positions_of(model.steps) == WHOLE
-
-
-@pytest.mark.parametrize("stop", [("on_train_batch_end", 1), ("on_train_batch_start", 3)])
-def test_no_validation_is_due_after_an_error_elsewhere(stop, tmp_path):
-    trainer = make_trainer(
-        tmp_path, [RaisesAt(stop)], val_check_interval=3, enable_checkpointing=False
-    )
-    with pytest.raises(StopHereError):
-        trainer.fit(Ledger(), ToyData())
-    trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
-    state = torch.load(tmp_path / "by_hand.ckpt", weights_only=True)["callbacks"]["ExactResume"]
-    assert state["validation"] == ("none" if stop[1] == 1 else "done")
 
 
 @pytest.mark.parametrize("sanity", [0, 2])

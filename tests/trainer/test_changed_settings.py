@@ -31,18 +31,6 @@ def test_a_second_fit_trains_on_the_shards_that_are_named_then(make_data, make_t
     assert shards_of(model) == {0, 1}
 
 
-def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data):
-    data = make_data()
-    folds: list[set[str]] = []
-    for fold in range(2):
-        keep = {"hash_of": "key", "of": 2, "parts": [fold]}
-        data.splits["val"] = SplitConfig(data.splits["val"].urls, keep=keep)
-        folds.append({key for batch in data.loader("val") for key in batch["__key__"]})
-    assert folds[0]
-    assert folds[1]
-    assert not folds[0] & folds[1]
-
-
 @pytest.mark.parametrize("is_mixed", [False, True])
 def test_a_list_is_read_again_when_it_has_changed(make_data, tmp_path, is_mixed):
     listed = tmp_path / "listed.txt"

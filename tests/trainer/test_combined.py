@@ -10,7 +10,7 @@ import torch
 from fit_recorder import STEPS, VAL_STEPS, Recorder
 from lightning.pytorch.utilities import CombinedLoader
 
-from lightning_shards import ShardDataModule, SplitConfig
+from lightning_shards import ShardDataModule
 from lightning_shards.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
@@ -130,38 +130,10 @@ def test_of_loaders_one_after_the_other_ours_is_changed(is_first, seen):
     }
 
 
-@pytest.mark.parametrize("wrap", [Wrapper, lambda loader: loader], ids=["wrapped", "ours"])
-@pytest.mark.parametrize("step", [1, -1], ids=["in order", "turned round"])
-def test_a_wrapped_set_goes_by_its_place_and_one_of_ours_by_its_name(wrap, step, seen, make_data):
-    val = make_data().splits["val"]
-    swapped = SplitConfig(val.urls, fields={"label": "cls", "image": "png"})
-    step = step if wrap is not Wrapper else 1
-    batches = seen(
-        lambda loaders: [wrap(loader) for loader in loaders][::step],
-        "validate",
-        val=None,
-        val_sets={"a": val, "b": swapped},
-        batch_format="tuple",
-    )
-    for number, batch in batches:
-        images, labels = batch if number == (step < 0) else batch[::-1]
-        assert images.shape[1:] == (1, 4, 4)
-        assert (labels < 0).all()
-
-
 def test_wrappers_of_which_none_is_known_are_refused(seen):
     for way in WAYS.values():
         with pytest.raises(ConfigError, match=r"none of .* a ShardLoader, but \['Wrapper'.*super"):
             seen(lambda ours, way=way: way(Wrapper(ours), Wrapper(FOREIGN)))
-
-
-def test_foreign_loaders_where_no_split_is_configured_are_left_alone(seen):
-    class OwnVal(Combined):
-        def val_dataloader(self):
-            return CombinedLoader({"a": Wrapper(FOREIGN), "b": Wrapper(FOREIGN)}, "min_size")
-
-    batches = seen(None, "validate", OwnVal, val=None)
-    assert not any(is_ours(part) for _, batch in batches for part in batch.values())
 
 
 def test_a_batch_that_a_hook_has_flattened_goes_by_its_names(seen):
@@ -172,12 +144,3 @@ def test_a_batch_that_a_hook_has_flattened_goes_by_its_names(seen):
     combine = partial(WAYS["a dict"], other=Wrapper(FOREIGN))
     batches = seen(lambda ours: CombinedLoader(combine(ours), "min_size"), kind=Flattened)
     assert all(is_ours(batch) and not is_ours(batch["other"]) for _, batch in batches)
-
-
-def test_a_batch_of_which_a_hook_has_made_a_tensor_is_refused(seen):
-    class Labels(Combined):
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            return batch["label"]
-
-    with pytest.raises(ConfigError, match="the batch, a Tensor, has no such entry"):
-        seen(lambda ours: ours, kind=Labels)

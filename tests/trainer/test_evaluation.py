@@ -3,7 +3,7 @@
 from itertools import chain
 
 import pytest
-from fit_recorder import STEPS, SWITCHES, VAL, Recorder, all_ids
+from fit_recorder import SWITCHES, VAL, Recorder, all_ids
 
 from lightning_shards import SplitConfig
 
@@ -32,13 +32,6 @@ def test_limited_validations_begin_at_the_beginning_each_time(
     assert model.validations == [all_ids(VAL)[:samples]] * 3
 
 
-def test_limit_val_batches_0_validates_never_and_trains_all(make_data, make_trainer):
-    model = Recorder()
-    make_trainer(limit_val_batches=0).fit(model, make_data())
-    assert model.validations == []
-    assert len(model.steps) == 3 * STEPS
-
-
 def test_validate_test_and_predict_see_each_sample_once(make_data, make_trainer, pack_shards):
     model, trainer = Recorder(), make_trainer()
     data = make_data(
@@ -51,12 +44,3 @@ def test_validate_test_and_predict_see_each_sample_once(make_data, make_trainer,
     assert model.validations == [all_ids(VAL)]
     assert model.tested == all_ids([1, 4])
     assert list(chain(*predicted)) == all_ids([2, 1, 2])
-
-
-def test_validate_can_be_called_before_and_after_a_fit(make_data, make_trainer):
-    model, data, trainer = Recorder(), make_data(), make_trainer(max_epochs=1)
-    trainer.validate(model, data, verbose=False)
-    trainer.fit(model, data)
-    trainer.validate(model, data, verbose=False)
-    assert model.validations == [all_ids(VAL)] * 3
-    assert len(model.steps) == STEPS

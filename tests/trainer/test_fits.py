@@ -1,12 +1,9 @@
 """Fits under Lightning's own switches: steps, validations, orders."""
 
 from itertools import chain
-from typing import Any
 
 import pytest
 from fit_recorder import SWITCHES, TRAIN, EstimatingRecorder, Recorder, all_ids
-from lightning.pytorch.callbacks import StochasticWeightAveraging
-from torch import nn
 
 from lightning_shards import Cursor
 
@@ -48,12 +45,6 @@ def test_steps_can_be_estimated_in_configure_optimizers(switch, make_data, make_
     assert len(model.steps) == sum(SWITCHES[switch][1])  # asking has changed nothing
 
 
-@pytest.mark.parametrize("switch", ["none", "limit_train_batches=4", "reload", "max_steps=20"])
-def test_each_epoch_has_another_order(switch, run_of):
-    orders = [str(batches) for batches in run_of(switch).model.epochs().values()]
-    assert len(set(orders)) == len(orders) > 1
-
-
 @pytest.mark.parametrize("switch", ["limit_train_batches=4", "limit_train_batches=.5"])
 def test_a_limit_is_a_shorter_epoch_of_the_same_order(switch, run_of):
     whole = run_of("none").model.epochs()
@@ -68,14 +59,6 @@ def test_shuffled_training_serves_each_sample_once_an_epoch(make_data, make_trai
         assert sorted(chain(*batches)) == all_ids(TRAIN)
 
 
-def test_a_second_fit_of_another_trainer_with_the_same_module_begins_anew(make_data, make_trainer):
-    data, first, second = make_data(), Recorder(), Recorder()
-    make_trainer().fit(first, data)
-    make_trainer().fit(second, data)
-    assert first.steps == second.steps
-    assert len(second.validations) == 3
-
-
 def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(make_data, make_trainer):
     whole, parts, data = Recorder(), Recorder(), make_data()
     make_trainer(max_epochs=4).fit(whole, make_data())
@@ -84,15 +67,3 @@ def test_a_trainer_that_fits_on_goes_on_with_the_next_epochs(make_data, make_tra
     trainer.fit_loop.max_epochs = 4
     trainer.fit(parts, data)
     assert parts.steps == whole.steps
-
-
-def test_the_last_pass_of_weight_averaging_is_one_more_epoch_of_the_same_stream(
-    make_data, make_trainer
-):
-    model, data = Recorder(), make_data()
-    model.layer = nn.Sequential(model.layer, nn.BatchNorm1d(10))  # its statistics are taken last
-    averaging = StochasticWeightAveraging(1e-2, swa_epoch_start=1)
-    options: dict[str, Any] = {"callbacks": [averaging], "enable_checkpointing": False}
-    make_trainer(**options, max_epochs=2, limit_train_batches=4).fit(model, data)
-    assert [len(epoch) for epoch in model.epochs().values()] == [4] * 3
-    assert data.starts["train"] == [Cursor(0, 0)]

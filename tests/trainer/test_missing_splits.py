@@ -1,10 +1,7 @@
 """What a Trainer says of a split that is not there."""
 
-from typing import Any
-
-import lightning.pytorch as pl
 import pytest
-from fit_recorder import STEPS, VAL, CountedModule, Recorder, TrainsOnly
+from fit_recorder import STEPS, VAL, Recorder, TrainsOnly
 
 from lightning_shards.errors import ConfigError
 
@@ -47,41 +44,3 @@ def test_a_val_split_that_is_added_later_is_validated_and_one_that_is_removed_is
     make_trainer().fit(TrainsOnly(), removed)  # a warning is an error here
     with pytest.raises(ConfigError, match=r"no 'val' split.*val=SplitConfig"):
         make_trainer().validate(Recorder(), removed)
-
-
-class OwnLoaders(CountedModule):
-    """Evaluates on what is not configured for it: `train` stands for each of the other splits."""
-
-    def val_dataloader(self) -> Any:
-        return self.loader("train")
-
-    test_dataloader = predict_dataloader = val_dataloader
-
-
-class Batches(pl.Callback):
-    """Counts the batches of each evaluation."""
-
-    def __init__(self) -> None:
-        self.seen = 0
-
-    def _count(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.seen += not trainer.sanity_checking
-
-    on_validation_batch_end = on_test_batch_end = on_predict_batch_end = _count
-
-
-@pytest.mark.parametrize(
-    ("verb", "is_assigned"),
-    [("fit", False), ("test", False), ("validate", True), ("predict", True)],
-)
-def test_an_own_method_for_a_loader_needs_no_configured_split(
-    verb, is_assigned, make_data, make_trainer
-):
-    data = make_data(CountedModule if is_assigned else OwnLoaders, val=None)
-    if is_assigned:
-        for split in ("val", "test", "predict"):
-            setattr(data, f"{split}_dataloader", lambda: data.loader("train"))
-    counter = Batches()
-    trainer = make_trainer(callbacks=[counter], max_epochs=1, enable_checkpointing=False)
-    getattr(trainer, verb)(Recorder(), data)
-    assert counter.seen == STEPS

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lightning_shards import ShardDataModule
-from lightning_shards.errors import ConfigError
 from tests.mixed_shards import mix_of, module_of
 
 NAMES = ("web", "more")
@@ -63,18 +62,3 @@ def test_device_transforms_go_by_the_fields_that_a_batch_has(
         assert pixels[:, 0, 0, 0].tolist() == batch["label"].tolist()
         kinds[name] += 1
     assert kinds == {"web": 10, "more": 2}
-
-
-class WithoutLabels(ShardDataModule):
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        batch = {name: column for name, column in batch.items() if name != "label"}
-        return super().on_after_batch_transfer(batch, dataloader_idx)
-
-
-def test_a_field_of_all_components_that_a_batch_lacks_is_told(make_trainer, tmp_path):
-    data = module(tmp_path, NAMES, device_transforms={"label": negative})
-    data.__class__ = WithoutLabels
-    with pytest.raises(
-        ConfigError, match="device_transforms names 'label', and the batch, a dict, has no"
-    ):
-        make_trainer(max_epochs=1).fit(Keeping(), data)

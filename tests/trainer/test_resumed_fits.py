@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-import torch
-from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids, ids_of
+from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids
 
 from lightning_shards import Cursor, SplitConfig
 from lightning_shards.errors import StateError
@@ -45,15 +44,6 @@ def test_a_resumed_fit_takes_the_steps_that_are_left(
     assert trainer.global_step == 3 * STEPS
 
 
-@pytest.mark.parametrize("step", [4, 12])
-def test_a_fit_resumed_within_an_epoch_goes_on_with_the_next_sample(
-    step, checkpoints, make_data, make_trainer
-):
-    model = Recorder()
-    make_trainer().fit(model, make_data(), ckpt_path=checkpoints[f"step-step={step}"])
-    assert model.steps == checkpoints["model"].steps[step:]
-
-
 def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(
     checkpoints, make_data, make_trainer
 ):
@@ -85,39 +75,6 @@ def test_a_fit_resumed_after_any_validation_takes_the_steps_and_validations_that
         numbers[:2] for numbers in whole.steps[step:]
     ]
     assert resumed.validations == [all_ids(VAL)] * (5 - number)
-
-
-class EarlyRecorder(Recorder):
-    """Takes one batch before the first step, as a logger of pictures does."""
-
-    def on_train_start(self) -> None:
-        self.taken_ahead = ids_of(next(iter(self.trainer.train_dataloader)))
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "options"),
-    [("last", {"max_steps": 30, "max_epochs": -1}), ("validated", {})],
-)
-def test_a_batch_taken_ahead_when_only_an_epochs_end_is_left_is_the_next_epochs_first(
-    checkpoint, options, checkpoints, make_data, make_trainer
-):
-    model = EarlyRecorder()
-    make_trainer(**options).fit(
-        model, make_data(), ckpt_path=checkpoints[f"{checkpoint}-step={STEPS}"]
-    )
-    assert model.steps[0] == (1, 0, model.taken_ahead)
-
-
-def test_a_fit_resumed_at_an_epochs_end_goes_on_with_a_split_that_serves_each_sample_once(
-    make_data, make_trainer, tmp_path
-):
-    whole, resumed = Recorder(), Recorder()
-    saver = Saver(tmp_path / "saved", "{epoch}")
-    make_trainer(callbacks=[saver]).fit(whole, make_data(sampling="shuffled"))
-    make_trainer().fit(
-        resumed, make_data(sampling="shuffled"), ckpt_path=tmp_path / "saved" / "epoch=0.ckpt"
-    )
-    assert resumed.steps == whole.steps[STEPS:]
 
 
 def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch_and_says_so(
@@ -199,21 +156,6 @@ def test_a_fit_with_max_steps_that_leaves_out_the_epoch_after_its_checkpoint_war
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Recorder, {"max_steps": 3 * STEPS}),
-        (EstimatingRecorder, {"max_steps": 40, "max_epochs": 3}),
-    ],
-)
-def test_a_fit_that_was_at_its_end_has_nothing_to_warn_of(
-    kind, options, checkpoints, make_data, make_trainer
-):
-    model, path = kind(), checkpoints["epoch-epoch=2"]
-    make_trainer(**options).fit(model, make_data(), ckpt_path=path)  # warnings are errors
-    assert model.steps == []
-
-
-@pytest.mark.parametrize(
     ("step", "lost", "kind"),
     [(12, 2, Recorder), (4, 1, EstimatingRecorder), (20, 0, Recorder)],
 )
@@ -251,41 +193,3 @@ def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(
     trainer = make_trainer(limit_train_batches=limit)
     with pytest.raises(StateError, match=f"after batch 4 of an epoch, whose end is now at {limit}"):
         trainer.fit(kind(), make_data(), ckpt_path=checkpoints["step-step=4"])
-
-
-def test_a_checkpoint_of_another_run_can_still_be_tested(
-    checkpoints, make_data, make_trainer, pack_shards
-):
-    model, data = Recorder(), make_data(seed=5, test=SplitConfig(pack_shards([3], "test")))
-    make_trainer().test(model, data, ckpt_path=checkpoints["step-step=4"], verbose=False)
-    assert model.tested == all_ids([3])
-
-
-@pytest.mark.parametrize(
-    ("name", "epoch", "samples"),
-    [("step-step=4", 0, 8), ("step-step=20", 2, 0), ("epoch-epoch=0", 1, 0)],
-)
-def test_a_checkpoint_knows_the_samples_of_the_epoch_that_were_trained(
-    name, epoch, samples, checkpoints
-):
-    state = torch.load(checkpoints[name], weights_only=True)["CountedModule"]
-    assert (state["epoch"], state["samples"]) == (epoch, samples)
-
-
-def test_a_checkpoint_of_an_exception_counts_the_trained_steps_alone(
-    make_data, make_trainer, tmp_path
-):
-    class Failing(Recorder):
-        def training_step(self, batch, batch_idx):
-            if batch_idx == 6:
-                self.trainer.save_checkpoint(tmp_path / "failed.ckpt")
-                raise ArithmeticError
-            return super().training_step(batch, batch_idx)
-
-    with pytest.raises(ArithmeticError):
-        make_trainer().fit(Failing(), make_data())
-    state = torch.load(tmp_path / "failed.ckpt", weights_only=True)["CountedModule"]
-    assert (state["epoch"], state["samples"]) == (0, 12)
-    resumed = Recorder()
-    make_trainer(max_epochs=1).fit(resumed, make_data(), ckpt_path=tmp_path / "failed.ckpt")
-    assert [batch for _, batch, _ in resumed.steps] == [6, 7, 8, 9]

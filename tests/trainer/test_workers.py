@@ -75,19 +75,6 @@ def test_no_worker_outlives_a_fit_however_it_ends(stage, error, make_data, make_
     assert living_children() - before == set()
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
-def test_no_worker_of_a_loader_outlives_a_fit_that_was_given_the_loader_alone(
-    make_data, make_trainer
-):
-    before = living_children()
-    model = Failing("training_step", None)
-    config = LoaderConfig(multiprocessing_context="fork")
-    loader = make_data(ShardDataModule, num_workers=2, loader=config).loader("train")
-    make_trainer(max_epochs=2, limit_val_batches=0).fit(model, loader)
-    assert len(model.running - before) == 2
-    assert living_children() - before == set()
-
-
 def test_workers_go_on_while_the_model_validates(make_data, make_trainer):
     class Watching(Recorder):
         workers: dict[int, set[int]]
