@@ -90,8 +90,7 @@ def change_parts(
         trainer: Reads the batch.
         batch: Is on the device.
         dataloader_idx: Position of its loader, where loaders are read one after the other.
-        read: The splits and sets that the trainer reads in this stage, in the order of their
-            loaders.
+        read: The splits and sets that the trainer reads in this stage, in order.
         change: Makes the new part of a part and the name of its split, None without one.
 
     Raises:
@@ -99,30 +98,26 @@ def change_parts(
             to be read.
     """
     combined = _read_loader(trainer)
-    if combined is None:  # no loader gave it: it is an example input, for instance
-        return batch
+    if combined is None:
+        return batch  # no loader gave it: it is an example input, for instance
     default = read[min(dataloader_idx, len(read) - 1)] if read else None
     loaders, spec = tree_flatten(combined.iterables)
     has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
-    if cast("Any", combined)._mode == "sequential":  # noqa: SLF001 Lightning names no other way
-        loader = loaders[dataloader_idx]
-        is_ours = isinstance(loader, ShardLoader)
-        return change(batch, _split_of(loader, default)) if is_ours or not has_ours else batch
+    is_turn = cast("Any", combined)._mode == "sequential"  # noqa: SLF001 Lightning names no other way
+    if is_turn or spec.is_leaf():
+        loader = loaders[dataloader_idx if is_turn else 0]
+        is_changed = isinstance(loader, ShardLoader) or not has_ours
+        return change(batch, _split_of(loader, default)) if is_changed else batch
     try:
         parts = spec.flatten_up_to(batch)
     except ValueError:  # a hook has given it another shape
         return change(batch, default)
-    if spec.is_leaf():
-        return change(batch, _split_of(loaders[0], default))
     if not has_ours and default is not None:
         _refuse(loaders)
-    changed = [
-        change(part, _split_of(loader, default))
-        if isinstance(loader, ShardLoader) and part is not None  # None: exhausted (max_size)
-        else part
-        for loader, part in zip(loaders, parts, strict=True)
-    ]
-    return tree_unflatten(changed, spec)
+    for number, (loader, part) in enumerate(zip(loaders, parts, strict=True)):
+        if isinstance(loader, ShardLoader) and part is not None:  # None: exhausted (max_size)
+            parts[number] = change(part, _split_of(loader, default))
+    return tree_unflatten(parts, spec)
 
 
 def loaders_in(given: Any) -> list[Any]:
