@@ -19,13 +19,12 @@ import numpy as np
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.balanced_order import BalancedOrder
 from lightning_shards.plan.draws import FileOrder
-from lightning_shards.readers.joined import Joined
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file, not_written
-from lightning_shards.shards.filters.applying import digest_with_shards
 from lightning_shards.shards.filters.predicates import digest_of_predicate
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.index import ShardIndex, digest_with_shards
+from lightning_shards.shards.joins.kept import Joined
 from lightning_shards.shards.joins.tables import Join
 from lightning_shards.shards.private_files import CacheFolder, MappedNumbers
 from lightning_shards.shards.progress_line import progress_line

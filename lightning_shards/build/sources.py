@@ -49,7 +49,7 @@ from lightning_shards.shards.urls import expand_urls, is_local, redact, split_ur
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
-    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.joins.kept import Joined
     from lightning_shards.shards.joins.tables import Join
 
 _log = logging.getLogger(__name__)
@@ -391,7 +391,7 @@ def _joined(
     """The shards of the components that have joins."""
     if not any(joins):
         return ()
-    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.joins.kept import Joined
 
     of_each = zip(parts, joins, first_shards, strict=True)
     return tuple(Joined(of, each.shards, n, each.name) for each, of, n in of_each if of)

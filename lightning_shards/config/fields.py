@@ -80,7 +80,7 @@ def _decoder(
     field: Field, kind: str, decode: Mapping[str, Any], transforms: Mapping[str, Transform]
 ) -> Any:
     if field.name not in decode and not takes_bytes(transforms.get(field.name)):
-        return kind.partition(" ")[0] if kind.startswith("npy ") else kind
+        return kind
     if kind not in _OF_BYTES:
         raise ConfigError(
             f"join {field.name!r}: its column holds numbers ({kind}), and a decoder takes bytes; "

@@ -42,6 +42,7 @@ from lightning_shards.samples.collate import (
 from lightning_shards.samples.decoders import CLASS, COLUMN_DECODERS, Decoding
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import (
+    ABSENT,
     FieldMembers,
     Ints,
     MemberBytes,
@@ -309,7 +310,11 @@ class BatchReader:
         joined = None
         if self._are_joined:
             joined = self._shards.joined(int(ids[0, 0]) if len(ids) else 0)
-        return {} if joined is None else {**joined.members(ids)}
+        if joined is None:
+            return {}
+        checksums = np.full(len(ids), ABSENT)
+        values = joined.extents(ids).items()
+        return {name: MemberBytes(*extents, checksums) for name, extents in values}
 
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
         """The fields of the samples of a part, in their order."""

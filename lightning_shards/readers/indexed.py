@@ -44,7 +44,7 @@ from lightning_shards.shards.urls import is_local, redact
 
 if TYPE_CHECKING:
     from lightning_shards.plan.mixture import MixtureOrder
-    from lightning_shards.readers.joined import Joined
+    from lightning_shards.shards.joins.kept import Joined
 
 _T = TypeVar("_T")
 
@@ -121,7 +121,7 @@ class IndexedSource(ShardSource):
             store = TableStore(self.cache, storages=storages)
             build_tables(self.index.urls, store)
             for each in self.joined:
-                each.prepare(self.cache, store)
+                each.opened(self.cache, store).prepare()
         store = TableStore(self.cache)
         for part, first in zip(self.index.parts, self.index.first_shards, strict=True):
             if part.num_shards <= _MOST_CHECKED and all(map(is_local, part.urls)):

@@ -23,7 +23,7 @@ from lightning_shards.shards.tables import TableStore, mapped_bytes
 from lightning_shards.system.process import allow_open_files, files_allowed
 
 if TYPE_CHECKING:
-    from lightning_shards.readers.joined import Joined, JoinedMembers
+    from lightning_shards.shards.joins.kept import Joined, JoinedValues
 
 MAX_OPEN_SHARDS = 400
 """A block of 16,384 samples in runs of 64 touches 256 shards or a few more. Each costs two file
@@ -141,7 +141,7 @@ class OpenShards:
                 sizes += sizes_of_shard
         return sizes
 
-    def joined(self, shard: int) -> "JoinedMembers | None":
+    def joined(self, shard: int) -> "JoinedValues | None":
         """The values of the samples of a shard that come from joins; None if it has none."""
         return next((joined for joined in self._joined if shard in joined.shards), None)
 
@@ -205,7 +205,9 @@ def read_sample(
     for field in fields:
         with clock.on("read"):
             if field.is_joined and joined is not None:
-                members: Sample = joined.of_sample(field, shard, sample)
+                data, (start,), (size,) = joined.extents(np.array([[shard, sample]]))[field.name]
+                value = data[start : start + size].tobytes()
+                members: Sample = {field.suffixes[0]: value} if size >= 0 else {}
             else:
                 members = dict.fromkeys(suffixes) | {
                     suffix: reader.read(sample, suffix) for suffix in field.suffixes_in(suffixes)

@@ -18,8 +18,8 @@ from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage
 
 if TYPE_CHECKING:
-    from lightning_shards.readers.joined import Joined
     from lightning_shards.remote.ahead import FetchAhead
+    from lightning_shards.shards.joins.kept import Joined
 
 _MOST_BYTES: Final = 4 * 2**20
 """Batches that are read together have so many bytes at most while pieces are fetched ahead. Of 64

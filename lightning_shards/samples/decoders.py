@@ -223,15 +223,19 @@ _SCALARS = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
 """Kinds of single numbers that joins keep, and the types of their bytes."""
 
 
+_LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")
+
 SCALAR_DECODERS: dict[object, Callable[[bytes], Any]] = {
-    kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in _SCALARS.items()
+    **{kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in _SCALARS.items()},
+    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},
 }
-"""Decoders of single numbers from joins; no configuration can name them."""
+"""Decoders of numbers and lists of them from joins; no configuration can name them."""
 
 COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     "npy": npy_column,
     **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},
     **{kind: partial(_scalar_column, dtype=dtype) for kind, dtype in _SCALARS.items()},
+    **{f"list {dtype}": partial(_number_column, dtype=dtype) for dtype in _LISTS},
 }
 """Decoders for all members of a batch at once; None if they do not fit one array."""
 

@@ -8,6 +8,7 @@ total is known.
 
 import hashlib
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from lightning_shards.plan.kept_order import KeptSamples
 from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.classes import CLASSES, ClassFiles
 from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import stamp_of
+from lightning_shards.shards.private_files import CacheFolder, sidecar_name
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
 from lightning_shards.shards.urls import (
     is_local,
@@ -213,6 +215,19 @@ def load_index(
         _log.warning(what, len(empty), len(known), empty[0])
     in_order = np.fromiter((known[split_url(url)] for url in urls), np.int64, count=len(urls))
     return ShardIndex(tuple(urls), in_order, size_bytes=_sum_if_known(sizes, len(urls)))
+
+
+def digest_with_shards(digest: str, index: ShardIndex, cache: CacheFolder) -> str:
+    """A hash of this one, the shards, and what shows that one, or its table, is another now."""
+    hashed = hashlib.sha256(digest.encode())
+    counts = [None] * index.num_shards if index.counts is None else index.counts.tolist()
+    for url, count in zip(index.urls, counts, strict=True):
+        try:
+            stamp = stamp_of(url if is_local(url) else cache.sidecar_of(url))
+        except OSError:
+            stamp = None  # a local shard that is missing is an error elsewhere
+        hashed.update(os.fsencode(f"\n{sidecar_name(url)} {count} {stamp}"))
+    return hashed.hexdigest()[:32]
 
 
 def _sum_if_known(sizes: Iterable[int | None], number: int) -> int | None:

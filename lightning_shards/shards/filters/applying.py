@@ -9,7 +9,6 @@ while a run reads it.
 A list is a text file with a key on each line, as it is in the tar. Empty lines are passed over.
 """
 
-import hashlib
 import logging
 import os
 from codecs import BOM_UTF8
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.kept_order import KeptSamples, kept_samples, pack_masks
-from lightning_shards.shards.files import not_written, stamp_of
+from lightning_shards.shards.files import not_written
 from lightning_shards.shards.filters.predicates import (
     ShardColumns,
     digest_of_predicate,
@@ -32,8 +31,8 @@ from lightning_shards.shards.filters.predicates import (
     mask_of,
 )
 from lightning_shards.shards.filters.settings import SampleFilter, read_list
-from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, sidecar_name
+from lightning_shards.shards.index import ShardIndex, digest_with_shards
+from lightning_shards.shards.private_files import CacheFolder, MappedNumbers
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, split_url
@@ -79,19 +78,6 @@ def filtered_index(
             raise not_written(path, error) from error
         kept = kept_samples(index.counts, MappedNumbers(path))
     return replace(index, kept=kept)
-
-
-def digest_with_shards(digest: str, index: ShardIndex, cache: CacheFolder) -> str:
-    """A hash of this one, the shards, and what shows that one, or its table, is another now."""
-    hashed = hashlib.sha256(digest.encode())
-    counts = [None] * index.num_shards if index.counts is None else index.counts.tolist()
-    for url, count in zip(index.urls, counts, strict=True):
-        try:
-            stamp = stamp_of(url if is_local(url) else cache.sidecar_of(url))
-        except OSError:
-            stamp = None  # a local shard that is missing is an error elsewhere
-        hashed.update(os.fsencode(f"\n{sidecar_name(url)} {count} {stamp}"))
-    return hashed.hexdigest()[:32]
 
 
 def _digest(chosen: SampleFilter) -> str:

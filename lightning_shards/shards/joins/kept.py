@@ -1,20 +1,18 @@
 """What is kept of joins: made once for a node by pyarrow, and mapped to be read.
 
 A join is one Arrow IPC file in the folder `joins` of the cache. Its one column has the value of
-each sample as bytes, in their order, and null where there is none. Its name is made of the contents
-of the table and the list of shards. It holds while the shards have the sizes and times of change,
-noted with the column, that they had when their keys were matched.
+each sample as bytes, in their order, and null where there is none. Its name has all that it depends
+on: the contents of the table, the shards, and their stamps.
 """
 
 import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
-from hashlib import sha256
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -24,7 +22,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.shards.files import new_file, not_written
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.index import ShardIndex, digest_with_shards
 from lightning_shards.shards.joins.settings import JOIN_PREFIX
 from lightning_shards.shards.joins.tables import (
     Arrow,
@@ -32,10 +30,10 @@ from lightning_shards.shards.joins.tables import (
     JoinTable,
     alone,
     binary_array,
-    changed,
     load_arrow,
     look_at,
     open_join_table,
+    replaced,
     table_keys,
 )
 from lightning_shards.shards.members import ENCODING, MemberTable
@@ -43,7 +41,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, release_pages
-from lightning_shards.shards.urls import split_url
+from lightning_shards.shards.urls import is_local, split_url
 
 _Ints = NDArray[np.int64]
 
@@ -54,12 +52,12 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class JoinedShards:
+class Joined:
     """Shards of a split whose samples have joins: all of them, or those of a component of a mix.
 
     Attributes:
         joins: Of these shards.
-        index: These shards.
+        index: These shards, with their counts.
         first_shard: The number that the first of them has in the split.
         component: Its name, for messages; empty if they are all shards of the split.
     """
@@ -74,6 +72,10 @@ class JoinedShards:
         of = f"{self.component}." if self.component else ""
         return {f"{JOIN_PREFIX}{of}{join.settings.name}": join.digest for join in self.joins}
 
+    def opened(self, cache: CacheFolder, store: TableStore) -> "JoinedValues":
+        """The values of the joins, which are kept in this cache."""
+        return JoinedValues(self, cache, store)
+
 
 class KeptJoin:
     """A kept join, open for reading.
@@ -83,7 +85,7 @@ class KeptJoin:
 
     Attributes:
         data: The bytes of all values, uint8.
-        stamps: Size and time of change of each shard then, int64 of shape (num_shards, 2).
+        stamps: Size and time of change of each shard then.
         rows: Rows of the table.
         unmatched: Rows whose key no sample has.
     """
@@ -100,7 +102,7 @@ class KeptJoin:
         self.data = np.frombuffer(data or b"", np.uint8)
         facts = json.loads(reader.schema.metadata[_FACTS])
         self.rows, self.unmatched = int(facts["rows"]), int(facts["unmatched"])
-        self.stamps: _Ints = np.array(facts["stamps"], np.int64).reshape(-1, 2)
+        self.stamps: list[list[int]] = facts["stamps"]
 
     def extents(self, samples: _Ints) -> tuple[_Ints, _Ints]:
         """Where in `data` the values of these samples begin, and their sizes; both -1 for none."""
@@ -114,54 +116,92 @@ class KeptJoin:
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
 
-class KeptJoins:
-    """What is kept of the joins of one split, or of one component of a mix.
+class JoinedValues:
+    """The values of the joins of some shards; joins are opened, or made, when one is asked for.
 
     Args:
-        joined: The shards, with their counts.
-        cache: Where it is kept.
+        joined: The shards, by their numbers in the split, and their joins.
+        cache: Where joins are kept.
         store: The member tables of the shards.
+
+    Attributes:
+        shards: The numbers of the shards.
     """
 
-    def __init__(self, joined: JoinedShards, cache: CacheFolder, store: TableStore) -> None:
-        assert joined.index.counts is not None  # the reader's choice sees to it
-        self._index, self._cache, self._store = joined.index, cache, store
-        self._counts, self._component = joined.index.counts, joined.component
+    def __init__(self, joined: Joined, cache: CacheFolder, store: TableStore) -> None:
+        index, first = joined.index, joined.first_shard
+        assert index.counts is not None  # the reader's choice sees to it
+        self._joined, self._index, self._cache, self._store = joined, index, cache, store
+        self._counts, self._stops = index.counts, np.cumsum(index.counts)
+        self.shards = range(first, first + index.num_shards)
+        self._told: list[Join] = []
 
-    def prepare(self, join: Join) -> None:
-        """Make what is kept of a join unless it is there and of these shards.
+    def prepare(self) -> None:
+        """Make on this node what is kept of the joins.
 
         Samples without a value and rows without a sample are logged.
 
         Raises:
-            ConfigError: Values are missing and may not, or the join cannot be made.
-            ShardError: A shard or the table cannot be read.
+            ConfigError: Values are missing and may not, or a join cannot be made.
+            ShardError: A shard or a table cannot be read.
         """
-        self._tell(join, self.renewed(join))
+        for join in self._joined.joins:
+            kept = self._kept[join.settings.name]
+            if join not in self._told:
+                self._tell(join, kept)
 
-    def open(self, join: Join) -> KeptJoin:
-        """The kept join, which is made if it is not there; raises what `prepare` does."""
-        kept = self._opened(join)
-        if kept is None:
-            kept = self.renewed(join)
-            self._tell(join, kept)
+    def require_same(self, shard: int, table: MemberTable) -> None:
+        """Refuse a shard that has changed since its keys were matched.
+
+        Raises:
+            IndexMismatchError: It has.
+            ShardError: A join cannot be made.
+        """
+        for kept in self._kept.values():
+            if tuple(kept.stamps[shard - self.shards.start]) != table.stamp:
+                raise replaced(self._index.urls[shard - self.shards.start])
+
+    def extents(self, ids: _Ints) -> dict[str, tuple[NDArray[np.uint8], _Ints, _Ints]]:
+        """By name of the join, bytes, and where in them the values of these samples are.
+
+        Args:
+            ids: int64 of shape (n, 2).
+
+        Returns:
+            The bytes, and where each value begins and its size, int64 of shape (n,), -1 for none.
+        """
+        shards = ids[:, 0] - self.shards.start
+        numbers = (self._stops - self._counts)[shards] + ids[:, 1]
+        return {name: (kept.data, *kept.extents(numbers)) for name, kept in self._kept.items()}
+
+    def release(self) -> None:
+        """Count the pages that were read no longer as memory of this process."""
+        for kept in vars(self).get("_kept", {}).values():
+            kept.release()
+
+    @cached_property
+    def _kept(self) -> dict[str, KeptJoin]:
+        """The kept joins by their names."""
+        remote = [url for url in self._index.urls if not is_local(url)]
+        for first in range(0, len(remote), _FETCHED_TOGETHER):  # their stamps are of the tables
+            self._store.fetch(remote[first : first + _FETCHED_TOGETHER])
+        kept: dict[str, KeptJoin] = {}
+        for join in self._joined.joins:
+            of_table = f"{join.digest} {join.settings.key!r} {join.column!r} {join.kind}"
+            name = digest_with_shards(of_table, self._index, self._cache)
+            path = self._cache.root / "joins" / f"{name}.values.arrow"
+            with alone(path, self._cache):
+                found = self._opened(join, path)
+                if found is None:
+                    self._make(join, path)
+                    found = self._opened(join, path)
+                    assert found is not None  # it was written a moment ago
+                    self._tell(join, found)
+            kept[join.settings.name] = found
         return kept
 
-    def renewed(self, join: Join) -> KeptJoin:
-        """The kept join, which is made again unless it is of the shards as they are now."""
-        stamps = np.array([table.stamp for table in self._tables()], np.int64).reshape(-1, 2)
-        path = self._path(join)
-        with alone(path, self._cache):
-            kept = self._opened(join)
-            if kept is None or not np.array_equal(kept.stamps, stamps):
-                self._make(join, path)
-                kept = self._opened(join)
-            assert kept is not None  # it was written a moment ago
-            return kept
-
-    def _opened(self, join: Join) -> KeptJoin | None:
+    def _opened(self, join: Join, path: Path) -> KeptJoin | None:
         """The kept join; None if it is absent or damaged."""
-        path = self._path(join)
         opened = self._cache.open(path)
         if opened is None:
             return None
@@ -172,27 +212,16 @@ class KeptJoins:
             _log.warning("join %r is made again: %s: %s", join.settings.name, path, error)
             return None
 
-    def _path(self, join: Join) -> Path:
-        digest = sha256(f"{join.digest}\0{join.settings.key}\0{join.column}\0{join.kind}".encode())
-        for url in self._index.urls:
-            digest.update(os.fsencode(self._cache.sidecar_of(url)))
-        digest.update(self._index.fingerprint().encode())
-        return self._cache.root / "joins" / f"{digest.hexdigest()[:24]}.values.arrow"
-
-    def _tables(self) -> Iterator[MemberTable]:
-        """The member table of one shard after the other."""
-        urls = self._index.urls
-        for shard, (url, count) in enumerate(zip(urls, self._counts.tolist(), strict=True)):
-            if shard % _FETCHED_TOGETHER == 0:
-                self._store.fetch(urls[shard : shard + _FETCHED_TOGETHER])
-            table = self._store.table_of(url, expected_samples=count)
-            yield table
-            release_pages(table)
-
     def _make(self, join: Join, path: Path) -> None:
+        with closing(Storages(join.storages)) as storages:
+            here = replace(
+                join, files=tuple(look_at(file.path, storages, self._cache) for file in join.files)
+            )
+        for file, before in zip(here.files, join.files, strict=True):
+            if file != before:
+                raise replaced(file.path)
         try:
-            with closing(Storages(join.storages)) as storages:
-                self._write(join, storages, path)
+            self._write(here, path)
         except MemoryError as error:
             raise ConfigError(
                 f"join {join.settings.name!r}: {join.where} does not fit the memory, with the keys "
@@ -202,18 +231,17 @@ class KeptJoins:
         except OSError as error:
             raise not_written(path, error) from error
 
-    def _write(self, join: Join, storages: Storages, path: Path) -> None:
+    def _write(self, join: Join, path: Path) -> None:
         arrow, stamps, keys = load_arrow("compute"), list[tuple[int, int]](), list[Arrow]()
-        for shard in self._tables():
+        for url, count in zip(self._index.urls, self._counts.tolist(), strict=True):
+            shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
-        with open_join_table(join, storages, self._cache, self._store) as table:
-            rows = self._matched(join.settings.name, table, arrow.concat_arrays(keys), arrow)
-            with progress_bar(f"join {join.settings.name!r}", len(rows), " samples") as step:
-                column = _gathered(table.values(rows), path.parent, step)
-            for before in join.files:
-                if look_at(before.path, join.settings, storages, self._cache)[0] != before:
-                    raise changed(before.path)
+            release_pages(shard)
+        table = open_join_table(join, self._store)
+        rows = self._matched(join.settings.name, table, arrow.concat_arrays(keys), arrow)
+        with progress_bar(f"join {join.settings.name!r}", len(rows), " samples") as step:
+            column = _gathered(table.values(rows), path.parent, step)
         is_matched = np.zeros(len(table.keys) + 1, np.bool_)  # the last stands for row -1
         is_matched[rows] = True
         unmatched = int((~is_matched[:-1]).sum())
@@ -236,30 +264,29 @@ class KeptJoins:
             )
         rows = matches(of_samples).fill_null(-1).to_numpy()
         if len(rows) and rows.max() < 0:
-            problem = f"join {name!r}: no row of its table has the key of a sample"
-            if not len(of_rows):
-                raise ConfigError(f"{problem}, because it has no rows; name another table")
+            first = f", first {_shown_key(of_rows[0])!r}," if len(of_rows) else ""
             raise ConfigError(
-                f"{problem}: the first of {count_of(len(of_rows), 'row')} has "
-                f"{_shown_key(of_rows[0])!r}, the first sample {self._name(0)}; name the "
-                "column with the keys of samples in `key`"
+                f"join {name!r}: of {count_of(len(of_rows), 'row')}{first} none has the key of a "
+                f"sample, first {self._name(0)}; name the column with the keys of samples in "
+                "`key`, or another table"
             )
         return rows.astype(np.int64)
 
     def _tell(self, join: Join, kept: KeptJoin) -> None:
         """Say in one line what matches nothing; an error where samples may not lack values."""
-        of = f" of component {self._component!r}" if self._component else ""
+        self._told.append(join)
+        component = self._joined.component
+        of = f" of component {component!r}" if component else ""
         name, remarks = f"join {join.settings.name!r}{of}", list[str]()
         numbers, left = np.arange(int(self._counts.sum())), self._index.kept
         if left is not None:
-            begins = np.cumsum(self._counts) - self._counts
+            begins = self._stops - self._counts
             of_shards = [begin + left.of_shard(shard) for shard, begin in enumerate(begins)]
-            numbers = np.concatenate([*of_shards, numbers[:0]])
+            numbers = np.concatenate(of_shards)
         lacking = numbers[kept.extents(numbers)[1] < 0]
-        samples = count_of(len(numbers), "sample")
         if len(lacking):
+            lack = f"{len(lacking):,} of {count_of(len(numbers), 'sample')} have no value"
             first = self._name(int(lacking[0]))
-            lack = f"{len(lacking):,} of {samples} have no value"
             if join.settings.missing == "raise":
                 raise ConfigError(
                     f"{name}: {lack} in {join.where}, first {first}; add rows for them, or set "
@@ -267,7 +294,7 @@ class KeptJoins:
                 )
             remarks.append(f"{lack}, first {first}: they get None or the default of the field")
         if kept.unmatched:
-            of = " of this component" if self._component else ""
+            of = " of this component" if component else ""
             rows = count_of(kept.rows, "row")
             remarks.append(f"of {rows} {kept.unmatched:,} match no sample{of}")
         if remarks:
@@ -275,9 +302,8 @@ class KeptJoins:
 
     def _name(self, number: int) -> str:
         """The key and the id of a sample."""
-        stops = np.cumsum(self._counts)
-        shard = int(np.searchsorted(stops, number, side="right"))
-        sample, url = int(number - stops[shard] + self._counts[shard]), self._index.urls[shard]
+        shard = int(np.searchsorted(self._stops, number, side="right"))
+        url, sample = self._index.urls[shard], number - int((self._stops - self._counts)[shard])
         shown = self._store.table_of(url).key(sample).encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(url)[1]}:{sample})"
 
@@ -298,8 +324,7 @@ def _gathered(pieces: Iterable[Arrow], folder: Path, step: Callable[[int], objec
         # would keep the copy in small pieces, for which readers have three times the page faults.
         flags = (mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
         mapped = mmap.mmap(file.fileno(), 0, *flags) if file.tell() else b""
-    bits = np.packbits(np.concatenate(are_there), bitorder="little")
-    return binary_array(mapped, np.cumsum(np.concatenate(sizes)), bits)
+    return binary_array(mapped, np.cumsum(np.concatenate(sizes)), np.concatenate(are_there))
 
 
 def _shown_key(key: Arrow) -> str:

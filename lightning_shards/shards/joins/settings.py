@@ -129,8 +129,13 @@ def _settings(name: str, given: object) -> JoinSettings:
     key, column = cast("str | None", values.get("key")), cast("str | None", values.get("column"))
     table = _tables(name, values["table"])
     settings = JoinSettings(name, table, key or KEY, column, cast("Missing", missing))
-    if settings.is_tar:
-        _require_suffix(settings)
+    is_suffix = column is not None and set(column).isdisjoint(";?") and column[0] != "."
+    if settings.is_tar and (key is not None or not is_suffix):
+        raise ConfigError(
+            f"join {name!r} reads tars, which have the keys of their samples, and takes the suffix "
+            "of their members, without a dot before it, as in column: txt, and no key; got "
+            f"column={column!r} and key={key!r}"
+        )
     return settings
 
 
@@ -157,17 +162,3 @@ def _ends_with(pattern: str, endings: tuple[str, ...]) -> bool:
     """Whether the name of the files ends so, without what a URL asks for behind it."""
     name = pattern if is_local(pattern) else redact(pattern)
     return scheme_of(pattern) != "pipe" and name.rstrip("}").endswith(endings)
-
-
-def _require_suffix(settings: JoinSettings) -> None:
-    name, column = settings.name, settings.column
-    if settings.key != KEY:
-        raise ConfigError(
-            f"key={settings.key!r} of join {name!r} has no effect, because its tars have the keys "
-            "of their samples; leave it out"
-        )
-    if column is None or column.startswith(".") or not set(column).isdisjoint(";?"):
-        raise ConfigError(
-            f"join {name!r} reads tars, and column={column!r} is not the suffix of their members; "
-            "set one suffix, without a dot before it, as in column: txt"
-        )

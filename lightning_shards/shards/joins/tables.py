@@ -1,24 +1,22 @@
 """The tables of joins: Parquet files, read by pyarrow of the extra `table`, or tars.
 
-The crc32 of its files decides what is kept of a table. It is kept itself, with the columns of the
-file, under a name made of its path or URL, size and version. A remote file is fetched whole, once,
-and the join is made of the copy, which lies in the cache until then.
+The crc32 of its files decides what is kept of a table. It is kept itself, under a name made of the
+path or URL, the size and the version of the file. A remote file is fetched whole, once, and its
+copy lies in the cache until that is cleared.
 
 Values are kept as bytes. A kind is the name of the decoder of `samples.decoders` that turns them
 into values again: texts and bytes stay what they are, single numbers become 8 bytes (a bool 1),
-lists of numbers their own bytes or a .npy file, and nested values JSON. The kind of .npy files has
-the type of the arrays after the name.
+lists of numbers the bytes of an array, and nested values JSON.
 """
 
 import json
 import os
-import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
-from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -36,7 +34,7 @@ from lightning_shards.errors import (
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import locked_file, new_file, not_written, open_regular
 from lightning_shards.shards.joins.settings import JoinSettings
-from lightning_shards.shards.members import MemberTable, ShardReader, scan_members
+from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import ShardStat, shard_stat
@@ -56,12 +54,9 @@ Arrow: TypeAlias = Any
 
 _Ints = NDArray[np.int64]
 
-_RAW_LISTS: Final = frozenset(
-    ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
-)
-"""Kinds of lists of numbers whose bytes a decoder reads as they are."""
+_SCALARS: Final = {"one int64": "int64", "one float64": "float64", "one bool": "int8"}
+"""Kinds of single numbers, and the Arrow types of them."""
 
-_SCALARS: Final = {"one int64": "<q", "one float64": "<d", "one bool": "?"}
 _READ_BYTES: Final = 1 << 22
 _ROWS: Final = 1 << 12
 """Rows whose values are decoded at once."""
@@ -92,11 +87,13 @@ class TableFile:
         path: Where it lies: a path, or a URL with what may be secret in it.
         size: bytes of it.
         crc32: Of all its bytes.
+        local: Path of the file itself, or of the copy of a remote one on this node.
     """
 
     path: str = field(repr=False)
     size: int
     crc32: int
+    local: str = field(compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -149,17 +146,17 @@ def find_join(
             what cannot be taken.
         UrlError: A pattern cannot be read, or names a folder.
     """
+    load_arrow()
     with closing(Storages(storages)) as opened:
         try:
             paths = expand_urls(settings.table)
             require_local_shards(paths)
-            known = [look_at(path, settings, opened, cache) for path in paths]
+            files = tuple(look_at(path, opened, cache) for path in paths)
         except ShardNotFoundError as error:
             raise ShardNotFoundError(f"the table of join {settings.name!r}: {error}") from error
-    files = tuple(file for file, _ in known)
     if settings.is_tar:
         return Join(settings, files, settings.column or "", "", storages)
-    columns = [_column_and_kind(settings, file.name, schema) for file, schema in known]
+    columns = [_column_and_kind(settings, file) for file in files]
     for file, column in zip(files, columns, strict=True):
         if column != columns[0]:
             raise ConfigError(
@@ -170,56 +167,51 @@ def find_join(
     return Join(settings, files, *columns[0], storages)
 
 
-def look_at(
-    path: str, settings: JoinSettings, storages: Storages, cache: CacheFolder
-) -> tuple[TableFile, Arrow]:
-    """A file of a table and its schema; one that has not changed since is not read again.
+def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
+    """A file of a table; one that has not changed since is not read again.
 
     A remote one is fetched to be read.
     """
-    arrow, stat = load_arrow("parquet"), shard_stat(path, storages.of(path))
-    kept = _path_of(path, stat, cache).with_suffix(".table")
+    stat = shard_stat(path, storages.of(path))
+    # The name is a hash, as a URL may hold what is secret.
+    place = os.path.abspath(path) if is_local(path) else without_credentials(path)  # noqa: PTH100
+    name = f"{sha256(os.fsencode(place)).hexdigest()[:24]}-{stat.size:x}-{stat.version:x}"
+    kept = cache.root / "joins" / f"{name}.crc32"
+    copy = kept.with_suffix(Path(file_name(path)).suffix)
+    local = path if is_local(path) else str(copy)
     with alone(kept, cache):
-        schema = _kept_schema(kept, cache, arrow)
-        if schema is None:
-            copy = _local_copy(path, stat, storages, cache)
-            schema = arrow.schema([])
-            if not settings.is_tar:
-                with _opened(copy, settings, redact(path)) as file:
-                    schema = file.schema_arrow.remove_metadata()
-            schema = schema.with_metadata({"crc32": str(_crc32_of(copy))})
+        if not is_local(path) and not copy.exists():
+            _fetch(path, copy, stat, storages)
+        opened = cache.open(kept)
+        if opened is None:
+            checksum = _crc32_of(local)
             if shard_stat(path, storages.of(path)) != stat:
-                raise changed(path)
-            cache.write(kept, schema.serialize().to_pybytes(), outlives_power=False)
-    return TableFile(path, stat.size, int(schema.metadata[b"crc32"])), schema
+                raise replaced(path)
+            cache.write(kept, f"{checksum}".encode())
+        else:
+            with os.fdopen(opened) as file:
+                checksum = int(file.read())
+    return TableFile(path, stat.size, checksum, local)
 
 
-def _local_copy(path: str, stat: ShardStat, storages: Storages, cache: CacheFolder) -> str:
-    """The path of a local file itself, or of a copy of a remote one in the cache.
+def _fetch(path: str, copy: Path, stat: ShardStat, storages: Storages) -> None:
+    """Copy a remote file.
 
     Raises:
-        IndexMismatchError: It was replaced while it was fetched.
         FileAccessError: The copy cannot be written.
         StorageError: The file could not be had to its end, after all retries.
     """
-    copy = _path_of(path, stat, cache).with_suffix(".copy")
-    if is_local(path) or copy.exists():
-        return path if is_local(path) else str(copy)
-    storage = storages.of(path)
     with (
         new_file(copy, mode=0o600) as file,
-        storage.open_stream(path) as stream,
+        storages.of(path).open_stream(path) as stream,
         progress_bar(f"fetched {file_name(path)}", stat.size, "B") as step,
     ):
         while data := stream.read(_READ_BYTES):
             file.write(data)
             step(len(data))
-        if file.tell() != stat.size or storage.stat(path) != stat:
-            raise changed(path)
-    return str(copy)
 
 
-def changed(path: str) -> IndexMismatchError:
+def replaced(path: str) -> IndexMismatchError:
     """The error for a file that is not what it was."""
     return IndexMismatchError(
         f"{redact(path)} was replaced while the run looked at it; start again when it is written"
@@ -237,23 +229,6 @@ def alone(path: Path, cache: CacheFolder) -> Generator[None]:
         yield
 
 
-def _path_of(path: str, stat: ShardStat, cache: CacheFolder) -> Path:
-    """A path without a suffix, named by a hash, as a URL may hold what is secret."""
-    place = os.path.abspath(path) if is_local(path) else without_credentials(path)  # noqa: PTH100
-    name = sha256(os.fsencode(place)).hexdigest()[:24]
-    return cache.root / "joins" / f"{name}-{stat.size:x}-{stat.version:x}"
-
-
-def _kept_schema(path: Path, cache: CacheFolder, arrow: Arrow) -> Arrow:
-    """The columns of a file, with its crc32; None if they are not kept, or damaged."""
-    opened = cache.open(path)
-    if opened is None:
-        return None
-    with os.fdopen(opened, "rb") as file, suppress(arrow.ArrowException, OSError):
-        return arrow.ipc.read_schema(arrow.py_buffer(file.read()))
-    return None
-
-
 def _crc32_of(path: str) -> int:
     checksum = 0
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
@@ -263,25 +238,27 @@ def _crc32_of(path: str) -> int:
 
 
 @contextmanager
-def _opened(path: str, settings: JoinSettings, name: str) -> Generator[Arrow]:
-    """A Parquet file; what is wrong with it is told under this name."""
+def _opened(join: JoinSettings, table: TableFile) -> Generator[Arrow]:
+    """A Parquet file."""
     arrow = load_arrow("parquet")
     try:
         # pages are held against their checksums where they have one
-        with arrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        with arrow.parquet.ParquetFile(table.local, page_checksum_verification=True) as file:
             yield file
     except (arrow.ArrowInvalid, OSError, UnicodeDecodeError) as error:
         if isinstance(error, ShardError):
             raise
         raise FileAccessError(
-            f"join {settings.name!r}: {name} cannot be read as Parquet: "
-            f"{str(error).replace(path, name)}; write it again, or name another table"
+            f"join {join.name!r}: {table.name} cannot be read as Parquet: "
+            f"{str(error).replace(table.local, table.name)}; write it again, or name another table"
         ) from None
 
 
-def _column_and_kind(settings: JoinSettings, name: str, schema: Arrow) -> tuple[str, str]:
+def _column_and_kind(settings: JoinSettings, table: TableFile) -> tuple[str, str]:
     """The column of a file whose values are taken, and how they are kept."""
-    names, where = list(schema.names), f"join {settings.name!r}: {name}"
+    with _opened(settings, table) as file:
+        schema = file.schema_arrow
+    names, where = list(schema.names), f"join {settings.name!r}: {table.name}"
     others = [name for name in names if name != settings.key]
     column = settings.column or (settings.name if settings.name in others else "")
     if not column and len(others) == 1:
@@ -314,8 +291,8 @@ def _kind_of(kind: Arrow) -> str | None:
     if types.is_dictionary(kind):
         return _kind_of(kind.value_type)
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    if is_list and (dtype := _dtype(kind.value_type)):
-        return dtype if dtype in _RAW_LISTS else f"npy {dtype}"
+    if is_list and _kind_of(kind.value_type) in _SCALARS:
+        return f"list {np.dtype(kind.value_type.to_pandas_dtype()).name}"
     tests = {
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
@@ -327,13 +304,6 @@ def _kind_of(kind: Arrow) -> str | None:
     return next((name for name, which in tests.items() if any(is_(kind) for is_ in which)), None)
 
 
-def _dtype(kind: Arrow) -> str:
-    """The name that numpy has for numbers of this type; empty if it is another one."""
-    types = load_arrow().types
-    is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-    return np.dtype(kind.to_pandas_dtype()).name if is_number else ""
-
-
 def _value_bytes(column: Arrow, kind: str) -> Arrow:
     """The values in an Arrow array as `large_binary`.
 
@@ -341,34 +311,26 @@ def _value_bytes(column: Arrow, kind: str) -> Arrow:
         ValueError: One has no such bytes.
         TypeError: One holds what JSON has not.
     """
-    arrow = load_arrow()
+    arrow = load_arrow("compute")
     if arrow.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if kind in ("text", "raw"):
-        return column.cast(arrow.large_binary())
-    if kind == "json" or kind in _SCALARS:
-        rows = column.to_pylist()
-    else:
-        if column.flatten().null_count:
-            raise ValueError("has lists in which numbers are null; fill these in")
-        rows = column.to_numpy(zero_copy_only=False)
-    made = [None if row is None else _bytes_of_row(row, kind) for row in rows]
-    return arrow.array(made, arrow.large_binary())
-
-
-def _bytes_of_row(value: Any, kind: str) -> bytes:
-    if kind == "json":
-        return json.dumps(value, ensure_ascii=False).encode()
-    if kind.startswith("npy "):
-        file = BytesIO()
-        np.save(file, value)
-        return file.getvalue()
-    if kind not in _SCALARS:
-        return value.tobytes()
-    try:
-        return struct.pack(_SCALARS[kind], value)
-    except struct.error:
-        raise ValueError(f"holds {value}, which fits no int64; write it as text") from None
+    if kind in _SCALARS:
+        numbers = column.cast(_SCALARS[kind])
+        column = numbers.view(arrow.binary(numbers.type.bit_width // 8))
+    elif kind == "json":
+        text_of = partial(json.dumps, ensure_ascii=False)
+        rows = [row if row is None else text_of(row) for row in column.to_pylist()]
+        column = arrow.array(rows, arrow.large_string())
+    elif kind.startswith("list "):
+        numbers = column.flatten()
+        if numbers.null_count:
+            raise ValueError("numbers in its lists are null")
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        sizes = arrow.compute.list_value_length(column).fill_null(0).to_numpy()
+        starts = np.append(0, np.cumsum(sizes, dtype=np.int64)) * numbers.itemsize
+        are_there = column.is_valid().to_numpy(zero_copy_only=False)
+        return binary_array(numbers, starts, are_there)
+    return column.cast(arrow.large_binary())
 
 
 def _key_bytes(column: Arrow) -> Arrow:
@@ -381,15 +343,14 @@ def _key_bytes(column: Arrow) -> Arrow:
     return column.cast(arrow.large_binary())
 
 
-def binary_array(data: object, starts: NDArray[np.int64], are_there: object = None) -> Arrow:
+def binary_array(data: object, starts: _Ints, are_there: NDArray[np.bool_] | None = None) -> Arrow:
     """An array of `large_binary`: value i lies in `data` from starts[i] to starts[i + 1].
 
-    `are_there` has a bit for each value, the lowest first; None: none is null.
+    It is null where `are_there` says so.
     """
     arrow = load_arrow()
-    buffers = [
-        each if each is None else arrow.py_buffer(each) for each in (are_there, starts, data)
-    ]
+    bits = None if are_there is None else np.packbits(are_there, bitorder="little")
+    buffers = [each if each is None else arrow.py_buffer(each) for each in (bits, starts, data)]
     return arrow.LargeBinaryArray.from_buffers(arrow.large_binary(), len(starts) - 1, buffers)
 
 
@@ -429,40 +390,32 @@ class JoinTable:
         return f"sample {number:,} of {name}" if is_tar else f"row {number + 1:,} of {name}"
 
 
-@contextmanager
-def open_join_table(
-    join: Join, storages: Storages, cache: CacheFolder, store: TableStore
-) -> Generator[JoinTable]:
-    """The table of a join; copies of remote files are removed at the end.
+def open_join_table(join: Join, store: TableStore) -> JoinTable:
+    """The table of a join, whose files were looked at on this node.
 
     Raises:
         ConfigError: A value cannot be taken, or no member of any tar has the suffix.
         ShardError: A file is damaged or cannot be read.
     """
-    paths = list[str]()
-    for file in join.files:
-        stat = shard_stat(file.path, storages.of(file.path))
-        paths.append(_local_copy(file.path, stat, storages, cache))
-    yield _tar_table(join, paths, store) if join.settings.is_tar else _parquet_table(join, paths)
-    for file, path in zip(join.files, paths, strict=True):
-        if path != file.path:  # another process that has it open goes on reading it
-            Path(path).unlink(missing_ok=True)
+    return _tar_table(join, store) if join.settings.is_tar else _parquet_table(join)
 
 
-def _parquet_table(join: Join, paths: Sequence[str]) -> JoinTable:
+def _parquet_table(join: Join) -> JoinTable:
     arrow, settings, column = load_arrow(), join.settings, join.column
     keys, pieces, of_none = list[Arrow](), list[Arrow](), arrow.array([], arrow.large_binary())
-    for file, path in zip(join.files, paths, strict=True):
+    for file in join.files:
         of_file = [of_none]
-        with _opened(path, settings, file.name) as parquet:
+        with _opened(settings, file) as parquet:
             wanted = list(dict.fromkeys([settings.key, column]))
             for batch in parquet.iter_batches(_ROWS, columns=wanted, use_threads=False):
                 of_file.append(_key_bytes(batch.column(settings.key)))
                 try:
                     pieces.append(_value_bytes(batch.column(column), join.kind))
                 except (TypeError, ValueError) as error:
-                    where = f"join {settings.name!r}: column {column!r} of {file.name}"
-                    raise ConfigError(f"{where} {error}") from error
+                    raise ConfigError(
+                        f"join {settings.name!r}: column {column!r} of {file.name} cannot be "
+                        f"taken: {error}; write other values, or texts"
+                    ) from error
         keys.append(arrow.concat_arrays(of_file))
     whole = arrow.concat_arrays([of_none, *pieces])
 
@@ -474,13 +427,10 @@ def _parquet_table(join: Join, paths: Sequence[str]) -> JoinTable:
     return JoinTable(join, keys, values)
 
 
-def _tar_table(join: Join, paths: Sequence[str], store: TableStore) -> JoinTable:
+def _tar_table(join: Join, store: TableStore) -> JoinTable:
     """The samples of tars, whose members are read one by one through their member tables."""
     suffix, files = join.column.lower(), join.files
-    tables = [
-        store.table_of(path) if path == file.path else scan_members(path)
-        for file, path in zip(files, paths, strict=True)
-    ]
+    tables = [store.table_of(file.local) for file in files]
     suffixes = sorted({suffix for table in tables for suffix in table.suffixes})
     if suffix not in suffixes:
         raise ConfigError(
@@ -492,7 +442,7 @@ def _tar_table(join: Join, paths: Sequence[str], store: TableStore) -> JoinTable
         numbers: list[int] = rows.tolist()
         for file, group in groupby(numbers, joined.file_of):
             table = tables[file]
-            with ShardReader(paths[file], table) as reader:
+            with ShardReader(files[file].local, table) as reader:
                 for row in group:
                     sample = row - int(joined.starts[file])
                     is_there = row >= 0 and table.find(sample, suffix) is not None

@@ -46,7 +46,7 @@ class _Packer(ray.cloudpickle.CloudPickler):
         if isinstance(obj, ShardIndex):
             return replace(obj, urls=tuple(map(_absolute, obj.urls))).__reduce__()
         if isinstance(obj, TableFile):
-            return TableFile, (_absolute(obj.path), obj.size, obj.crc32)
+            return TableFile, (_absolute(obj.path), obj.size, obj.crc32, obj.local)
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] Ray's
 
 

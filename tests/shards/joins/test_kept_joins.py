@@ -11,8 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import ConfigError, IndexMismatchError, StateError
 from lightning_shards.shards.joins import kept
+from lightning_shards.shards.tables import TableStore
 
 COUNTS = [3, 4, 2]
 NUM = sum(COUNTS)
@@ -55,13 +56,13 @@ EXPECTED = [f"value {number}" for number in range(NUM)]
 @pytest.fixture
 def count_builds(monkeypatch):
     """How often a join is made in this process."""
-    builds, make = [], kept.KeptJoins._make
+    builds, make = [], kept.JoinedValues._make
 
     def counted(self, join, path):
         builds.append(join.settings.name)
         make(self, join, path)
 
-    monkeypatch.setattr(kept.KeptJoins, "_make", counted)
+    monkeypatch.setattr(kept.JoinedValues, "_make", counted)
     return builds
 
 
@@ -122,6 +123,18 @@ def test_shards_that_were_written_again_are_matched_again(make, pack_shards, tmp
     assert values(make()) == [*EXPECTED[:3], *(f"value {n}" for n in (6, 4, 3, 5)), *EXPECTED[7:]]
 
 
+def test_a_shard_that_changes_during_the_run_is_an_error(make, tmp_path, write_tar):
+    source = make().source("train")
+    store = TableStore(source.cache)
+    values = source.joined[0].opened(source.cache, store)
+    values.prepare()
+    path = tmp_path / "shards" / "shard-000001.tar"
+    values.require_same(1, store.table_of(path))
+    write_tar(path, [(f"{key:06d}.cls", b"1") for key in (6, 4, 3, 5)])
+    with pytest.raises(IndexMismatchError, match=r"shard-000001\.tar was replaced while"):
+        values.require_same(1, store.table_of(path))
+
+
 def test_a_changed_table_is_read_anew_and_a_moved_one_is_not(make, table, tmp_path, count_builds):
     assert values(make()) == EXPECTED
     moved = tmp_path / "elsewhere" / "named.parquet"
@@ -170,7 +183,7 @@ def test_threads_that_need_a_join_at_once_make_it_once(make, count_builds):
 PROGRAM = """
 import sys
 from lightning_shards.shards.index import load_index
-from lightning_shards.shards.joins.kept import JoinedShards, KeptJoins
+from lightning_shards.shards.joins.kept import Joined
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.joins.tables import find_join
 from lightning_shards.shards.private_files import CacheFolder
@@ -181,7 +194,7 @@ index = load_index(expand_urls(sys.argv[1]), cache=cache)
 join = {"t": {"table": sys.argv[2], "column": "t"}}
 (join,) = (find_join(each, cache) for each in join_settings(join))
 def prepare():
-    KeptJoins(JoinedShards((join,), index), cache, TableStore(cache)).prepare(join)
+    Joined((join,), index).opened(cache, TableStore(cache)).prepare()
 """
 """It needs no torch, which takes seconds to import and whose memory would hide that of a build."""
 

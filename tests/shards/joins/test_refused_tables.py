@@ -20,11 +20,14 @@ BAD_SETTINGS = {
     "a command": ({"t": "pipe:cat a.parquet"}, r"\['pipe:cat ...'\]; name either Parquet files"),
     "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "is 'skip'; take 'none'"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, "key of join 't' must be the name of a col"),
-    "tars without a suffix": ({"t": "a.tar"}, "set one suffix, .*as in column: txt"),
-    "tars with two": ({"t": {"table": "a.tar", "column": "txt;json"}}, "column='txt;json' is not"),
+    "tars without a suffix": ({"t": "a.tar"}, "as in column: txt, and no key; got column=None"),
+    "tars with two": (
+        {"t": {"table": "a.tar", "column": "txt;json"}},
+        "got column='txt;json' and key=None",
+    ),
     "tars with a key": (
         {"t": {"table": "a.tar", "column": "txt", "key": "id"}},
-        "key='id' of join 't' has no eff",
+        "and no key; got column='txt' and key='id'",
     ),
     "a list": (["x"], "join must be a mapping"),
     "a number as name": ({3: "a.parquet"}, "join must have texts as its keys, got 3"),
@@ -117,25 +120,25 @@ BAD_TABLES = {
     "a number that fits no int64": (
         {"__key__": ["000000"], "t": pa.array([2**63], pa.uint64())},
         {},
-        "which fits no int64",
+        "cannot be taken: Integer value 9223372036854775808 not in range",
     ),
     "nulls in lists": (
         {"__key__": ["000000"], "t": pa.array([[1.5, None]])},
         {},
-        "lists in which numbers are null",
+        "numbers in its lists are null",
     ),
     "no match": (
         {"__key__": ["a", "b"], "t": [1, 2]},
         {},
         (
-            "no row of its table has the key of a sample: the first of 2 rows has 'a', the first "
-            r"sample '000000' \(#shard-000000\.tar:0\); name the column"
+            "of 2 rows, first 'a', none has the key of a sample, first '000000' "
+            r"\(#shard-000000\.tar:0\); name the column"
         ),
     ),
     "no rows": (
         {"__key__": pa.array([], pa.string()), "t": pa.array([], pa.int64())},
         {},
-        "because it has no rows",
+        "of 0 rows none has the key",
     ),
 }
 
