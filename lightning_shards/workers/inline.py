@@ -35,10 +35,10 @@ def try_first_sample(source: Source, place: Place) -> LoadedBatch:
     Raises:
         ShardError: The sample cannot be made.
     """
-    return private_source(source).first_sample(place)
+    return _copied(source).first_sample(place)
 
 
-def private_source(source: Source) -> Source:
+def _copied(source: Source) -> Source:
     """A copy of a source, made as for a worker process: what it holds is pickled and unpickled.
 
     Functions, the index and large arrays are not copied but shared. The source itself is returned

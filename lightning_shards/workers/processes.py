@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
-from lightning_shards.errors import ConfigError, WorkerError
+from lightning_shards.errors import WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.stage_clock import stage_of
@@ -80,18 +80,6 @@ class ProcessPool:
     threads: int = 1
     batch: BatchBytes = UNKNOWN_BYTES
     worker_timeout_s: float = WORKER_TIMEOUT_S
-
-    def __post_init__(self) -> None:
-        """Refuse numbers below 1.
-
-        Raises:
-            ConfigError: A number is below 1.
-        """
-        for name in ("num_workers", "prefetch_factor", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"{name} must be at least 1 for worker processes, got {getattr(self, name)}"
-                )
 
     def describe(self) -> PoolDescription:
         """A description in which each thread of each process is a worker."""

@@ -53,17 +53,6 @@ class ThreadPool:
     prefetch_factor: int = 2
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
-    def __post_init__(self) -> None:
-        """Refuse numbers below 1.
-
-        Raises:
-            ConfigError: A number is below 1.
-        """
-        for name in ("num_workers", "prefetch_factor"):
-            value = getattr(self, name)
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1 for worker threads, got {value}")
-
     def describe(self) -> PoolDescription:
         """A description in which each thread is a worker."""
         return PoolDescription("threads", self.num_workers, self.prefetch_factor)

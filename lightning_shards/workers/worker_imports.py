@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from multiprocessing import process
+from multiprocessing import spawn
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
@@ -36,7 +36,6 @@ _IMAGE_LIBRARIES = ("cv2", "simplejpeg", "PIL.Image")
 _T = TypeVar("_T")
 
 _context: Any = contexts
-_process: Any = process
 
 
 def prepare_workers(sources: Iterable[Source]) -> None:
@@ -169,13 +168,12 @@ class _Recorder(ForkingPickler):
 
 def _main_script() -> Path | None:
     """The main script that workers import; None in a notebook, or with `python -m package`."""
-    main = sys.modules["__main__"]
-    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
-    name = file if spec is None else spec.name
-    if name is None or (spec is not None and name.rpartition(".")[2] == "__main__"):
-        return None
-    script = Path(_process.ORIGINAL_DIR or "", file or name)
-    return script if spec is not None or script.is_file() else None
+    told = spawn.get_preparation_data("")
+    name, file = told.get("init_main_from_name", ""), told.get("init_main_from_path", "")
+    if name:
+        file = getattr(sys.modules["__main__"], "__file__", name)
+        return None if name.endswith("__main__") else Path(file)
+    return Path(file) if Path(file).is_file() else None
 
 
 def require_main_guard() -> None:

@@ -30,12 +30,6 @@ def first_batch(pool, source):
         stream.close()
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch_factor", 0)])
-def test_a_pool_without_a_process_or_a_batch_is_refused(name, value):
-    with pytest.raises(ConfigError, match=rf"{name} must be at least 1.*got {value}"):
-        ProcessPool(**{"num_workers": 1, name: value})
-
-
 def refuse(label):
     raise RuntimeError(f"no {label}")
 

@@ -39,12 +39,6 @@ def threads_left():
     return [each for each in threading.enumerate() if each is not threading.main_thread()]
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_workers", 0), ("prefetch_factor", 0)])
-def test_numbers_below_one_are_refused(name, value):
-    with pytest.raises(ConfigError, match=rf"{name} must be at least 1 for worker threads, got 0"):
-        ThreadPool(**{"num_workers": 1, name: value})
-
-
 def test_threads_work_side_by_side_and_no_further_than_their_prefetch(pack_shards, make_source):
     gate = Gate()
     source = make_source(pack_shards([40]), transforms={"label": gate}, batch_size=1)
