@@ -9,7 +9,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.tools import index
+from lightning_shards.tools import index, pack, reshard
 from tests.remote.published import batches, module
 from tests.tools.conftest import kill_when, start
 from tests.tools.remote.conftest import COUNTS
@@ -118,6 +118,32 @@ def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_re
     )
     assert "s3cr3t" not in json.dumps(document)
     assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("patterns", "options", "message"),
+    [
+        (["{root}/train-000000.tar"], [], "name a folder for the indexes by --output DIR"),
+        (["{folder}/train-000000.tar", "{root}/a.tar"], ["--output", "out"], "are in 2 folders"),
+        (["{root}/a.tar?part=1", "{root}/a.tar?part=2"], ["--output", "out"], "name one shard"),
+        (["pipe:cat a.tar"], ["--output", "out"], "would run a shell command"),
+    ],
+)
+def test_what_could_not_be_written_is_refused_before_anything_is_fetched(
+    server, folder, refused_by, patterns, options, message
+):
+    patterns = [each.format(root=f"{server.url}/data", folder=folder) for each in patterns]
+    assert message in refused_by(index, *patterns, *options)
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("command", [pack, reshard])
+def test_a_refusal_of_remote_shards_hides_the_secrets_of_their_urls(command, refused_by, tmp_path):
+    url = "https://u:secret@host/0.tar?X-Amz-Signature=secret"
+    said = refused_by(command, url, "--out", tmp_path / "out")
+    assert "reads local shards only, and 1 of 1 are remote" in said
+    assert "host/0.tar" in said
+    assert "secret" not in said
 
 
 # --- what is beside the shards already
