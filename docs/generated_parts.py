@@ -1,4 +1,4 @@
-"""The parts of the pages that are made from the code: options, `--help`, modules, API, errors.
+"""The parts of the pages that are made from the code: options, `--help`, modules, API.
 
 A page asks for one by a line ``<!-- generated: NAME ARGUMENT -->``, which that part replaces.
 """
@@ -17,7 +17,6 @@ from unittest.mock import patch
 import docstring_parser
 
 import lightning_shards
-from lightning_shards import errors
 
 PACKAGE = Path(lightning_shards.__file__).parent
 
@@ -144,22 +143,8 @@ def _autodoc(name: str) -> str:
     )
 
 
-def _error(name: str) -> str:
-    """What an error says of itself, and which builtin it is as well."""
-    error = getattr(errors, name)
-    bases = " and ".join(f"`{base.__name__}`" for base in error.__bases__)
-    return f"*Inherits {bases}.* {' '.join(error.__doc__.split())}"
-
-
-def _error_tree(_: str) -> str:
-    tree = inspect.cleandoc(errors.__doc__).partition("::\n\n")[2]
-    return f"```text\n{inspect.cleandoc(tree)}\n```"
-
-
 _PARTS: dict[str, Callable[[str], str]] = {
     "api": _api,
-    "error": _error,
-    "errors": _error_tree,
     "modules": _modules,
     "options": _options,
     "tools": _tools,

@@ -146,8 +146,8 @@ class Run:
 
 
 def block_of_page(language: str, begin: str) -> str:
-    """The code block of docs/elastic.md that begins so."""
-    page = (HERE.parents[1] / "docs" / "elastic.md").read_text()
+    """The code block of docs/resume.md that begins so."""
+    page = (HERE.parents[1] / "docs" / "resume.md").read_text()
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (block,) = (block for block in blocks if block.startswith(begin))
     return block

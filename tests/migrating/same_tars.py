@@ -17,7 +17,7 @@ from webdataset.compat import WebDataset
 from lightning_shards import ShardDataModule, SplitConfig
 from lightning_shards.config.loading import LoaderConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+PAGE = Path(__file__).parents[2] / "docs" / "start.md"
 SPLIT = set(inspect.signature(SplitConfig).parameters)
 NUM_SAMPLES, BATCH = 12, 4
 
@@ -102,8 +102,8 @@ def run(tool, data, *arguments, out="out"):
     return str(folder / "*.tar")
 
 
-def rows_of(heading):
-    """The first and the other cell of each row of the table below a heading."""
-    part = PAGE.read_text().split(f"### {heading}\n")[1].split("\n### ")[0].split("\n## ")[0]
-    found = re.findall(r"^\| (.*?) \| (.*) \|$", part, re.MULTILINE)
-    return {name: cells for cells in found[1:] for name in re.findall(r"`(\.?\w+=?)", cells[0])}
+def names_on_page():
+    """What the rows of the page's table are about."""
+    part = PAGE.read_text().split("## Coming from webdataset\n")[1].split("\n## ")[0]
+    first_cells = re.findall(r"^\| (.*?) \|", part, re.MULTILINE)
+    return {name for cell in first_cells for name in re.findall(r"`(\.?\w+=?)", cell)}

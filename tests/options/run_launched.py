@@ -65,7 +65,7 @@ def fit_tensor_parallel(folder: Path, case: str) -> None:
 
 
 def fit_by_fabric(folder: Path, case: str) -> None:
-    """What docs/loops.md says to do with Fabric."""
+    """What docs/tasks.md says to do with Fabric."""
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
     model = Recorder()
