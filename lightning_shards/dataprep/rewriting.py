@@ -201,9 +201,7 @@ def _called(function: Callable[[RawSample], Any], sample: RawSample) -> object:
 
 
 def _totals(shards: list[WrittenShard]) -> dict[str, Any]:
-    fields: Counter[str] = Counter()
-    for shard in shards:
-        fields.update(shard.fields)
+    fields = sum((Counter(shard.fields) for shard in shards), Counter[str]())
     return {
         "shards": len(shards),
         "samples": sum(shard.samples for shard in shards),

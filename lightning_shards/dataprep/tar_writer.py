@@ -38,7 +38,6 @@ Fields = Sequence[tuple[str, bytes]]
 """The members of a sample: field (the suffix of the member's name) and contents, in file order."""
 
 MAX_KEY_BYTES: Final = MAX_NAME_BYTES // 2
-MAX_FIELD_BYTES: Final = 255
 
 _RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
 _NOT_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -126,7 +125,7 @@ def _is_suffix(field: str) -> bool:
         not field.startswith(".")
         and field not in _RESERVED_FIELDS
         and field.isprintable()
-        and 0 < len(field.encode("utf-8")) <= MAX_FIELD_BYTES
+        and field != ""
     )
 
 

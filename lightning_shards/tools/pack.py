@@ -5,6 +5,7 @@ It has the options of the output and the report for `reshard`, too.
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -42,9 +43,6 @@ packed one by one need the same numbers: give the later ones --classes data/trai
 Files whose names differ in the suffix alone are one sample, also in a flat folder (1.jpg, 1.txt).
 --resize averages photographs, and refuses what may be a map of labels or depths.
 """
-
-_PACKING = ("order", "seed", "max_samples", "max_bytes", "val_fraction")
-_COLUMNS = ("files", "values", "key", "class_column", "split_column")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -112,7 +110,7 @@ def _list(options: Namespace) -> Listing:
         raise ConfigError(
             f"one folder or one table at a time, got {len(options.input)}; pack them apart"
         )
-    columns = {name: getattr(options, name) for name in _COLUMNS}
+    columns = {name: getattr(options, name) for name in Columns._fields}
     if any(columns.values()) and not is_table:
         raise ConfigError(f"columns are of a table, and {first} is none; leave their options out")
     if is_table:
@@ -161,7 +159,7 @@ def require_apart(output: Path, folders: Iterable[Path], *, below: bool = False)
 def write_and_report(options: Namespace, listing: Listing, edit: Edit) -> int:
     """Write the samples; print how many were read, and the data sets."""
     require_large_enough(options, seed=0, max_samples=1, max_bytes=1)
-    packing = Packing(**{name: getattr(options, name) for name in _PACKING})
+    packing = Packing(**{field.name: getattr(options, field.name) for field in fields(Packing)})
     data_sets = rewrite(
         listing, packing, options.out, edit, cache=options.cache, processes=options.processes
     )

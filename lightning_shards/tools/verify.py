@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from lightning_shards.dataprep.survey import Survey
-from lightning_shards.dataprep.verify import Repair, repair_shards, require_place, verify_shards
+from lightning_shards.dataprep.verify import repair_shards, require_place, verify_shards
 from lightning_shards.errors import count_of
 from lightning_shards.shards.urls import require_local
 from lightning_shards.tools.console import report, run_tool
@@ -35,11 +36,9 @@ def _verify(options: Namespace) -> int:
     if options.repair is not None:
         require_place(paths, options.repair)
     decodes = find_spec("PIL") is not None
-    cache, processes = options.cache, options.processes
-    seen = verify_shards(paths, cache=cache, decodes=decodes, processes=processes)
-    repairs: dict[str, Repair] = {}
-    if options.repair is not None:
-        repairs = repair_shards(seen, options.repair, cache=cache, processes=processes)
+    how: dict[str, Any] = {"cache": options.cache, "processes": options.processes}
+    seen = verify_shards(paths, decodes=decodes, **how)
+    repairs = {} if options.repair is None else repair_shards(seen, options.repair, **how)
     document = seen.document() | {
         "repairs": {path: asdict(repair) for path, repair in repairs.items()},
         "note": None if decodes else "no image was decoded, for want of the extra `image`",
@@ -50,12 +49,12 @@ def _verify(options: Namespace) -> int:
 
 
 def _verdict(seen: Survey) -> str:
-    checksummed = sum(shard.has_checksums for shard in seen.shards)
-    problems = count_of(len(seen.failures), "problem")
-    verdict = f"{problems}; {checksummed:,} of {len(seen.shards):,} shards had checksums"
-    if checksummed == len(seen.shards):
-        return verdict
-    return (
-        f"{verdict}; in others no changed byte shows: run `lightning-shards index --checksums` "
-        "once the shards are known to be good"
+    known, total = sum(shard.has_checksums for shard in seen.shards), len(seen.shards)
+    verdict = (
+        f"{count_of(len(seen.failures), 'problem')}; {known:,} of {total:,} shards had checksums"
     )
+    others = (
+        "; in others no changed byte shows: run `lightning-shards index --checksums` once the "
+        "shards are known to be good"
+    )
+    return verdict + others * (known < total)

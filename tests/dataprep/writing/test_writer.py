@@ -124,7 +124,7 @@ def test_keys_that_would_not_come_back_are_refused(write, key):
         write([{"__key__": key, "cls": "1"}])
 
 
-@pytest.mark.parametrize("field", ["", "JPG", ".cls", "a/b", "__bad__x/", "a\n", "İ", "x" * 300])
+@pytest.mark.parametrize("field", ["", "JPG", ".cls", "a/b", "__bad__x/", "a\n", "İ"])
 def test_fields_that_would_not_come_back_are_refused(write, field):
     with pytest.raises(SampleError, match="cannot be a field"):
         write([{"__key__": "a", field: b"1"}])
