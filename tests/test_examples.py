@@ -33,7 +33,7 @@ SAID = {
 }
 """Commands of examples, and patterns of what they say."""
 RUN_HERE = {"quickstart.py", *(f"{command.split()[0]}.py" for command in SAID)}
-RUN_TOGETHER = {"tasks": {"image_text.py", "imagenet.py", "tokens.py"}}
+RUN_TOGETHER = {"tasks": {"detection.py", "image_text.py", "imagenet.py", "tokens.py"}}
 LIMIT_S = 270  # it takes one minute where nothing else runs
 
 

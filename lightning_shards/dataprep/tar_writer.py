@@ -41,8 +41,9 @@ MAX_KEY_BYTES: Final = MAX_NAME_BYTES // 2
 
 _RESERVED_FIELDS = RESERVED_SUFFIXES | {"__bad__"}
 _NOT_TEXT = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f%\\]|[\ud800-\udfff]")
-_NO_PART = re.compile(r"(?<![^/])\.{1,2}(?=/)|(?<![^/])/|/\Z")  # `.`, `..`, and what is empty
+_ESCAPED = re.compile(  # the last three: parts `.`, `..`, and what is empty
+    r"[\x00-\x1f\x7f%\\\ud800-\udfff]|(?<![^/])\.{1,2}(?=/)|(?<![^/])/|/\Z"
+)
 _META_FOLDER = re.compile(r"__[^/]*__(/|$)")
 
 _RECORD = 20 * BLOCK  # archives are padded with zeros to whole records, as by tar and tarfile
@@ -63,8 +64,7 @@ def escape_key(text: str) -> str:
     >>> escape_key("class.0/img.v2"), escape_key("../a//b")
     ('class.0/img%2Ev2', '%2E%2E/a/%2Fb')
     """
-    sound = _NO_PART.sub(_percent, _ESCAPED.sub(_percent, text))
-    folder, slash, name = sound.rpartition("/")
+    folder, slash, name = _ESCAPED.sub(_percent, text).rpartition("/")
     escaped = folder + slash + name.replace(".", "%2E")
     return "%5F" + escaped[1:] if _META_FOLDER.match(escaped) else escaped
 
