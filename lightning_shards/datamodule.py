@@ -8,7 +8,7 @@ reads a URL).
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
@@ -45,7 +45,7 @@ from lightning_shards.errors import (
     require_choice,
 )
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.place import Place, place_if_given
+from lightning_shards.plan.place import Cursor, Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
@@ -57,6 +57,8 @@ from lightning_shards.progress import (
 )
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
+from lightning_shards.samples.generators import preserved_globals
+from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
@@ -68,7 +70,7 @@ from lightning_shards.stages import (
     trainer_stage,
 )
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
-from lightning_shards.workers.inline import try_first_sample
+from lightning_shards.workers.inline import produce, try_first_sample
 from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.worker_imports import prepare_workers
 
@@ -353,7 +355,7 @@ class ShardDataModule(pl.LightningDataModule):
         """The names of the evaluation sets of a split, in the order of their `dataloader_idx`.
 
         They are ``["val/web", "val/hand"]`` for ``val_sets={"web": ..., "hand": ...}``, ``["val"]``
-        for `val`, and none if there is neither. `loader` and `source` take them.
+        for `val`, and none if there is neither. `loader`, `peek` and `source` take them.
         """
         require_choice("the split of eval_names", split, get_args(EvaluationSplit))
         return splits_of(self.splits, (split,))
@@ -398,6 +400,17 @@ class ShardDataModule(pl.LightningDataModule):
         """
         source = self.source(split, ranks=world_size or 1)
         return self._make_loader(split, source, place_if_given(rank, world_size))
+
+    def peek(self, split: SplitName = "train") -> Any:
+        """The first batch of a split, made here without workers; nothing is used up.
+
+        It is that of a single rank, before `device_transforms`.
+
+        Raises:
+            ShardError: It cannot be made.
+        """
+        with preserved_globals(), closing(produce(self.source(split), Place(), Cursor())) as made:
+            return with_tensors(next(made).batch)
 
     def source(self, split: SplitName, index: ShardIndex | None = None, ranks: int = 1) -> Source:
         """The source of a split, of `index` or its own shards; `ranks` of a node without trainer.

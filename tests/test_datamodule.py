@@ -64,6 +64,14 @@ def test_evaluation_weighs_its_samples(split, make_module, urls):
     assert sum(batch["__weight__"].sum() for loader in loaders for batch in loader) == 11
 
 
+def test_a_peek_is_the_first_batch_and_disturbs_no_generator(make_module, urls):
+    module, before = make_module(SplitConfig(urls)), torch.get_rng_state()
+    peeked, first = module.peek(), next(iter(module.loader("train")))
+    assert peeked["__key__"] == first["__key__"]
+    assert torch.equal(peeked["image"], first["image"])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_nominal_epoch_may_be_longer_than_the_data(make_module, urls):
     loader = make_module(SplitConfig(urls, dataset_size=100)).loader("train")
     assert len(loader) == len(list(loader)) == 50

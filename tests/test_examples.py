@@ -1,5 +1,6 @@
 """Every file in examples/ runs; the quickstart keeps what it promises."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -121,3 +122,17 @@ def test_each_fit_of_the_quickstart_ends_with_who_waited_for_whom(quickstart):
     assert len(lines) == 2
     for line in lines:
         assert re.search(r"(loader|trainer)-bound|unsure", line)
+
+
+def test_the_cells_of_the_notebook_run(tmp_path, forked_programs):
+    cells = json.loads((FOLDER / "first_look.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    code = re.sub("^!lightning-shards (.*)$", r"shell('\1')", code, flags=re.MULTILINE)
+    shell = "def shell(line): assert not os.system(f'{sys.executable} -m lightning_shards {line}')"
+    said = "print(batch['image'].shape, trainer.callback_metrics)"
+    (tmp_path / "cells.py").write_text(f"import os, sys\n{shell}\n{code}\n{said}\n")
+    output, statuses = forked_programs.run(["cells.py"], tmp_path, timeout_s=LIMIT_S)
+    assert statuses == [0], output
+    assert "ExactResume: goes on at sample" in output
+    assert re.search(r"torch.Size\(\[32, 1, 8, 8\]\) \{'accuracy': tensor\(0\.[3-9]", output)
+    assert (tmp_path / "sheet.png").exists()
