@@ -212,8 +212,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     ),
     "a suffix that is not there": (
         unknown_suffix,
-        "the first shard "
-        + LACKS.format("image", "pngg", ["png"]).replace("; name", "; did you mean 'png'?; name"),
+        "the first shard " + LACKS.format("image", "pngg", ["png"]),
     ),
     "keys with dots": (
         dotted_keys,

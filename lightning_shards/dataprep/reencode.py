@@ -3,11 +3,12 @@
 A map, as of labels or depths, is not averaged: an average of two classes is a third one.
 """
 
+from contextlib import suppress
 from io import BytesIO
 from typing import Any, Final
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.images import decode_pil, turned_upright
+from lightning_shards.samples.images import decode_pil
 
 _FORMATS: Final = {"jpg": "JPEG", "jpeg": "JPEG", "png": "PNG", "webp": "WEBP"}
 _QUALITY: Final = 90
@@ -44,9 +45,10 @@ def with_smaller_images(sample: dict[str, Any], *, resize: int) -> dict[str, Any
 
 
 def _resized(image: Any, resize: int, kind: str) -> bytes:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    image = turned_upright(image)
+    with suppress(Exception):  # damaged tags raise anything
+        image = ImageOps.exif_transpose(image)
     if kind == "JPEG" and image.mode not in ("RGB", "L"):
         image = image.convert("RGB")
     factor = resize / min(image.size)

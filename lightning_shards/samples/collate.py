@@ -6,6 +6,7 @@ made stay tensors.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
 
-_NUMBERS = (bool, int, float, np.number, np.bool_)
+_NUMBERS = (bool, int, float, np.integer, np.floating, np.bool_)
 _SHOWN = 40  # letters of a number in an error
 
 
@@ -65,33 +66,20 @@ def numbers_or_list(
         )
     if others:
         return values
-    dtype = _number_type(values)
-    try:
+    has_floats = any(isinstance(value, float | np.floating) for value in values)
+    has_ints = any(type(value) is int for value in values)  # numpy would take uint64 for some
+    dtype = np.float64 if has_floats else np.int64 if has_ints else None
+    with suppress(OverflowError):
         column = np.array(values, dtype)
-    except (TypeError, ValueError, OverflowError) as error:
-        row = max(range(len(values)), key=lambda row: abs(values[row]))
-        key, name = samples[row]["__key__"] if samples else "", np.dtype(dtype or np.int64)
-        raise SampleError(
-            f"field {field!r} of sample {key!r} is {str(values[row])[:_SHOWN]}, a number that fits "
-            f"no {name}; decode it as 'text'"
-        ) from error
-    is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
-    if is_rounded or not torch_has(column.dtype):
-        raise SampleError(
-            f"field {field!r} holds numbers that fit no type of torch's: {column.dtype}; give it a "
-            "transform that makes them int64"
-        )
-    return column
-
-
-def _number_type(values: list[Any]) -> Any:
-    """The type of the array of these numbers; None for the one that numpy finds for them."""
-    if any(isinstance(value, np.complexfloating) for value in values):
-        return None
-    if any(isinstance(value, float | np.floating) for value in values):
-        return np.float64
-    # by itself numpy would take uint64 for some
-    return np.int64 if any(type(value) is int for value in values) else None
+        is_rounded = column.dtype.kind == "f" and dtype is None  # int64 and uint64 together
+        if torch_has(column.dtype) and not is_rounded:
+            return column
+    largest = max(values, key=abs)
+    key = samples[values.index(largest)]["__key__"] if samples else ""
+    raise SampleError(
+        f"field {field!r} of sample {key!r} is {str(largest)[:_SHOWN]}, and the numbers of its "
+        "batch fit no type of torch's; decode it as 'text', or make them int64 by a transform"
+    )
 
 
 def require_unmasked(value: Any, field: str, sample: Mapping[str, Any]) -> None:

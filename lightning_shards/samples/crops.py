@@ -57,13 +57,11 @@ class Crop(ABC):
         size: Height and width of the result, in pixels.
         backend: `pillow`, or the faster `turbo`, whose pixels differ (see `images`).
         gray: Whether one channel is wanted instead of three.
-        orient: Whether images are turned as their EXIF orientation says.
     """
 
     size: int
     backend: Backend = "pillow"
     gray: bool = False
-    orient: bool = False
     takes_bytes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -83,7 +81,7 @@ class Crop(ABC):
         sides = (self.size, self.size)
         part = np.empty(sides if self.gray else (*sides, 3), np.uint8)
         box_of = partial(self._box, rng=rng)
-        show_part(data, box_of, part, backend=self.backend, is_oriented=self.orient)
+        show_part(data, box_of, part, backend=self.backend)
         if self._is_flipped(rng):
             flip_left_right(part, self.backend)
         put_channels_first(part, out, self.backend)

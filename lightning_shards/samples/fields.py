@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
@@ -50,7 +49,6 @@ from lightning_shards.shards.classes import (
     numbered,
     numbered_by_name,
 )
-from lightning_shards.shards.tar.walk import RESERVED_SUFFIXES
 
 _MOST_NAMED = 50
 """Suffixes of a sample that an error lists."""
@@ -134,13 +132,12 @@ class Field:
         """The error about a place without a member for this field, but with these."""
         found = sorted(key for key in members if not key.startswith("__"))
         dotted = [key for key in found if key.endswith(tuple(f".{end}" for end in self.suffixes))]
-        close = [near for end in self.suffixes for near in get_close_matches(end, found, 1)]
-        meant = f"; did you mean {close[0]!r}?" if close else ""
-        if dotted:
-            meant = (
-                "; a key ends at the first dot of a file's name, and all behind it is the suffix, "
-                f"as {dotted[0]!r} is: pack the files again under names without other dots"
-            )
+        meant = (
+            "; a key ends at the first dot of a file's name, and all behind it is the suffix, as "
+            f"{dotted[0]!r} is: pack the files again under names without other dots"
+            if dotted
+            else ""
+        )
         return MissingFieldError(
             f"{where} has no member for field {self.name!r}: wanted one of {list(self.suffixes)}, "
             f"found {found[:_MOST_NAMED]}{meant}; name one of these in `fields`, or, if only some "
@@ -280,12 +277,6 @@ def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
             "'jpg;png', none empty, no dot before them, no `*`, a `?` only after all, and let no "
             "field's name begin with '__' or '.'"
-        )
-    reserved = RESERVED_SUFFIXES.intersection(field.suffixes)
-    if reserved:
-        raise ConfigError(
-            f"field {field.name!r} asks for members {min(reserved)!r}, a name that samples use for "
-            "themselves: no shard may hold such members; name another suffix"
         )
     _require_decoders(field, allow_unsafe)
 

@@ -100,36 +100,6 @@ def _with_height(data: bytes, frame: JpegFrame, height: int) -> bytearray:
     return copy
 
 
-UPRIGHT = 1
-
-_ORIENTATION_TAG = 0x0112
-_SWAPPING_SIDES = range(5, 9)
-"""The orientations that make the width of a file the height of what is seen."""
-
-
-def orientation_of(image: Any) -> int:
-    """The orientation, 1 to 8, of an image of Pillow's; `UPRIGHT` where none can be read.
-
-    That of a PNG may stand behind its pixels, which are decoded for it. Pillow itself turns TIFF.
-    """
-    if image.format == "PNG":
-        image.load()
-    if image.format == "TIFF":
-        return UPRIGHT
-    with suppress(Exception):  # damaged tags raise anything, SyntaxError and struct.error too
-        orientation = image.getexif().get(_ORIENTATION_TAG)
-        if orientation in range(UPRIGHT, 9):
-            return orientation
-    return UPRIGHT
-
-
-def turned_upright(image: Any) -> Any:
-    """An image as it is to be seen."""
-    from PIL import ImageOps
-
-    return image if orientation_of(image) == UPRIGHT else ImageOps.exif_transpose(image)
-
-
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
 
@@ -238,7 +208,6 @@ def show_part(
     out: Pixels,
     *,
     backend: Backend = "pillow",
-    is_oriented: bool = False,
 ) -> None:
     """Decode a part of an image, and no more than is needed for it, and resize it into `out`.
 
@@ -253,7 +222,6 @@ def show_part(
             an image that `turbo` began with.
         out: Of shape (size, size, 3), or (size, size) for gray; dense.
         backend: See the top of this module.
-        is_oriented: Whether the image is turned as its EXIF orientation says.
 
     Raises:
         ValueError: The image has more than `MAX_PIXELS` pixels.
@@ -261,11 +229,11 @@ def show_part(
         OSError: It cannot be read.
     """
     mode = "L" if out.ndim == 2 else "RGB"  # noqa: PLR2004 gray has no dimension of channels
-    if backend == "turbo" and not (is_oriented and orientation_of(_open(data)) != UPRIGHT):
+    if backend == "turbo":
         with suppress(_NotForTurboError):
             image = _TurboImage(data, mode)
             return image.cut(box_of(image.width, image.height), out)
-    image = _PillowImage(data, mode, is_oriented)
+    image = _PillowImage(data, mode)
     return image.cut(box_of(image.width, image.height), out)
 
 
@@ -352,15 +320,10 @@ def _factor(box: Box, size: int) -> int:
 
 
 class _PillowImage:
-    def __init__(self, data: bytes, mode: str, is_oriented: bool) -> None:
+    def __init__(self, data: bytes, mode: str) -> None:
         self._image, self._mode = _open(data), mode
         _require_picture(self._image, mode)
-        self._orientation = orientation_of(self._image) if is_oriented else UPRIGHT
-        self.width, self.height = self._upright_sides(self._image.size)
-
-    def _upright_sides(self, sides: tuple[int, int]) -> tuple[int, int]:
-        """Width and height after the image is turned upright; or from these those before."""
-        return (sides[1], sides[0]) if self._orientation in _SWAPPING_SIDES else sides
+        self.width, self.height = self._image.size
 
     def cut(self, box: Box, out: Pixels) -> None:
         """Write a part, resized to the size of `out`, which is dense."""
@@ -368,9 +331,8 @@ class _PillowImage:
 
         size = len(out)
         image, factor = self._image, _factor(box, size)
-        sides = (self.width // factor, self.height // factor)
-        image.draft(self._mode, self._upright_sides(sides))
-        width, height = self._upright_sides(image.size)
+        image.draft(self._mode, (self.width // factor, self.height // factor))
+        width, height = image.size
         across, down = width / self.width, height / self.height  # includes the draft's rounding
         edges = (
             box.left * across,
@@ -378,7 +340,6 @@ class _PillowImage:
             (box.left + box.width) * across,
             (box.top + box.height) * down,
         )
-        image = image if self._orientation == UPRIGHT else turned_upright(image)
         whole = image.convert(self._mode)
         out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 

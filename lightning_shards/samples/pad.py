@@ -1,21 +1,18 @@
 """`PadCollate`, a `collate_fn` that pads fields of several lengths."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, SampleError, count_of
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.collate import (
     Column,
     Sample,
     column_of,
     require_unmasked,
-    values_of,
 )
 from lightning_shards.samples.tensors import NUMBERS, as_native, is_tensor, load_torch, tensor_of
 from lightning_shards.samples.transforms import fields_of
@@ -26,7 +23,7 @@ class PadCollate:
     """Pads some fields to one tensor for each of them, and adds their lengths.
 
     Give an instance to `ShardDataModule` or `SplitConfig` as `collate_fn`. The values of a padded
-    field are tensors, arrays, or lists of either or of numbers, with equal numbers of dimensions;
+    field are tensors, arrays, or lists of numbers, with equal numbers of dimensions;
     where one is a tensor, all become tensors. Each dimension is padded at its end to the longest
     value of the batch. `FIELD_length`, int64 of shape (batch,), is the size of dimension `dim` of
     each value before. All other fields are what they are without a `collate_fn`.
@@ -81,58 +78,53 @@ class PadCollate:
 
     def __call__(self, samples: list[Sample]) -> dict[str, Any]:
         """The batch of these samples: lists first, then arrays or tensors."""
-        self._require_fields(samples[0])
+        names, lengths = fields_of(samples[0]), [f"{name}_length" for name in self.fields]
+        if not set(self.fields).issubset(names) or set(lengths).intersection(names):
+            raise ConfigError(
+                f"PadCollate pads {self.fields} and adds {lengths}, and the samples have {names}; "
+                "name fields of theirs, and give other names to fields that are called so"
+            )
         columns: dict[str, Column] = {}
-        for name in fields_of(samples[0]):
+        for name in names:
             if name in self.fields:
-                columns[name], lengths = self._padded(samples, name)
-                columns[f"{name}_length"] = lengths
+                columns[name], columns[f"{name}_length"] = self._padded(samples, name)
             else:
                 columns[name] = column_of(samples, name)
         lists = {name: column for name, column in columns.items() if isinstance(column, list)}
         return lists | columns
 
-    def _require_fields(self, sample: Sample) -> None:
-        names = fields_of(sample)
-        missing = sorted(set(self.fields).difference(names))
-        if missing:
-            raise ConfigError(
-                f"PadCollate names the fields {missing}, and the samples have {names}; name fields "
-                "of theirs"
-            )
-        taken = sorted(f"{name}_length" for name in self.fields if f"{name}_length" in names)
-        if taken:
-            raise ConfigError(
-                f"PadCollate adds {taken}, which the samples have already; give these fields other "
-                "names"
-            )
-
     def _padded(self, samples: list[Sample], name: str) -> tuple[Column, NDArray[np.int64]]:
         """A field of the batch, and the size of dimension `dim` of its values."""
-        value = self.value[name] if isinstance(self.value, dict) else self.value
-        parts = _parts_to_pad(samples, name, value)
-        shapes = [tuple(part.shape) for part in parts]
+        fill = self.value[name] if isinstance(self.value, dict) else self.value
+        parts: list[Any] = [_as_part(sample, name) for sample in samples]
+        if any(map(is_tensor, parts)):
+            parts = list(map(tensor_of, parts))
+        # those without a number, such as empty lists, have the type and dimensions of the others
+        filled = [row for row, part in enumerate(parts) if 0 not in part.shape]
+        first = parts[filled[0]] if filled else max(parts, key=lambda part: part.ndim)
+        dtype, ndim = first.dtype, first.ndim
+        if are_lists := all(isinstance(sample[name], list | tuple) for sample in samples):
+            types: list[Any] = [parts[row].dtype for row in filled]
+            dtype = np.result_type(*types) if types else np.asarray(fill).dtype
+        for row in filled:
+            is_alike = parts[row].ndim == ndim and (are_lists or parts[row].dtype == dtype)
+            if not is_alike or not -ndim <= self.dim < ndim:
+                shown = (f"{tuple(part.shape)} {part.dtype}" for part in (parts[row], first))
+                raise _refused(samples[row], name, f"{' and '.join(shown)}, along dim={self.dim}")
+        shapes = [tuple(part.shape) if part.ndim == ndim else (0,) * ndim for part in parts]
         longest = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        if not -len(longest) <= self.dim < len(longest):
-            raise ConfigError(
-                f"dim={self.dim} of PadCollate is no dimension of field {name!r}, which has "
-                f"{count_of(len(longest), 'dimension')}; take 0 for the first, or -1 for the last"
-            )
         longest[self.dim] = -(-longest[self.dim] // self.to_multiple) * self.to_multiple
-        column = _filled((len(parts), *longest), value, parts[0].dtype, name)
-        for row, (part, shape) in enumerate(zip(parts, shapes, strict=True)):
-            column[(row, *map(slice, shape))] = part
+        column = _filled((len(parts), *longest), fill, dtype, name)
+        for row in filled:
+            column[(row, *map(slice, shapes[row]))] = parts[row]
         return column, np.array([shape[self.dim] for shape in shapes], np.int64)
 
 
 def _filled(shape: Sequence[int], value: float, dtype: Any, name: str) -> Any:
     """An array or tensor of one value, which its type must be able to hold."""
     make: Any = np.full if isinstance(dtype, np.dtype) else load_torch().full
-    held: object = None
-    with suppress(OverflowError, RuntimeError, TypeError, ValueError), np.errstate(all="ignore"):
-        held = make((), value, dtype=dtype).item()
-    is_rounded = isinstance(held, float) and isfinite(held) == isfinite(value)
-    if held != value and not is_rounded:
+    held = make((), value, dtype=dtype).item()
+    if held != value and not isinstance(held, float):  # a float may be rounded
         raise ConfigError(
             f"PadCollate pads field {name!r} with {value!r}, which {dtype} cannot hold; give "
             "another value, or make the field another type by a transform"
@@ -140,49 +132,16 @@ def _filled(shape: Sequence[int], value: float, dtype: Any, name: str) -> Any:
     return make(tuple(shape), value, dtype=dtype)
 
 
-def _parts_to_pad(samples: list[Sample], name: str, fill: float) -> list[Any]:
-    """The values of a field, all as tensors or all as arrays, of one type and number of dimensions.
-
-    One without a number in it, such as an empty list, has those of the others.
-    """
-    parts = [_as_part(sample, name) for sample in samples]
-    if any(map(is_tensor, parts)):
-        parts = list(map(tensor_of, parts))
-    elif all(isinstance(value, list | tuple) for value in values_of(samples, name)):
-        types = [part.dtype for part in parts if part.size] or [np.asarray(fill).dtype]
-        parts = [part.astype(np.result_type(*types)) for part in parts]
-    filled = [row for row, part in enumerate(parts) if 0 not in part.shape]
-    first = filled[0] if filled else max(range(len(parts)), key=lambda row: parts[row].ndim)
-    dtype, ndim = parts[first].dtype, parts[first].ndim
-    for row, part in enumerate(parts):
-        if 0 in part.shape:
-            parts[row] = _filled(part.shape if part.ndim == ndim else (0,) * ndim, 0, dtype, name)
-        elif ndim == 0 or (part.dtype, part.ndim) != (dtype, ndim):
-            shown = (
-                f"{tuple(parts[at].shape)} {parts[at].dtype} in sample {samples[at]['__key__']!r}"
-                for at in (first, row)
-            )
-            raise SampleError(
-                f"field {name!r} cannot be padded: {', but '.join(dict.fromkeys(shown))}; "
-                "PadCollate wants one type and one number of dimensions, at least 1: leave the "
-                "field out of its fields, or make its values alike by a transform"
-            )
-    return parts
-
-
 def _as_part(sample: Sample, name: str) -> Any:
-    """A value as an array, or as a tensor if it is one or a list of them."""
+    """A value as an array, or as a tensor if it is one."""
     value: Any = sample[name]
-    is_list = type(value) in (list, tuple)
+    if is_tensor(value):
+        return value.detach()
     try:
-        if is_list and value and is_tensor(value[0]):
-            value = load_torch().stack(tuple(value))
-        if is_tensor(value):
-            return value.detach()
         array: Any = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except ValueError as error:  # inner lists of several lengths
         raise _refused(sample, name, error) from error
-    if array.dtype.kind not in NUMBERS or (is_list and array.dtype == np.uint64):
+    if array.dtype.kind not in NUMBERS or (isinstance(value, list) and array.dtype == np.uint64):
         raise _refused(sample, name, "no numbers, or some that fit no int64")
     require_unmasked(value, name, sample)
     return as_native(array)
@@ -192,5 +151,6 @@ def _refused(sample: Sample, name: str, problem: object) -> SampleError:
     return SampleError(
         f"field {name!r} of sample {sample['__key__']!r} is a {type(sample[name]).__name__} that "
         f"cannot be padded: {problem}; PadCollate pads tensors, arrays, and lists of numbers whose "
-        "inner lists are of one length"
+        "inner lists are of one length, of one type and number of dimensions: make them alike by a "
+        "transform, or leave the field out of its fields"
     )

@@ -19,7 +19,6 @@ from lightning_shards.errors import ConfigError, SampleError, TransformError, le
 from lightning_shards.samples.collate import BatchFormat, Sample
 from lightning_shards.samples.generators import (
     SampleSeeds,
-    are_same,
     callable_name,
     may_draw_from_globals,
     outside_workers,
@@ -110,23 +109,26 @@ class SampleStep:
         """The sample with its new fields; the sample that was given is not changed.
 
         The transform gets the fields in their order, and then the entries that identify the sample.
-        These are kept where it leaves them out.
+        These are kept as they came, whatever it returns of them.
 
         Raises:
-            TransformError: It failed, returned no dict, or changed what identifies the sample; or
-                `takes_fields` names what is no field.
+            TransformError: It failed, or returned no dict.
         """
         fields = {name: sample[name] for name in fields_of(sample)}
         identity = {name: sample[name] for name in sample if name not in fields}
         taken = fields.keys() if self.taken is None else self.taken
-        if unknown := sorted(taken - sample.keys()):
-            problem = f"takes_fields names {unknown[0]!r}, which no sample has; name fields alone"
-            raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
         given = {name: value for name, value in fields.items() if name in taken}
         made: Any = _made(self.called, self.function, sample, given | identity, **settings)
-        if problem := _problem_of(made, identity):
-            raise TransformError(f"{self.called}, on {where_of(sample)}: {problem}")
-        return {name: fields[name] for name in fields if name not in taken} | made | identity
+        if not isinstance(made, dict):
+            raise TransformError(
+                f"{self.called}, on {where_of(sample)}: it returned no dict but a "
+                f"{type(made).__name__}; return the dict of all fields"
+            )
+        return (
+            {name: fields[name] for name in fields if name not in taken}
+            | cast("Sample", made)
+            | identity
+        )
 
 
 def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
@@ -140,23 +142,6 @@ def sample_steps(transforms: Sequence[SampleTransform]) -> list[SampleStep]:
         )
         for number, transform in enumerate(transforms)
     ]
-
-
-def _problem_of(made: object, identity: Sample) -> str:
-    """What is wrong with the result of a sample transform; empty if nothing is."""
-    if not isinstance(made, dict):
-        return f"it returned no dict but a {type(made).__name__}; return the dict of all fields"
-    for name, value in cast("dict[object, Any]", made).items():
-        if not isinstance(name, str):
-            return f"it returned a field named {name!r}; names of fields are texts"
-        if name in identity and not are_same(value, identity[name]):
-            return (
-                f"it changed {name!r} from {identity[name]!r} to {value!r}, which identifies the "
-                "sample; keep it, or leave it out"
-            )
-        if name.startswith("__") and name not in identity:
-            return f"it returned a field {name!r}; let no field's name begin with '__'"
-    return ""
 
 
 def require_same_fields(first: Sample, sample: Sample) -> None:
@@ -246,17 +231,6 @@ class _Step(NamedTuple):
     stage: str
     is_optional: bool
 
-    def skips(self, value: Any) -> bool:
-        """Whether it is not called, as the field is missing in this sample.
-
-        A default is decoded already.
-        """
-        is_decoded = self.stage == "decode" and not isinstance(value, bytes)
-        return self.is_optional and (value is None or is_decoded)
-
-
-_DROPPED = b""
-"""Stands for the value of a field that a sample has no more: to transform it is an error."""
 
 Rows: TypeAlias = Mapping[str, NDArray[np.uint8]]
 """The rows of a batch that crops write one sample to, by field."""
@@ -346,12 +320,20 @@ class SampleTransforms:
         if self._sample_steps:
             begin = self._clock.lap("transform", begin, "transform")
         for step in self._steps:
-            if step.skips(sample.get(step.field, _DROPPED)):
+            if step.field not in sample:
+                raise SampleError(
+                    f"sample {sample.get('__key__')!r} has no field {step.field!r} to transform: a "
+                    "stage dropped or renamed it, or a sample transform did"
+                )
+            value = sample[step.field]
+            is_decoded = step.stage == "decode" and not isinstance(value, bytes)
+            if step.is_optional and (value is None or is_decoded):  # a default is decoded already
                 continue
             settings: dict[str, Any] = {"rng": rng} if step.takes_rng else {}
             if step.field in rows:
                 settings["out"] = rows[step.field]
-            made = sample[step.field] = _transformed(sample, step, settings)
+            called = f"the transform of field {step.field!r}"
+            made = sample[step.field] = _made(called, step.function, sample, value, **settings)
             assert made is settings.get("out", made)  # no row may keep what was in its memory
             begin = self._clock.lap(step.stage, begin, "transform")
         return sample
@@ -381,14 +363,3 @@ def image_backend(transforms: Mapping[str, Transform]) -> str:
     decoding = [cast("Any", each) for each in transforms.values() if takes_bytes(each)]
     backends = {each.backend for each in decoding if hasattr(each, "backend")}
     return "+".join(sorted(backends)) or "pillow"
-
-
-def _transformed(sample: Sample, step: _Step, settings: Mapping[str, Any]) -> Any:
-    name = step.field
-    if name not in sample:
-        raise SampleError(
-            f"sample {sample.get('__key__')!r} has no field {name!r} to transform: "
-            "a stage dropped or renamed it, or a sample transform did"
-        )
-    called = f"the transform of field {name!r}"
-    return _made(called, step.function, sample, sample[name], **settings)

@@ -121,11 +121,6 @@ def test_a_column_that_grows_is_that_of_all_values_together(values):
             return str(error)
         rows = [x if type(x) is str else torch.as_tensor(x).tolist() for x in column]
         return type(column), getattr(column, "dtype", None), rows
-        return (
-            type(column),
-            getattr(column, "dtype", None),
-            [getattr(x, "tolist", str)() for x in rows],
-        )
 
     def growing():
         rows = GrowingColumn(len(values))
@@ -137,13 +132,10 @@ def test_a_column_that_grows_is_that_of_all_values_together(values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((1, 2**70), r"field 'x' of sample 'k1' is 1180591620717411303424, a n.* fits no int64"),
-        ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, a num"),
-        ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+, a number that fits no float64"),
-        (
-            (np.uint64(1), np.int64(1)),
-            "field 'x' holds numbers that fit no type of torch's",
-        ),
+        ((1, 2**70), r"field 'x' of sample 'k1' is 1180591620717411303424, and the numbers of"),
+        ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, and"),
+        ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+, and .* decode it as 'text'"),
+        ((np.uint64(1), np.int64(1)), "the numbers of its batch fit no type of torch's"),
         ((torch.tensor(1), 2), r"is a tensor or array of no dimension in some samples, and a n"),
         ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
         ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),
@@ -153,9 +145,3 @@ def test_a_column_that_grows_is_that_of_all_values_together(values):
 def test_numbers_that_fit_no_batch_are_named(values, message):
     with pytest.raises(SampleError, match=message):
         column(*values)
-
-
-def test_complex_numbers_beside_others_stay_complex():
-    made = column(1.5, np.complex64(2 + 1j), 3)
-    assert (made.dtype, made.tolist()) == (torch.complex128, [1.5, 2 + 1j, 3])
-    assert column(np.complex64(1j), np.complex64(2)).dtype == torch.complex64

@@ -29,7 +29,7 @@ def padded(*values, **settings):
         (((3,), (5,)), {}, (2, 5), [3, 5]),
         (((8,), (5,)), {"to_multiple": 8}, (2, 8), [8, 5]),
         (((3, 4), (0, 4)), {}, (2, 3, 4), [3, 0]),
-        (((0,), (3, 4)), {}, (2, 3, 4), [0, 3]),  # as `json_float32` makes of no boxes
+        (((0,), (3, 4)), {}, (2, 3, 4), [0, 3]),
         (((1, 20, 30), (2, 40, 10)), {"to_multiple": 4}, (2, 4, 40, 30), [1, 2]),
         (((1, 3), (1, 6)), {"to_multiple": 4, "dim": -1}, (2, 1, 8), [3, 6]),
         (((0,), (0,)), {}, (2, 0), [0, 0]),
@@ -63,7 +63,6 @@ def test_each_dimension_is_padded_to_the_longest(kind, shapes, settings, shape, 
         ((np.ones(1, ">f4"), np.ones(2, "<f4")), [[1, 0], [1, 1]], np.float32),
         ((torch.ones(1), np.ones(2, ">f4")), [[1, 0], [1, 1]], torch.float32),
         (([], torch.ones(2).half()), [[0, 0], [1, 1]], torch.float16),
-        (([torch.ones(2)], [torch.ones(1)]), [[[1, 1]], [[1, 0]]], torch.float32),
     ],
 )
 def test_lists_and_mixed_values_are_padded_as_one_type(values, expected, dtype):
@@ -83,19 +82,15 @@ def test_each_field_may_have_a_value_of_its_own():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((1, 2), r"\(\) int64 in sample 'k0'; PadCollate wants one type and one number of dimens"),
+        ((1, 2), r"field 'x' of sample 'k0' is a int that cannot be padded: \(\) int64 and"),
         (
             (np.ones(2), np.ones((2, 2))),
-            r"\(2,\) float64 in sample 'k0', but \(2, 2\) float64 in sample 'k1'; PadCollate wants",
+            r"'k1' .*: \(2, 2\) float64 and \(2,\) float64, al",
         ),
-        (
-            ([], np.ones(2), np.ones(2, np.float32)),
-            r"\(2,\) float64 in sample 'k1', but \(2,\) float32 in sample 'k2'",
-        ),
+        (([], np.ones(2), np.ones(2, np.float32)), r"'k2' .*: \(2,\) float32 and \(2,\) float64"),
         (("ab", "c"), "field 'x' of sample 'k0' is a str that cannot be padded: no numbers"),
         (([1], [2**63 + 1]), r"field 'x' of sample 'k1'.*fit no int64"),
         (([[1], [1, 2]],), "field 'x' of sample 'k0' is a list that .*lists are of one length"),
-        (([torch.ones(2), torch.ones(3)],), "sample 'k0' is a list .* got .2. at entry"),
         ((np.ma.masked_equal([1, 2], 2),), "field 'x' of sample 'k0' is an array with masked"),
     ],
 )
@@ -110,33 +105,21 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         ({"fields": "x"}, "pads a list of fields, got 'x'"),
         ({"to_multiple": 0}, "to_multiple of PadCollate must be a whole number of at least 1, got"),
         ({"value": {"y": 0}}, r"value of PadCollate names \['y'\], and its fields are \['x'\]"),
-        (
-            {"fields": ["y"]},
-            r"the fields \['y'\], and the samples have \['x', 'y_len.*; name",
-        ),
-        ({"fields": ["x", "y"]}, r"names the fields \['y'\]"),
-        ({"dim": 1}, "dim=1 of PadCollate is no dimension of field 'x', which has 1 dimension;"),
-        ({"value": -1}, "pads field 'x' with -1, which uint8 cannot hold"),
-        ({"value": "a"}, "pads field 'x' with 'a', which uint8 cannot hold"),
-        ({"value": float("nan")}, "pads field 'x' with nan, which uint8 cannot hold"),
+        ({"fields": ["x", "y"]}, r"pads \['x', 'y'\] and .*the samples have \['x', 'z_length'\]"),
+        ({"fields": ["x", "z"]}, r"adds \['x_length', 'z_length'\], and the samples have"),
+        ({"value": 0.5}, "pads field 'x' with 0.5, which torch.uint8 cannot hold"),
     ],
 )
-@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
-def test_settings_that_cannot_work_are_refused(settings, message, kind):
-    values = kind(np.ones(2, np.uint8)), kind(np.ones(1, np.uint8))
-    with pytest.raises(ConfigError, match=message.replace("uint8", "(torch.)?uint8")):
-        PadCollate(**{"fields": ["x"]} | settings)(samples(*values, y_length=1))
-    with pytest.raises(ConfigError, match=r"adds \['x_length'\], which the samples have already"):
-        PadCollate(["x"])(samples(*values, x_length=1))
+def test_settings_that_cannot_work_are_refused(settings, message):
+    values = torch.ones(2, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=message):
+        PadCollate(**{"fields": ["x"]} | settings)(samples(*values, z_length=1))
 
 
-@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
-def test_floats_are_padded_with_what_they_can_hold(kind):
-    rows = samples(kind(np.ones(2, np.float16)), kind(np.ones(1, np.float16)))
+def test_floats_are_padded_with_what_they_can_hold():
+    rows = samples(np.ones(2, np.float16), np.ones(1, np.float16))
     assert PadCollate(["x"], value=-np.inf)(rows)["x"].tolist() == [[1, 1], [1, -np.inf]]
     assert PadCollate(["x"], value=0.1)(rows)["x"][1, 1] == np.float16(0.1)
-    with pytest.raises(ConfigError, match=r"'x' with 1000000000\.0, which (torch\.)?float16 c"):
-        PadCollate(["x"], value=1e9)(rows)
 
 
 @pytest.fixture

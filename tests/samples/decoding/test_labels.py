@@ -111,7 +111,7 @@ PICTURES = [
     images.decode_rgb,
     images.decode_gray,
     DecodeResize(size=2).pixels,
-    DecodeCenterCrop(size=1, resize=2, orient=True, gray=True).pixels,
+    DecodeCenterCrop(size=1, resize=2, gray=True).pixels,
 ]
 
 
