@@ -100,7 +100,7 @@ def restored_counters(trainer: Any) -> RestoredCounters:
         is_cut_off=is_cut_off,
         is_skipping=is_whole and is_restarting and not is_finished,
         is_restarting=is_restarting,
-        loader=_first(states),
+        loader=require_state(states[0], "the train loader") if states else {},
     )
 
 
@@ -189,10 +189,6 @@ def allows_new_data(callbacks: Iterable[Any]) -> bool:
     return any(getattr(callback, "allow_new_data", False) for callback in callbacks)
 
 
-def _first(states: list[State] | None) -> State:
-    return require_state(states[0], "the train loader") if states else {}
-
-
 _LAST_BATCH_S: Final = 1.5
 """Seconds that a fit which was told to end waits for the batch that it was waiting for."""
 
@@ -237,34 +233,26 @@ class EpochAnchor(NamedTuple):
     batches: int
 
 
-class ToldToEnd:
-    """Ends the wait for a batch when SIGTERM has come, as Lightning would after the batch.
-
-    A fit ends when its batch is trained. One that does not come would keep the process for minutes,
-    so it is given up. `deferred` is the signal if nothing but the wait notes it.
-    """
-
-    def __init__(self, trainer: Trainer, deferred: DeferredSignal | None = None) -> None:
-        self._trainer, self._deferred, self._noticed_at = trainer, deferred, 0.0
-
-    def __call__(self) -> None:
-        """Raise SIGTERMException if the signal came a while ago, and no batch has come since."""
-        if not (self._trainer.received_sigterm or (self._deferred and self._deferred.is_noted)):
-            return
-        self._noticed_at = self._noticed_at or perf_counter()
-        if perf_counter() - self._noticed_at >= _LAST_BATCH_S:
-            raise SIGTERMException
-
-
 @contextmanager
 def unless_told_to_end(trainer: Trainer) -> Generator[None]:
-    """A context whose waits end some time after SIGTERM.
+    """A context whose waits end some time after SIGTERM, as Lightning would after the batch.
 
-    With several ranks Lightning's handler waits for all of them. A rank that waits for this one in
-    the collective of a step never answers, so the handler is called when the wait is over.
+    A fit ends when its batch is trained. One that does not come would keep the process for minutes,
+    so it is given up. With several ranks Lightning's handler waits for all of them. A rank that
+    waits for this one in the collective of a step never answers, so the handler is called when the
+    wait is over.
     """
     deferred = DeferredSignal(signal.SIGTERM) if trainer.world_size > 1 else None
-    with deferred or nullcontext(), Cancellable(ToldToEnd(trainer, deferred)):
+    noticed_at = 0.0
+
+    def raise_if_told() -> None:
+        nonlocal noticed_at
+        if trainer.received_sigterm or (deferred and deferred.is_noted):
+            noticed_at = noticed_at or perf_counter()
+            if perf_counter() - noticed_at >= _LAST_BATCH_S:
+                raise SIGTERMException
+
+    with deferred or nullcontext(), Cancellable(raise_if_told):
         yield
 
 

@@ -73,21 +73,6 @@ def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, leas
     return value
 
 
-def read_choice(state: Mapping[str, object], name: str, choices: tuple[str, ...]) -> str:
-    """A word in a state.
-
-    Raises:
-        StateError: It is missing, or is not one of the choices.
-    """
-    value = state.get(name)
-    if not isinstance(value, str) or value not in choices:
-        raise StateError(
-            f"{name} in the checkpoint must be one of {list(choices)}, got {_shown(value)}; it is "
-            f"damaged: {_ANOTHER}"
-        )
-    return value
-
-
 def require_same(
     expected: State,
     state: Mapping[str, object],

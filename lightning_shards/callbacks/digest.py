@@ -137,8 +137,9 @@ def _prove_served(loader: ShardLoader, served: Served, name: str, *, is_said: bo
     bad = sum((report.bad for report in reports.values()), Counter[str]())
     _require_budget(name, bad, description.max_bad)
     if bad or (is_said and expected):
+        lost = f"; {_count(bad)} could not be read and were replaced" if bad else ""
         proof = f", as the order says (digest {digest:016x})" if expected else ""
-        rank_zero_info(f"{name}: {_size(report_here, len(reports))}{proof}{_loss(bad)}")
+        rank_zero_info(f"{name}: {_size(report_here, len(reports))}{proof}{lost}")
 
 
 def _report_of(place: Place, description: SourceDescription, served: Served) -> _RankReport:
@@ -180,10 +181,6 @@ def _size(report: _RankReport, world_size: int) -> str:
     samples = report.samples - report.begin.samples
     steps, ranks = count_of(report.steps, "step"), count_of(world_size, "rank")
     return f"{count_of(samples, 'sample')} in {steps} of {ranks}{resumed}"
-
-
-def _loss(bad: Counter[str]) -> str:
-    return f"; {_count(bad)} could not be read and were replaced" if bad else ""
 
 
 def _count(bad: Counter[str]) -> str:

@@ -256,7 +256,6 @@ class ShardPredictionWriter(pl.Callback):
         self._folder = Path(folder)
         self._files: list[_RankFile] = []
         self._stems: list[str] = []
-        self._samples: BatchSamples | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a folder with other results, on all ranks, before workers start."""
@@ -277,20 +276,12 @@ class ShardPredictionWriter(pl.Callback):
         end = f"{place.rank:05d}-of-{place.world_size:05d}.parquet"
         self._files = [_RankFile(self._folder / f"{stem}-{end}") for stem in self._stems if writes]
 
-    def on_predict_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: object, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        """Note the samples of the batch, before `predict_step` can change it."""
-        self._samples = samples_of(batch)
-
     def on_predict_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: object, batch: object,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any,
         batch_idx: int, dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         """Write the predictions of the batch."""
-        assert self._samples is not None
-        rows = rows_of(outputs, self._samples)
+        rows = rows_of(outputs, samples_of(batch))
         if self._files:
             self._files[dataloader_idx].write(rows)
 
@@ -300,7 +291,7 @@ class ShardPredictionWriter(pl.Callback):
             for file in self._files:
                 file.close()
         ranks: list[list[int]] = gather([file.rows for file in self._files])
-        self._files, self._samples = [], None
+        self._files = []
         for stem, *rows in zip(self._stems, *filter(None, ranks), strict=True):
             rank_zero_info(f"predictions: {sum(rows):,} rows in {self._folder / stem}-*.parquet")
 
@@ -310,7 +301,7 @@ class ShardPredictionWriter(pl.Callback):
         """Remove the unfinished files."""
         for file in self._files:
             file.discard()
-        self._files, self._samples = [], None
+        self._files = []
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_shards.callbacks.set_epoch import require_own_places
-from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor
@@ -43,7 +42,6 @@ from lightning_shards.progress import (
 from lightning_shards.stages import loaders_in
 from lightning_shards.state import (
     State,
-    read_choice,
     read_count,
     require_rest,
     require_resumable,
@@ -204,13 +202,8 @@ class ExactResume(pl.Callback):
         self._validated: tuple[int, int] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget an earlier fit.
-
-        Raises:
-            ConfigError: The trainer has more than one of these callbacks.
-        """
+        """Forget an earlier fit."""
         if stage == TrainerFn.FITTING.value:
-            _require_only_one(trainer)
             self._forget()
 
     def on_save_checkpoint(
@@ -383,15 +376,6 @@ class ExactResume(pl.Callback):
         return _sole_loader(train_loaders(trainer) or [self._loader])
 
 
-def _require_only_one(trainer: Any) -> None:
-    count = sum(isinstance(callback, ExactResume) for callback in trainer.callbacks)
-    if count > 1:
-        raise ConfigError(
-            f"the trainer's callbacks have {count} of ExactResume, and each would restore what "
-            "another has changed, so that a resumed fit would train past max_steps; keep one"
-        )
-
-
 def _checked(loader: ShardLoader, saved: object) -> State:
     """The state in a checkpoint, after a check that it is whole and of this run's data."""
     state = require_state(saved, ExactResume.__name__)
@@ -403,7 +387,6 @@ def _checked(loader: ShardLoader, saved: object) -> State:
     read_count(state, "samples", loader.epochs.samples)
     require_rest(state, description, loader.epochs, loader.place.world_size)
     read_count(state, "batches")
-    read_choice(state, "validation", ("due", "done", "none"))
     return state
 
 

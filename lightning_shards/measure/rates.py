@@ -114,10 +114,7 @@ class TimeTotals(NamedTuple):
         return TimeTotals(*map(sub, self, earlier))
 
 
-_SUMMED = (
-    *("requests", "repeated", "fetched_bytes", "read_bytes"),
-    *("received_bytes", "restarts", "remade"),
-)
+_SUMMED = TimeTotals._fields[TimeTotals._fields.index("requests") :]
 """Totals of which a job has as much as its ranks together."""
 
 

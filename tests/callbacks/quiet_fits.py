@@ -71,12 +71,6 @@ class KeptMetrics(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.given.append((step, metrics))
 
-    def steps(self, name: str) -> list[int | None]:
-        return [step for step, metrics in self.given if name in metrics]
-
-    def values(self, name: str) -> list[float]:
-        return [metrics[name] for _, metrics in self.given if name in metrics]
-
     def by_step(self, word: str) -> dict[int | None, dict[str, float]]:
         """The figures whose names hold a word, by step."""
         told = {

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,11 +18,9 @@ from lightning_shards import (
 from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
-from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.samples.collate import BadSample, Collation
-from tests.callbacks.quiet_fits import EvaluatedWeight, OneWeight, quiet_trainer
-from tests.mixed_shards import mix_of, module_of
+from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
 
@@ -227,18 +224,6 @@ def test_other_samples_than_planned_end_the_fit(spoil, make_data, make_trainer, 
     assert said() == {}
 
 
-@pytest.mark.parametrize("hook", [*LOOKS, "on_train_batch_end"])
-def test_other_samples_than_planned_end_the_fit_in_spite_of_a_look_at_a_batch(
-    hook, make_data, make_trainer, monkeypatch, said
-):
-    spoil_sources(monkeypatch, foreign)
-    monkeypatch.setattr(EpochDigest, "on_validation_end", lambda *_: None)  # of other samples, too
-    trainer = with_looks(make_trainer(Look(hook)))
-    with pytest.raises(DigestError, match=r"epoch 0: the samples .* not those of the order"):
-        trainer.fit(EvaluatedWeight(), make_data({"remainder": "balanced"}))
-    assert said() == {}
-
-
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_other_samples_than_planned_end_an_evaluation(stage, make_data, make_trainer, monkeypatch):
     getattr(make_trainer(), stage)(EvaluatedWeight(), make_data())
@@ -324,39 +309,3 @@ def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
     monkeypatch.setattr(digest_module, "DigestError", AssertionError)
     with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
         make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
-
-
-# --- mixtures ------------------------------------------------------------------------------------
-
-
-NAMES = ("web", "labels", "more")
-
-
-def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -> ShardDataModule:
-    return module_of(folder, mix_of(folder / "shards", NAMES), split, **settings)
-
-
-def no_next_pass(source: IndexedSource) -> IndexedSource:
-    """A component begins with its first pass anew in each epoch."""
-
-    class FromTheStart(type(source.order)):
-        def at_spans(self, epoch: int, spans: Any) -> Any:
-            return super().at_spans(0, spans)
-
-    return replace(source, order=FromTheStart(source.order.mix, source.order.slots))
-
-
-def test_a_mix_whose_order_was_tampered_with_ends_the_fit(
-    tmp_path, make_trainer, monkeypatch, said
-):
-    true = IndexedSource.batches
-
-    def tampered(self: IndexedSource, *given: Any) -> Any:
-        is_mixture = isinstance(self.order, MixtureOrder)  # a first sample is of a component alone
-        return true(no_next_pass(self) if is_mixture else self, *given)
-
-    monkeypatch.setattr(IndexedSource, "batches", tampered)
-    message = "epoch 1: the samples served to 1 rank are not those of the order"
-    with pytest.raises(DigestError, match=message):
-        make_trainer().fit(OneWeight(), module(tmp_path))
-    assert list(said()) == ["epoch 0"]

@@ -68,7 +68,6 @@ def predict_rank(
         writer.on_predict_start(trainer, None)
         for number, loader in enumerate(loaders):
             for step_number, batch in enumerate(loader):
-                writer.on_predict_batch_start(trainer, None, batch, step_number, number)
                 outputs = step(batch)
                 writer.on_predict_batch_end(trainer, None, outputs, batch, step_number, number)
         if look:

@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
 
-from lightning_shards import ExactResume, plan_epoch
+from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import position_after
-from lightning_shards.errors import ConfigError, StateError
+from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
 
 STEPS = 6  # of 4 samples, of 26
@@ -330,7 +330,7 @@ MISSING = object()
     ("name", "value"),
     [
         ("epoch", MISSING), ("epoch", 3), ("samples", "3"), ("samples", 27), ("ended", -1),
-        ("ended", 2), ("batches", True), ("validation", MISSING), ("validation", "3"),
+        ("ended", 2), ("batches", True),
     ],
 )  # fmt: skip
 def test_a_damaged_value_is_named_with_what_it_should_be(
@@ -345,11 +345,3 @@ def test_a_damaged_value_is_named_with_what_it_should_be(
         StateError, match=rf"^(?:{name}|ended) in the checkpoint must be .*, got .*: resume f"
     ):
         make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=path)
-
-
-def test_the_callback_given_twice_is_refused(tmp_path: Path) -> None:
-    class Own(ExactResume):
-        pass
-
-    with pytest.raises(ConfigError, match=r"callbacks have 2 of ExactResume, .*; keep one"):
-        make_trainer(tmp_path, [Own()], enable_checkpointing=False).fit(Ledger(), ToyData())

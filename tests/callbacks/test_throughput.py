@@ -6,7 +6,6 @@ import pytest
 
 from lightning_shards.callbacks import throughput
 from lightning_shards.measure.rates import TimeTotals
-from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.workers.processes import ProcessPool
 
@@ -85,17 +84,6 @@ def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> N
     assert fake_fit.windows("loader_fetch_fraction") == [pytest.approx(2 / 3)]
     fake_fit.step(wait_s=3, busy_s=1, decode=1)  # nothing in this window
     assert fake_fit.windows("cached_fraction") == [0.25]
-
-
-def test_what_comes_from_actors_is_logged(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    times = fake_fit.loader.times
-    times.received = times.received.plus(ActorTotals(400, 1, 2))
-    fake_fit.step(wait_s=3, busy_s=1)
-    assert fake_fit.windows("received_bytes_per_s") == [100]
-    assert fake_fit.windows("actor_restarts") == [1]
-    assert fake_fit.windows("remade_batches") == [2]
 
 
 # --- the end of a fit

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from lightning_shards import ShardLoader
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import SourceDescription
@@ -46,7 +45,6 @@ class NumberedSource:
     """Batches that say which they are: (epoch, samples trained before it)."""
 
     epochs: EpochSchedule
-    fails_in: int | None = None
     named: dict[str, object] = field(default_factory=dict)
     reserved: tuple[str, ...] = RESERVED_KEYS
 
@@ -61,8 +59,6 @@ class NumberedSource:
 
     def batches(self, place, cursor, arena=None):
         for turn in self.epochs.worker_epochs(place, cursor):
-            if turn.epoch == self.fails_in:
-                raise ConfigError("this epoch fails")
             for step in turn.own_steps():
                 yield LoadedBatch((turn.epoch, turn.plan.trained(step)))
 
@@ -83,8 +79,8 @@ class FakeProgress:
         return nullcontext()
 
 
-def make_loader(pool=None, *, pinned=False, fails_in=None, identity=None, **settings):
+def make_loader(pool=None, *, pinned=False, identity=None, **settings):
     """A loader of three steps of two samples an epoch."""
     epochs = EpochSchedule(7, batch_size=2, remainder="drop", pinned=pinned)
-    source = NumberedSource(epochs, fails_in, identity or {})
+    source = NumberedSource(epochs, identity or {})
     return ShardLoader(source, pool or RoundRobinPool(), Place(), **settings)

@@ -16,26 +16,6 @@ def test_nothing_starts_before_the_first_batch_is_asked_for():
     assert pool.streams == []
 
 
-def test_an_iteration_begins_at_the_start_of_the_epoch():
-    loader = make_loader()
-    loader.set_epoch(4)
-    assert list(loader) == [(4, 0), (4, 2), (4, 4)]
-
-
-def test_finishing_an_epoch_moves_on():
-    loader = make_loader()
-    epochs = [{epoch for epoch, _ in loader} for _ in range(3)]
-    assert (epochs, loader.epoch) == ([{0}, {1}, {2}], 3)
-
-
-def test_leaving_an_epoch_early_begins_it_again():
-    loader = make_loader()
-    for _batch in zip(range(2), loader, strict=False):
-        pass
-    assert loader.epoch == 0
-    assert next(iter(loader)) == (0, 0)
-
-
 def test_the_stream_goes_on_over_epoch_ends():
     pool = RoundRobinPool()
     loader = make_loader(pool)
@@ -115,18 +95,6 @@ def test_lightning_ends_the_workers_by_setting_the_iterator_to_none():
     assert pool.streams[0].closed
 
 
-def test_an_error_in_a_stream_ends_it_and_a_later_iteration_starts_anew():
-    pool = RoundRobinPool()
-    loader = make_loader(pool, fails_in=1)
-    list(loader)
-    with pytest.raises(ConfigError, match="this epoch fails"):
-        list(loader)
-    assert [stream.closed for stream in pool.streams] == [True]
-    with pytest.raises(ConfigError, match="this epoch fails"):
-        list(loader)
-    assert [stream.cursor for stream in pool.streams] == [Cursor(0), Cursor(1)]
-
-
 def test_batches_and_samples_are_counted():
     loader = make_loader()
     list(loader)
@@ -161,11 +129,6 @@ def test_another_limit_starts_the_stream_again():
     list(loader)
     progress.cursor, progress.limit = Cursor(1), None
     assert [list(loader), len(pool.streams)] == [[(1, 0), (1, 2), (1, 4)], 2]
-
-
-def test_a_shorter_epoch_is_an_epoch():
-    loader = make_loader().with_epoch(2)
-    assert (len(loader), list(loader), list(loader)) == (2, [(0, 0), (0, 2)], [(1, 0), (1, 2)])
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 4])

@@ -20,13 +20,6 @@ def test_the_state_counts_what_was_handed_out():
     assert (state["epoch"], state["samples"]) == (0, 4)
 
 
-def test_the_state_at_an_epoch_end_is_the_next_epoch():
-    loader = make_loader()
-    list(loader)
-    state = loader.state_dict()
-    assert (state["epoch"], state["samples"]) == (1, 0)
-
-
 def test_the_state_is_plain_enough_for_json_and_weights_only():
     loader = make_loader(identity={"seed": 3, "shards": "abc"})
     list(loader)
@@ -35,15 +28,6 @@ def test_the_state_is_plain_enough_for_json_and_weights_only():
     torch.save(state, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == json.loads(json.dumps(state)) == state
-
-
-def test_a_restored_loader_begins_after_the_last_batch():
-    loader = make_loader()
-    for _batch in zip(range(2), loader, strict=False):
-        pass
-    restored = make_loader()
-    restored.load_state_dict(loader.state_dict())
-    assert [list(restored) for _ in range(2)] == [[(0, 4)], [(1, 0), (1, 2), (1, 4)]]
 
 
 @pytest.mark.parametrize("samples", [0, 4], ids=["a whole epoch", "behind its end"])

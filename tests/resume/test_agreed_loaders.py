@@ -9,10 +9,6 @@ from toy import Ledger, ToyData, make_trainer
 from lightning_shards import datamodule
 from lightning_shards.errors import ShardError
 
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
-
 
 class Asking(pl.Callback):
     """Asks for loaders at each batch, as code on one rank may; counts what that costs."""

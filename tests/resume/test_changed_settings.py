@@ -10,14 +10,6 @@ from toy import Ledger, ToyData, bare_trainer, make_trainer
 
 from lightning_shards.errors import StateError
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-]
-
 
 class Changes(pl.Callback):
     """Changes the data after the second epoch."""

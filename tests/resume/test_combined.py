@@ -10,14 +10,7 @@ from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
 
 from lightning_shards.errors import ConfigError
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:ExactResume.* has nothing to watch"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:ExactResume.* has nothing to watch")
 
 
 class Endless:

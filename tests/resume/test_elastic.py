@@ -10,13 +10,6 @@ import pytest
 from chains import Segment, Variant, fit_here, run_chain
 from toy import Snapshots
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_datal"),
-]
-
 VARIANTS = [
     Variant("max_epochs"),
     Variant("max_steps", {"max_steps": 1_000, "max_epochs": 3}),

@@ -9,14 +9,7 @@ from toy import SeenSamples, ToyData, bare_trainer, make_trainer
 
 from lightning_shards.errors import StateError
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step:UserWarning")
 
 WHOLE = [(epoch, position) for epoch in range(3) for position in range(24)]
 

@@ -10,10 +10,6 @@ from toy import SeenSamples, Snapshots, StopHereError, make_trainer
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
 
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
-
 Fit = Callable[..., SeenSamples]
 ENDS = {"last batch": ("on_train_batch_end", 4), "end of epoch": ("on_train_epoch_end", 0)}
 """Where a checkpoint is saved: an epoch of 20 samples has 5 steps."""

@@ -12,13 +12,6 @@ from chains import Variant
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from toy import Ledger, Snapshots, ToyData, bare_trainer, make_trainer
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_datal"),
-]
-
 ACCUMULATED = {"samples": 28}  # 7 batches: the last window is shorter
 VARIANTS = [
     Variant("max_epochs"),

@@ -13,10 +13,6 @@ from toy import SeenSamples, Snapshots, StopHereError, make_trainer
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 
-pytestmark = pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-)
-
 
 class Seen(SeenSamples):
     """Keeps the ids that it was trained on with its weights."""

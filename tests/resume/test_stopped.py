@@ -26,15 +26,6 @@ from toy import (
     positions_of,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
-        "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    ),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used"),
-    pytest.mark.filterwarnings("ignore:`.fit.ckpt_path=None.` was called without a model"),
-    pytest.mark.filterwarnings("ignore:.fit.ckpt_path=.last.. is set, but there is no last"),
-]
-
 WHOLE = {epoch: list(range(24)) for epoch in range(3)}  # 26 samples in steps of 4
 
 

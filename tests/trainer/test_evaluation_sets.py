@@ -5,13 +5,11 @@ from typing import Any, Final
 import lightning.pytorch as pl
 import pytest
 from fit_recorder import STEPS, Ids, Recorder, all_ids, ids_of
-from pyarrow.parquet import read_table
 
 from lightning_shards import (
     EpochDigest,
     LoaderConfig,
     ShardLoader,
-    ShardPredictionWriter,
     SplitConfig,
     datamodule,
 )
@@ -22,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("held_fork_server")
 WEB, HAND, THIRD = [3, 4], [2, 1, 2], [1]
 NAMES: Final = ["val/web", "val/hand", "val/third"]
 ONCE: Final = {0: all_ids(WEB), 1: all_ids(HAND), 2: all_ids(THIRD)}
-Sets = dict[str, SplitConfig]
 
 
 class SetsRecorder(Recorder):
@@ -31,15 +28,14 @@ class SetsRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[dict[int, Ids]] = []
-        self.sanity_seen: dict[int, Ids] = {}
 
     def on_validation_epoch_start(self) -> None:
         if not self.trainer.sanity_checking:
             self.seen.append({})
 
     def _note(self, batch: Any, dataloader_idx: int) -> None:
-        seen = self.sanity_seen if self.trainer.sanity_checking else self.seen[-1]
-        seen.setdefault(dataloader_idx, []).extend(ids_of(batch))
+        if not self.trainer.sanity_checking:
+            self.seen[-1].setdefault(dataloader_idx, []).extend(ids_of(batch))
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._note(batch, dataloader_idx)
@@ -119,25 +115,6 @@ def test_names_that_there_are_not_are_refused_with_those_that_there_are(make_set
     assert data.eval_names("test") == []
 
 
-def test_device_transforms_go_by_the_fields_of_their_set(make_sets, sets, make_trainer):
-    """As tuples have no names: the label is the second entry in one set, the first in the other."""
-    both = sets()
-    swapped = {"label": "cls", "image": "png"}
-    data = make_sets(
-        val_sets={"web": both["web"], "hand": SplitConfig(both["hand"].urls, fields=swapped)},
-        batch_format="tuple",
-        device_transforms={"label": lambda label: -1 - label},
-    )
-    labels: dict[int, list[int]] = {}
-
-    class Labels(SetsRecorder):
-        def validation_step(self, batch, batch_idx, dataloader_idx=0):
-            labels.setdefault(dataloader_idx, []).extend(batch[1 - dataloader_idx].tolist())
-
-    make_trainer().validate(Labels(), data, verbose=False)
-    assert labels == {0: [-1 - i for i in range(7)], 1: [-1 - i for i in range(5)]}
-
-
 @pytest.mark.parametrize("stage", ["fit", "validate"])
 def test_an_error_says_which_set_it_is_about(stage, make_sets, sets, make_trainer):
     data = make_sets(val_sets=sets() | {"lost": SplitConfig("nowhere/*.tar")})
@@ -179,21 +156,6 @@ def test_the_ranks_agree_on_all_sets_at_once_and_again_when_one_has_changed(
     facts = [each for each in asked if "the evaluation sets" in each]
     assert [each["the evaluation sets"] for each in facts] == [", ".join(NAMES)] * 2
     assert [each["the batch size of val/hand"] for each in facts] == [2, 1]
-
-
-def test_predictions_of_each_set_are_in_a_file_with_its_name(
-    make_sets, sets, make_trainer, tmp_path
-):
-    web, hand, _ = sets().values()
-    data = make_sets(predict_sets={"web": web, "by-hand": hand})
-    writer = ShardPredictionWriter(str(tmp_path / "out"))
-    trainer = make_trainer(callbacks=[writer], enable_checkpointing=False)
-    trainer.predict(SetsRecorder(), data, return_predictions=False)
-    rows = {path.name: read_table(path) for path in (tmp_path / "out").iterdir()}
-    assert {name: table.num_rows for name, table in rows.items()} == {
-        "predictions-web-00000-of-00001.parquet": 7,
-        "predictions-by-hand-00000-of-00001.parquet": 5,
-    }
 
 
 def test_a_digest_that_differs_names_the_set(make_sets, make_trainer):

@@ -5,39 +5,16 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.loggers import Logger
 
 from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
+from tests.callbacks.quiet_fits import KeptMetrics, OneWeight, quiet_trainer
 
 
-class KeptSettings(Logger):
+class KeptSettings(KeptMetrics):
     """Keeps what it is given."""
 
-    name, version = "kept", 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[Any] = []
-
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        self.given.append(params)
-
-    def log_metrics(self, metrics: Any, step: Any = None) -> None:
-        pass
-
-
-class Model(pl.LightningModule):
-    """One weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-
-    def training_step(self, batch: Any) -> torch.Tensor:
-        return self.layer(batch["label"].float()[:, None]).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
+        self.settings = params["data"]
 
 
 def doubled(label: int) -> int:
@@ -57,11 +34,8 @@ def fitted(pack_shards: Any, tmp_path: Any) -> tuple[pl.Trainer, KeptSettings, S
         loader=LoaderConfig(cache_dir=str(tmp_path), storage_options={"s3": {"region": "x"}}),
     )
     logger = KeptSettings()
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=logger, log_every_n_steps=1,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
-    trainer.fit(Model(), data)
+    trainer = quiet_trainer(tmp_path, [], logger=logger, log_every_n_steps=1)
+    trainer.fit(OneWeight(), data)
     return trainer, logger, data
 
 
@@ -69,8 +43,7 @@ def test_a_logger_gets_plain_settings_without_urls(
     fitted: tuple[pl.Trainer, KeptSettings, ShardDataModule], tmp_path: Any
 ) -> None:
     _, logger, _ = fitted
-    [given] = logger.given
-    settings = given["data"]
+    settings = logger.settings
     assert (settings["batch_size"], settings["fields"]) == (4, {"label": "cls"})
     assert settings["transforms"] == {"label": "doubled"}
     assert settings["train"]["sampling"] == "shuffled"

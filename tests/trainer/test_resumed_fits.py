@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fit_recorder import STEPS, VAL, EstimatingRecorder, Recorder, Saver, all_ids
 
-from lightning_shards import Cursor, SplitConfig
+from lightning_shards import Cursor
 from lightning_shards.errors import StateError
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
@@ -87,33 +87,6 @@ def test_a_stream_that_serves_each_sample_once_cannot_be_resumed_within_an_epoch
         make_trainer().fit(
             Recorder(), make_data(**exact), ckpt_path=tmp_path / "saved" / "step=4.ckpt"
         )
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"seed": 5}, "made with seed=0, this run has 5; set it back"),
-        ({"batch_size": 4}, "made with global_batch=2, this run has 4; set it back"),
-        (
-            {"train": [5, 9, 5]},
-            "of other shards: its epoch has 20 samples, .* 3, .* hold 19; .*: set these back",
-        ),
-        ({"sampling": "shuffled"}, "sampling='resampled', this run has 'shuffled'; set it back"),
-    ],
-    ids=["seed", "global batch", "shards", "sampling"],
-)
-@pytest.mark.parametrize(
-    ("kind", "checkpoint"),
-    [(Recorder, "step-step=4"), (EstimatingRecorder, "epoch-epoch=1")],
-)
-def test_a_checkpoint_of_another_run_is_refused_with_both_values_and_the_ways_out(
-    checkpoint, kind, changes, message, checkpoints, make_data, make_trainer, pack_shards
-):
-    options = dict(changes)
-    if "train" in changes:
-        options["train"] = SplitConfig(pack_shards(changes["train"], "train"))
-    with pytest.raises(StateError, match=rf"{message} to resume, or "):
-        make_trainer().fit(kind(), make_data(**options), ckpt_path=checkpoints[checkpoint])
 
 
 class Stopping(Recorder):
