@@ -195,22 +195,6 @@ def test_a_bad_joined_value_is_a_bad_sample(make_module, pack_shards, write_tabl
     assert batch["__weight__"].tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_the_order_of_samples_is_that_without_a_join(make_module, pack_shards, write_table):
-    urls, join = pack_shards(COUNTS), {"n": write_table(KEYS, {"n": KEYS})}
-    for sampling in ("shuffled", "resampled"):
-        split = {"sampling": sampling, "reader": "indexed"}
-        plain = make_module(SplitConfig(urls, **split), batch_size=2)
-        joined = make_module(SplitConfig(urls, join=join, **split), batch_size=2)
-        pairs = zip(
-            plain.loader("train", rank=1, world_size=2),
-            joined.loader("train", rank=1, world_size=2),
-            strict=True,
-        )
-        for batch, with_join in pairs:
-            assert torch.equal(batch["__id__"], with_join["__id__"])
-            assert with_join["n"].tolist() == list(map(int, batch["__key__"]))
-
-
 def test_what_matches_nothing_is_counted_in_one_line(make_module, pack_shards, write_table, caplog):
     join = {"n": write_table([*KEYS[2:], 90, 91, 92], {"n": [None, *KEYS[3:], 0, 0, 0]})}
     module = make_module(SplitConfig(pack_shards(COUNTS), sampling="sequential", join=join))
@@ -238,6 +222,3 @@ def test_only_samples_that_the_filter_keeps_must_have_values(
     keys.write_text("000007\n000008\n")
     (batch,) = batches(make_module, urls, join, exclude=keys, remainder="balanced")
     assert batch["n"].tolist() == KEYS[:-2]
-
-
-# Lightning 2.6's own use of jsonargparse 4.53

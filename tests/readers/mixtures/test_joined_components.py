@@ -137,10 +137,3 @@ BAD = {
 def test_bad_joins_of_components_are_refused_before_anything_is_read(own, split, message):
     with pytest.raises(ConfigError, match=message):
         SplitConfig(mix={"web": {"urls": "a.tar", "weight": 1, **own}}, dataset_size=64, **split)
-
-
-def test_no_secret_of_a_table_is_shown():
-    mix = {"web": {"urls": "a.tar", "weight": 1, "join": {"t": "https://me:s3cr3t@host/t.parquet"}}}
-    split = SplitConfig(mix=mix, dataset_size=64)
-    assert "s3cr3t" not in repr(split)
-    assert "https://host/t.parquet" in repr(split)

@@ -72,13 +72,6 @@ def test_keep_and_exclude_apply_together(urls, cache, listed):
     assert numbers_left(index) == [6, *range(8, 30)]
 
 
-def test_a_shard_that_is_named_twice_is_left_out_of_both_times(urls, cache, listed):
-    index = applied([urls[0], urls[2], urls[0]], cache, exclude=listed("0001", "0005"))
-    assert [index.kept.of_shard(each).tolist() for each in (0, 1, 2)] == [
-        [0, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8], [0, 2, 3, 4],
-    ]  # fmt: skip
-
-
 @pytest.fixture
 def no_tables(monkeypatch):
     """From now on no table may be read."""
@@ -136,7 +129,6 @@ def test_shards_of_one_name_in_two_folders_share_no_file(tmp_path, cache, monkey
 
 SPOILT = {
     "cut": lambda data: data[:-1],
-    "empty": lambda data: data[:0],
     "one bit": lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
 }
 
@@ -154,15 +146,6 @@ def test_a_cache_that_cannot_be_written_is_an_error(urls, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(FileAccessError, match=r"kept/\w+\.npy cannot be written.*name another"):
         applied(urls, tmp_path / "file" / "cache", exclude=THIRD)
-
-
-def test_the_numbers_do_not_travel_to_workers(tmp_path, cache):
-    urls = pack_texts(tmp_path / "big", [9000])
-    index = applied(urls, cache, exclude={"hash_of": "key", "of": 2, "parts": [0]})
-    assert index.kept.words.values().nbytes > 2000
-    sent = pickle.dumps(index)
-    assert len(sent) < 2000
-    assert numbers_left(pickle.loads(sent)) == numbers_left(index)
 
 
 def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):

@@ -5,7 +5,7 @@ import pytest
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.filters.settings import sample_filter
-from tests.shards.filters.filtered_shards import applied, numbers_left
+from tests.shards.filters.filtered_shards import applied
 
 
 def raising(shard):
@@ -68,7 +68,3 @@ def test_a_list_of_another_machine_is_refused_at_once(path, shown):
         sample_filter(None, ["a.txt", path])
     assert repr(shown) in str(error.value)
     assert "secret" not in str(error.value)
-
-
-def test_a_path_with_a_colon_is_a_path(urls, cache, listed):
-    assert 3 not in numbers_left(applied(urls, cache, exclude=listed("0003", name="a:b.txt")))

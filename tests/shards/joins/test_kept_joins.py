@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
@@ -171,13 +170,6 @@ def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, mon
     message = rf"join 't': .* does not fit the memory, with the keys of {NUM} samples; take a machi"
     with pytest.raises(ConfigError, match=message):
         make().source("train").prepare()
-
-
-def test_threads_that_need_a_join_at_once_make_it_once(make, count_builds):
-    modules = [make() for _ in range(6)]
-    with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(values, modules)) == [EXPECTED] * 6
-    assert count_builds == ["t"]
 
 
 PROGRAM = """
