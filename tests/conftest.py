@@ -63,7 +63,6 @@ LONGEST_FIRST = [
         "elastic/test_torchrun.py",
         "options/test_matrix.py",
         "workers/test_same_bytes_of_splits.py",
-        "plan/test_mixture_drawn.py",
         "ddp/test_ends.py",
         "ddp/test_fit.py",
         "test_examples.py",

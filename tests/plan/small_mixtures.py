@@ -17,16 +17,6 @@ NAMES = ("web", "labels", "synth", "code", "Zoo", "math", "art", "b_2")
 KINDS = ("whole", "decimal", "passes", "temperature")
 
 
-def drawn(check, part, number):
-    """What a check gives for each of so many draws; an error says which draws it was about."""
-    for each in range(number):
-        try:
-            yield check(np.random.default_rng((part, each)))
-        except Exception as error:
-            error.add_note(f"{check.__name__}(np.random.default_rng(({part}, {each})))")
-            raise
-
-
 def component(name, counts, seed=0, sampling="shuffled", run=3, block=8):
     """A component with the order that its name gives it."""
     counts = np.array(counts, np.int64)

@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_alike import ALIKE, alike, sizes
 from small_orders import make, pairs
-from test_elastic_plans import REMAINDERS, check_chain, jobs
 
 from lightning_shards.plan.digest import add_digests, digest_ids, digest_share
 from lightning_shards.plan.place import Place
@@ -64,21 +63,6 @@ def test_what_fills_no_group_stands_last_and_is_drawn_without_a_look_at_sizes():
     assert counted.min() > 250  # of 700 x 3 / 7 = 300
     blind = alike(inner, seed=3, sizes=lambda ids: np.zeros(len(ids), np.int64))
     assert sorted(n for _, n in pairs(blind, 0, 100, 103)) == left_over[3]
-
-
-def test_epochs_and_seeds_have_other_sequences():
-    inner = make(COUNTS, sampling="sequential", block=48)
-    sequences = [
-        pairs(alike(inner, seed=seed), epoch, 0, 103) for seed in (1, 2) for epoch in (0, 1)
-    ]
-    assert len(set(map(tuple, sequences))) == 4
-
-
-@pytest.mark.parametrize("remainder", REMAINDERS)
-@given(st.data())
-def test_an_epoch_survives_changes_of_world_batch_size_and_workers(remainder, data):
-    chain = data.draw(st.lists(jobs(), min_size=1, max_size=4))
-    check_chain(data.draw(ALIKE), remainder, data.draw(EPOCHS), chain)
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "resampled"])

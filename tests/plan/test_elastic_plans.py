@@ -1,87 +1,65 @@
 """Elastic plans: an epoch whose world, batch size and workers change serves each sample once.
 
 A chain is one epoch served by several jobs one after the other; each goes on where the one before
-stopped, with nothing but its cursor. The ids that are checked are those of the ranks' workers, each
-asked for itself, as in training: so ranks and workers that disagree show as samples lost or
-repeated. 5,100 plans are drawn in CI, and 1,020,000, always the same ones, by
-`HYPOTHESIS_PROFILE=thorough pytest tests/plan/test_elastic_plans.py -k drawn`.
+stopped, with nothing but its cursor. The positions that are checked are those of the ranks'
+workers, each asked for itself, as in training: so ranks and workers that disagree show as samples
+lost or repeated.
 """
 
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from plan_chains import MAX_SHARES, Job, draw_jobs, parts_of_steps
 
+from lightning_shards.errors import PlanError
 from lightning_shards.plan.epoch import EpochSchedule, plan_epoch
-from lightning_shards.plan.order import SampleOrder
-from lightning_shards.plan.place import Cursor
+from lightning_shards.plan.place import Cursor, Place
 
 REMAINDERS = ("drop", "pad", "balanced")
-SAMPLINGS = ("shuffled", "sequential", "resampled")
-PLANS_PER_CHAIN = 6
-CHAINS_PER_PART = 170 * settings.default.max_examples // 200  # 85 in CI, 17,000 with thorough
 
 
-def ids_of(order, epoch, start, stop):
-    return list(map(tuple, order.at(epoch, start, stop).tolist()))
+class Part(NamedTuple):
+    """One rank's part of one step: positions start to stop, of which the last ones are repeats."""
+
+    start: int
+    stop: int
+    repeats: int
 
 
-def check_chain(order, remainder, epoch, chain):
-    """Let the jobs of a chain serve an epoch, and look at what they served."""
-    served, done = [], 0
-    for number, job in enumerate(chain):
-        epochs = EpochSchedule(order.samples, job.batch_size, remainder)
-        steps = parts_of_steps(epochs, job.world_size, job.num_workers, Cursor(epoch, done))
-        plan = plan_epoch(order.samples, job.batch_size, job.world_size, remainder, done)
-        assert len(steps) == plan.steps
-        if number < len(chain) - 1:
-            steps = steps[: job.stop_after % (len(steps) + 1)]
-        for parts in steps:
-            for start, stop, repeats in parts:
-                # Repeats are behind the last sample, and only there.
-                assert repeats == max(0, stop - max(start, order.samples))
-                served += ids_of(order, epoch, start, stop - repeats)
-        done = plan.trained(len(steps))
-        assert len(served) == done
-    assert plan.dropped < (plan.global_batch if remainder == "drop" else 1)
-    assert served == ids_of(order, epoch, 0, order.samples - plan.dropped)
-    if order.identity()["sampling"] != "resampled":
-        assert len(set(served)) == len(served)
-
-
-@st.composite
-def jobs(draw):
-    world_size = draw(st.integers(1, 6))
-    num_workers = draw(st.integers(1, MAX_SHARES // world_size))
-    return Job(draw(st.integers(1, 9)), world_size, num_workers, draw(st.integers(0, 12)))
-
-
-def draw_chain(draws):
-    """The same chains without hypothesis, which takes longer to draw a chain than to check it."""
-    sampling, remainder = SAMPLINGS[draws.integers(3)], REMAINDERS[draws.integers(3)]
-    counts = draws.integers(0, 16, draws.integers(1, 8))
-    counts[-1] += not counts.any()
-    run, block = draws.integers([sampling == "resampled", 0], [10, 51]).tolist()
-    order = SampleOrder(counts, int(draws.integers(2**63)), sampling, run, block)
-    chain = draw_jobs(draws, PLANS_PER_CHAIN)
-    return order, remainder, int(draws.integers(4)), chain
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)  # a tenth of a million takes a minute or two
-@pytest.mark.parametrize("part", range(10))
-def test_drawn_chains_serve_every_sample_once(part):
-    for number in range(CHAINS_PER_PART):
-        chain = draw_chain(np.random.default_rng((part, number)))
+def worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
+    """What the workers of one rank have left to do in the cursor's epoch."""
+    for worker in range(num_workers):
+        place = Place(rank, world_size, worker, num_workers)
         try:
-            check_chain(*chain)
-        except AssertionError as error:
-            error.add_note(f"draw_chain(np.random.default_rng(({part}, {number}))) gave {chain}")
-            raise
+            worker_epoch = next(epochs.worker_epochs(place, cursor))
+        except PlanError:  # the whole epoch has fewer samples than one step of this job
+            return
+        if worker_epoch.epoch == cursor.epoch:
+            yield worker_epoch
+
+
+def parts_of_rank(epochs, world_size, num_workers, cursor, rank):
+    """The steps left in the cursor's epoch for one rank, made by its workers in turn."""
+    made = {}
+    for worker_epoch in worker_epochs_of_rank(epochs, world_size, num_workers, cursor, rank):
+        for step in worker_epoch.own_steps():
+            assert step not in made, "two workers make the same batch"
+            start, stop = worker_epoch.plan.rank_span(step, worker_epoch.place.rank)
+            weights = worker_epoch.weights(step) or [1] * (stop - start)
+            repeats = weights.count(0)
+            assert weights == [1] * (stop - start - repeats) + [0] * repeats
+            made[step] = Part(start, stop, repeats)
+    assert sorted(made) == list(range(len(made))), "a step is made by no worker"
+    return [made[step] for step in range(len(made))]
+
+
+def parts_of_steps(epochs, world_size, num_workers, cursor):
+    """Per step left in the cursor's epoch the parts of all ranks."""
+    ranks = [
+        parts_of_rank(epochs, world_size, num_workers, cursor, rank) for rank in range(world_size)
+    ]
+    return list(zip(*ranks, strict=True))  # ranks that disagree on the number of steps fail here
 
 
 # The small world: every chain of up to four jobs, 3,046,671 of them.

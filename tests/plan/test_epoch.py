@@ -122,15 +122,6 @@ def test_larger_worlds_equal_the_naive_plan(plan):
 
 
 @given(plans())
-def test_every_rank_has_a_batch_of_1_to_batch_size_samples_at_every_step(plan):
-    for step in some_steps(plan):
-        assert min(plan.sizes(step)) >= 1
-        assert max(plan.sizes(step)) <= plan.batch_size
-        if plan.remainder != "balanced":
-            assert plan.sizes(step) == (plan.batch_size,) * plan.world_size
-
-
-@given(plans())
 def test_drop_runs_the_whole_steps_that_are_left_and_others_serve_every_sample(plan):
     left = plan.samples - plan.done
     assert plan.served + plan.dropped == left
@@ -141,45 +132,6 @@ def test_drop_runs_the_whole_steps_that_are_left_and_others_serve_every_sample(p
         assert plan.served == left
         assert 0 <= plan.steps * plan.global_batch - plan.served < plan.global_batch
     assert plan.trained(plan.steps) == plan.done + plan.served
-
-
-@given(plans(), st.integers(1, 9))
-def test_shares_of_ranks_and_workers_add_up_to_what_is_served(plan, num_workers):
-    assert sum(plan.share(rank) for rank in range(plan.world_size)) == plan.served
-    rank = plan.world_size - 1
-    shares = [plan.share(rank, worker, num_workers) for worker in range(num_workers)]
-    assert sum(shares) == plan.share(rank)
-
-
-@given(plans(max_samples=5000))
-def test_repeats_add_up_to_padded_and_sizes_without_them_to_what_is_served(plan):
-    repeats = [sum(plan.repeats(step)) for step in range(plan.steps)]
-    assert sum(repeats) == plan.padded
-    assert not any(repeats[:-1])
-    assert sum(sum(plan.sizes(step)) for step in range(plan.steps)) - plan.padded == plan.served
-
-
-@given(plans())
-def test_spans_of_ranks_tile_those_of_steps_which_follow_each_other(plan):
-    for step in some_steps(plan):
-        start, stop = plan.span(step)
-        assert stop - start == sum(plan.sizes(step))
-        assert sum(plan.repeats(step)) == max(0, stop - max(start, plan.samples))
-        if step:
-            assert start == plan.span(step - 1)[1]
-        for rank, size in enumerate(plan.sizes(step)):
-            begin, end = plan.rank_span(step, rank)
-            assert (begin, end - begin) == (start, size)
-            assert plan.num_repeats(step, rank) == max(0, end - max(begin, plan.samples))
-            start = end
-        assert start == stop
-
-
-@given(plans(remainders=("balanced",)))
-def test_balanced_sizes_differ_by_at_most_one_over_all_steps(plan):
-    assume(not plan.padded)
-    sizes = {size for step in some_steps(plan) for size in plan.sizes(step)}
-    assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
 @given(plans(remainders=("balanced",)))
@@ -248,14 +200,9 @@ def test_impossible_numbers_are_refused(changes, message):
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (lambda plan: plan.size(2, 0), "step must be at least 0 and below 2, got 2;"),
         (lambda plan: plan.sizes(-1), "step must be at least 0 and below 2, got -1;"),
-        (lambda plan: plan.span(3), "step must be at least 0 and below 2, got 3;"),
-        (lambda plan: plan.rank_span(4, 0), "step must be at least 0 and below 2, got 4;"),
         (lambda plan: plan.rank_span(0, 5), "rank must be at least 0 and below 4, got 5;"),
-        (lambda plan: plan.rank_span(0, -2), "rank must be at least 0 and below 4, got -2;"),
         (lambda plan: plan.trained(3), "steps must be at least 0 and below 3, got 3;"),
-        (lambda plan: plan.num_repeats(0, 4), "rank must be at least 0 and below 4, got 4;"),
         (lambda plan: plan.share(-1), "rank must be at least 0 and below 4, got -1;"),
         (lambda plan: plan.share(0, 2, 2), "worker must be at least 0 and below 2, got 2;"),
     ],

@@ -2,7 +2,6 @@
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,22 +35,6 @@ def stages_of(schedule):
     ]
 
 
-def quotas(schedule, rounds):
-    """Units of each round, by name."""
-    units = np.diff(schedule.counts(0, rounds), axis=0).tolist()
-    return [dict(zip(schedule.names, each, strict=True)) for each in units]
-
-
-def test_the_example_of_the_module():
-    fives = schedule(weights={"a": 5, "b": 2, "c": 1}, round_units=4)
-    assert quotas(fives, 4) == [
-        {"a": 2, "b": 1, "c": 1},
-        {"a": 3, "b": 1, "c": 0},
-        {"a": 2, "b": 1, "c": 1},
-        {"a": 3, "b": 1, "c": 0},
-    ]
-
-
 def test_stages_begin_at_epochs_and_at_whole_rounds_of_samples():
     changes = (
         WeightChange({"web": 1}, samples=79),
@@ -64,12 +47,6 @@ def test_stages_begin_at_epochs_and_at_whole_rounds_of_samples():
     ]
 
 
-def test_units_make_rounds_longer():
-    changed = schedule(WeightChange({"web": 1}, samples=79), unit=4)
-    assert [stage.first_round for stage in changed.stages] == [0, 2]
-    assert changed.round_samples == 32
-
-
 def test_a_way_over_several_steps_is_equal_steps():
     to_labels = WeightChange({"labels": 1}, samples=320, over=4)
     weights = {"web": 3, "labels": 1}
@@ -80,23 +57,6 @@ def test_a_way_over_several_steps_is_equal_steps():
         (30, {"web": 3, "labels": 13}),
         (40, {"web": 0, "labels": 1}),
     ]
-
-
-def test_a_second_way_begins_at_the_stage_before():
-    changes = (
-        WeightChange({"web": 1}, samples=80),
-        WeightChange({"labels": 1}, samples=160, over=2),
-    )
-    assert stages_of(schedule(*changes, weights={"web": 1, "labels": 1}))[1:] == [
-        (10, {"web": 1, "labels": 0}),
-        (15, {"web": 1, "labels": 1}),
-        (20, {"web": 0, "labels": 1}),
-    ]
-
-
-def test_a_change_to_the_same_weights_is_none():
-    same = WeightChange({"web": 0.5, "labels": 0.2, "synth": 0.1}, epoch=1)
-    assert schedule(same) == schedule()
 
 
 def test_counts_agree_however_they_are_cut():
@@ -123,44 +83,19 @@ def test_far_counts_are_exact():
     ("change", "message"),
     [
         (WeightChange({"web": 1}), "got epoch=None and samples=None; give one"),
-        (WeightChange({"web": 1}, epoch=1, samples=8), "got epoch=1 and samples=8; give one"),
-        (
-            WeightChange({"web": 1}, epoch=0),
-            "begins in the first round of the run, which has .* samples, where .*; write its",
-        ),
         (WeightChange({"web": 1}, epoch=-1), "got one at sample -800 of the run behind one at 0;"),
-        (
-            WeightChange({"web": 1}, samples=7),
-            "first round of the run, which has 8 samples, where the components' own weights hold;",
-        ),
-        (WeightChange({"web": 1}, epoch=1, over=0), "over must be from 1 to the 100 .*, got 0;"),
-        (
-            WeightChange({"web": 1}, epoch=1, over=101),
-            "over must be from 1 .*, got 101; take fewer",
-        ),
-        (
-            WeightChange({"web": 1}, epoch=2**60),
-            r"before sample 2\*\*62 of the run, got epoch=1152921504606846976 of 800 .*; let",
-        ),
+        (WeightChange({"web": 1}, samples=7), "first round of the run, which has 8 samples, where"),
+        (WeightChange({"web": 1}, epoch=1, over=101), "over must be from 1 to the 100 .*, got 101"),
+        (WeightChange({"web": 1}, epoch=2**60), r"before sample 2\*\*62 of the run, got epoch=11"),
         (WeightChange({"web": 1}, samples=2**62), r"run, got samples=4611686018427387904; let it"),
         (WeightChange({"wep": 1}, epoch=1), "got 'wep'; its components are web, labels, synth"),
         (WeightChange({"web": 0}, epoch=1), "web, labels, synth are all 0;"),
-        (WeightChange({"web": -1}, epoch=1), "weight of 'web' must be .*, got -1;"),
-        (
-            WeightChange({"web": 3, "labels": 3, "synth": 3.1}, epoch=1),
-            "round=5 .* synth=31, web=30 from sample 800 of the run on; the least round is 6",
-        ),
+        (WeightChange({"web": 3, "labels": 3, "synth": 3.1}, epoch=1), "the least round is 6"),
     ],
 )
 def test_impossible_changes_are_refused(change, message):
     with pytest.raises(ConfigError, match=message):
         schedule(change, round_units=5 if "the least" in message else 8)
-
-
-def test_stages_out_of_order_are_refused():
-    second, first = WeightChange({"web": 1}, epoch=2), WeightChange({"labels": 1}, epoch=1)
-    with pytest.raises(ConfigError, match="got one at sample 800 of the run behind one at 1600;"):
-        schedule(second, first)
 
 
 # A resumed run. Stages begin at samples 72 and 96; an epoch has 24.
@@ -175,11 +110,6 @@ def saved():
     return example_mixture(changes=CHANGES).identity()
 
 
-@pytest.mark.parametrize("trained", [0, 8, 72, 73, 96, 97, 500])
-def test_the_same_mixture_may_go_on(trained):
-    example_mixture(changes=CHANGES).mixture_identity.require_resumable(saved(), trained)
-
-
 LATER = (
     CHANGES[:1],
     (*CHANGES, WeightChange({"web": 1}, epoch=7)),
@@ -192,6 +122,7 @@ LATER = (
 def test_stages_behind_the_trained_samples_may_be_others(changes):
     order = example_mixture(changes=changes)
     order.mixture_identity.require_resumable(saved(), 88)
+    example_mixture(changes=CHANGES).mixture_identity.require_resumable(saved(), 500)
     before = example_mixture(changes=CHANGES)
     assert order.at(3, 0, 16).tolist() == before.at(3, 0, 16).tolist()
     with pytest.raises(StateError):
@@ -276,12 +207,7 @@ def test_a_component_without_weight_before_may_be_added_and_removed():
         order.mixture_identity.require_resumable(more.identity(), 49)
 
 
-def test_another_order_of_names_may_go_on():
-    order = example_mixture()
-    mixture(order.mix[::-1], WEIGHTS).mixture_identity.require_resumable(order.identity(), 1000)
-
-
-@pytest.mark.parametrize("stages", [None, 7, "", "[]", "[[0]]", "{}", "[1, 2]", '[["a", {}]]'])
+@pytest.mark.parametrize("stages", [None, "", "[[0]]", '[["a", {}]]'])
 def test_damaged_stages_are_refused(stages):
     with pytest.raises(
         StateError, match=r"stages in the checkpoint must be .*; it is damaged: resu"
@@ -319,21 +245,13 @@ def test_whole_weights_have_the_ratios_of_the_written_ones(written):
     assert len(ratios) == 1
 
 
-def test_passes_weigh_by_samples():
-    assert weigh_components(SAMPLES, {}, {"web": 1, "labels": 20, "synth": 0.5}) == {
-        "web": 180,
-        "labels": 200,
-        "synth": 1,
-    }
-
-
 def test_a_weight_beside_passes_is_a_number_of_samples():
     """100 samples of synth while the others are passed as often as they say."""
     weights = weigh_components(SAMPLES, {"synth": 100}, {"web": 1, "labels": 2})
     assert weights == {"web": 9, "labels": 1, "synth": 1}
 
 
-@pytest.mark.parametrize("temperature", [0, 0.3, 0.5, 1])
+@pytest.mark.parametrize("temperature", [0, 0.3, 1])
 def test_a_temperature_is_a_power_of_samples(temperature):
     whole = weigh_components(SAMPLES, {}, temperature=temperature)
     powers = [samples**temperature for samples in SAMPLES.values()]
@@ -341,37 +259,17 @@ def test_a_temperature_is_a_power_of_samples(temperature):
         assert abs(weight / sum(whole.values()) - power / sum(powers)) < 2e-6
 
 
-def test_a_temperature_gives_the_smallest_a_part():
-    whole = weigh_components({"large": 10**12, "small": 1}, {}, temperature=1)
-    assert whole == {"large": 10**6, "small": 1}
-
-
-def test_a_stage_gives_nothing_to_what_it_does_not_name():
-    assert weigh_stage(SAMPLES, {"labels": 1.5, "web": 3}) == {"web": 2, "labels": 1, "synth": 0}
-
-
 @pytest.mark.parametrize(
     ("weights", "passes", "temperature", "message"),
     [
-        (
-            {"web": 0, "labels": 0, "synth": 0},
-            {},
-            None,
-            "web, labels, synth are all 0; give at lea",
-        ),
         ({"web": -1, "labels": 1, "synth": 1}, {}, None, "weight of 'web' must be .*, got -1;"),
         ({"web": float("nan"), "labels": 1, "synth": 1}, {}, None, "of 'web' must be .*, got nan;"),
-        ({"web": float("inf"), "labels": 1, "synth": 1}, {}, None, "of 'web' must be .*, got inf;"),
         ({"web": True, "labels": 1, "synth": 1}, {}, None, "of 'web' must be .*, got True;"),
         ({"labels": 1, "synth": 1}, {"web": -2}, None, "passes of 'web' must be .*, got -2;"),
         ({"web": 1, "labels": 2}, {"labels": 3}, None, "'labels' .*, got weight=2 and passes=3;"),
         ({"web": 1, "labels": 2}, {}, None, "component 'synth' needs either .*, got neither;"),
-        ({"web": 1, "wep": 2}, {}, None, "got 'wep'; its components are web, labels, synth"),
         ({"web": 1}, {}, 0.5, "temperature=0.5 takes the place of .*, got some for web; remove"),
-        ({}, {"labels": 1}, 0.5, "temperature=0.5 takes the place of .*, got some for labels; rem"),
         ({}, {}, 5, "temperature must be from 0 to 1, got 5; 1 weighs by samples"),
-        ({}, {}, -0.1, "temperature must be from 0 to 1, got -0.1;"),
-        ({}, {}, float("nan"), "temperature must be from 0 to 1, got nan;"),
     ],
 )
 def test_weights_that_give_no_mixture_are_refused(weights, passes, temperature, message):
@@ -390,7 +288,6 @@ def test_a_component_without_samples_cannot_be_weighed_by_them(by):
     [
         ([], "needs at least one component, got none; name one below mix"),
         (["web-2"], "must be an identifier other than .*, got 'web-2'; use letters"),
-        (["2web"], "must be an identifier other than .*, got '2web';"),
         (["shortest"], "other than shortest and longest, got 'shortest';"),
         (["web", "Web"], "upper and lower case, got 'web' and 'Web'; rename"),
     ],
@@ -410,30 +307,14 @@ def test_a_round_is_the_least_in_which_weights_are_whole(weights, units):
 @pytest.mark.parametrize(
     ("units", "weights", "message"),
     [
-        (0, (1, 1), "round must be from 1 to 1048576 units, got 0;"),
         (2**20 + 1, (1, 1), "round must be from 1 to 1048576 units, got 1048577;"),
-        (
-            4,
-            (1, 1, 1),
-            "round=4 is too short for the weights a=1, b=1, c=1; .* is 3, in which .* 6",
-        ),
-        (
-            7,
-            (30, 29, 28, 27),
-            "round=7 is too short .*; the least round is 12; set round to it, or",
-        ),
+        (4, (1, 1, 1), "round=4 is too short for the weights a=1, b=1, c=1; .* is 3, in which .*6"),
+        (7, (30, 29, 28, 27), "round=7 is too short .*; the least round is 12; set round to it"),
     ],
 )
 def test_a_round_that_is_too_short_names_the_least(units, weights, message):
     with pytest.raises(ConfigError, match=message):
         check_round(units, dict(zip("abcd", weights, strict=False)))
-
-
-@pytest.mark.parametrize(
-    ("units", "weights"), [(3, (1, 1, 1)), (6, (1, 1, 1)), (7, (1, 1, 1)), (12, (30, 29, 28, 27))]
-)
-def test_a_round_that_is_long_enough_is_taken(units, weights):
-    check_round(units, dict(zip("abcd", weights, strict=False)))
 
 
 OF_ROUND = {"web": 9, "labels": 1, "synth": 2}  # passes of 100, 50 and 5 x 12 samples
@@ -443,9 +324,7 @@ OF_ROUND = {"web": 9, "labels": 1, "synth": 2}  # passes of 100, 50 and 5 x 12 s
     ("asked", "samples"),
     [
         ({"dataset_size": 1_000}, 996),
-        ({"dataset_size": 12}, 12),
         ({"epoch_of": "web"}, 1_200),
-        ({"epoch_of": "labels"}, 600),
         ({"epoch_of": "longest"}, 1_200),
         ({"epoch_of": "shortest"}, 60),
     ],
@@ -460,24 +339,9 @@ def test_an_epoch_is_whole_rounds(asked, samples):
         ({}, "either dataset_size or epoch_of, got dataset_size=None and epoch_of=None; give"),
         ({"dataset_size": 9, "epoch_of": "web"}, "got dataset_size=9 and epoch_of='web'; give"),
         ({"dataset_size": 11}, "at least one round of 12 samples, got dataset_size=11; make"),
-        ({"dataset_size": 0}, "at least one round of 12 samples, got dataset_size=0; make"),
         ({"epoch_of": "wep"}, "one of web, labels, synth, shortest, longest, .*, got 'wep'; name"),
     ],
 )
 def test_epochs_that_are_none_are_refused(asked, message):
     with pytest.raises(ConfigError, match=message):
         epoch_of_mixture(SAMPLES, OF_ROUND, 12, **asked)
-
-
-def test_an_epoch_of_a_component_shorter_than_a_round_is_refused():
-    with pytest.raises(
-        ConfigError, match="got epoch_of='synth', whose pass takes 20; make the epoch"
-    ):
-        epoch_of_mixture(SAMPLES, {"web": 1, "labels": 0, "synth": 1}, 64, epoch_of="synth")
-
-
-def test_no_epoch_is_one_of_a_component_without_weight():
-    with pytest.raises(
-        ConfigError, match=r"one of web, synth, shortest, longest, which .* got 'labels'"
-    ):
-        epoch_of_mixture(SAMPLES, {"web": 1, "labels": 0, "synth": 1}, 2, epoch_of="labels")

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -154,43 +153,11 @@ def test_each_sample_comes_once(order, epoch, max_table):
     assert sorted(found) == [(s, i) for s, n in enumerate(order.counts.tolist()) for i in range(n)]
 
 
-@given(EITHER, EPOCHS, st.data())
-def test_any_two_cuts_agree(order, epoch, data):
-    cuts = sorted(data.draw(st.lists(st.integers(0, 150), min_size=3, max_size=3)))
-    parts = [order.at(epoch, start, stop) for start, stop in pairwise(cuts)]
-    assert np.array_equal(order.at(epoch, cuts[0], cuts[-1]), np.concatenate(parts))
-
-
-@given(EITHER, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 120)), max_size=12))
-def test_what_was_asked_before_changes_nothing(order, queries):
-    for epoch, start in queries:
-        fresh = pickle.loads(pickle.dumps(order))
-        assert np.array_equal(order.at(epoch, start, start + 7), fresh.at(epoch, start, start + 7))
-
-
-def test_what_the_caller_does_to_samples_changes_nothing():
-    order = make(UNEQUAL)
-    before = order.at(0, 0, 51).tolist()
-    order.at(0, 0, 51)[:] = 0
-    assert order.at(0, 0, 51).tolist() == before
-
-
 def test_workers_get_no_cached_arrays():
     order = make(UNEQUAL)
     size = len(pickle.dumps(order))
     order.at(0, 0, 51)
     assert len(pickle.dumps(order)) == size
-
-
-def test_samples_are_pairs_of_int64():
-    found = make(UNEQUAL).at(0, 5, 12)
-    assert (found.shape, found.dtype) == ((7, 2), np.int64)
-
-
-def test_the_example_of_the_module():
-    mixed, shuffled = (pairs(make([3, 4], 4, run=2, block=block), 0, 0, 7) for block in (0, 4))
-    assert " ".join(f"{'ab'[s]}{i}" for s, i in mixed) == "b1 b2 a2 b0 b3 a0 a1"
-    assert " ".join(f"{'ab'[s]}{i}" for s, i in shuffled) == "b2 a2 b1 b0 a1 a0 b3"
 
 
 # How well it mixes.
@@ -204,20 +171,6 @@ def test_another_seed_or_epoch_is_unrelated(sampling, seed, epoch, run, block):
     one = make(counts, 1, sampling, run, block).at(0, 0, 2000)
     other = make(counts, seed, sampling, run, block).at(epoch, 0, 2000)
     assert (one == other).all(axis=1).sum() <= 6 * run  # one by chance, in runs
-
-
-@pytest.mark.parametrize("max_table", [0, MAX_TABLE])
-@given(seed=st.integers(0, 2**64 - 1), run=st.integers(2, 9), samples=st.integers(10, 200))
-def test_runs_stay_together_before_blocks(max_table, seed, run, samples):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws, "MAX_TABLE", max_table)
-        numbers = make([samples], seed, run=run, block=1).at(0, 0, samples)[:, 1]
-    for before, after in pairwise(numbers.tolist()):
-        assert after == before + 1 or (after % run == 0 and before in ends_of_runs(samples, run))
-
-
-def ends_of_runs(samples, run):
-    return {*range(run - 1, samples, run), samples - 1}
 
 
 @pytest.mark.parametrize("run", [1, 2, 5, 50])

@@ -5,22 +5,17 @@ from itertools import chain, product, takewhile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from plan_chains import draw_jobs
 from small_orders import HUGE, make, pairs
 from small_strands import STRANDS, strands
-from test_elastic_plans import PLANS_PER_CHAIN, REMAINDERS, check_chain
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.draws import MAX_TABLE, Feistel, Purpose, permute
+from lightning_shards.plan.draws import Purpose
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
-
-WORLDS = 5 * settings.default.max_examples // 2  # 500 in CI
-
 
 # A naive model: Python's lists, one run after the other.
 
@@ -81,36 +76,7 @@ def test_strands_equal_the_naive_ones(order, epoch):
     assert pairs(order, epoch, 0, order.samples) == naive_strands(order, epoch)
 
 
-def test_the_example_of_the_module_is_true():
-    order = strands([19], 2, width=2, seed=3, run=2, block=8)
-    sequence = [1, 15, 7, 4, 14, 0, 5, 6, 10, 13, 2, 3, 11, 12, 9, 8, 18, 17, 16]
-    assert order.at(0, 0, 19)[:, 1].tolist() == sequence
-
-
 # What they promise.
-
-
-def drawn_world(draws):
-    """An order of strands, and jobs with changing ranks that serve an epoch of it."""
-    counts = draws.integers(0, 40, draws.integers(1, 8))
-    counts[-1] += not counts.any()
-    run = int(draws.integers(1, min(6, counts.sum() + 1)))
-    number = int(draws.integers(1, counts.sum() // run + 1))
-    block = number * run + int(draws.integers(60))
-    width, seed = (int(draws.integers(*bounds)) for bounds in ((1, 12), (0, 2**63)))
-    remainder = REMAINDERS[draws.integers(3)]
-    order = strands(counts, number, width, seed, run, block)
-    return order, remainder, int(draws.integers(4)), draw_jobs(draws, PLANS_PER_CHAIN)
-
-
-def test_an_epoch_of_changing_worlds_has_each_sample_once():
-    for number in range(WORLDS):
-        world = drawn_world(np.random.default_rng((36, number)))
-        try:
-            check_chain(*world)
-        except AssertionError as error:
-            error.add_note(f"drawn_world(np.random.default_rng((36, {number}))) gave {world}")
-            raise
 
 
 def test_the_footing_of_strands_is_that_of_their_blocks():
@@ -156,20 +122,6 @@ def test_seeking_among_strands_takes_little_memory():
     finally:
         tracemalloc.stop()
     assert order._blocks.cache_info().currsize == BLOCKS_KEPT
-
-
-@pytest.mark.parametrize("number", [1, 7, 400, MAX_TABLE // 3 + 1])
-def test_several_permutations_at_once_are_those_of_their_keys(number):
-    both = permute(number, Purpose.STRAND_RUNS, (1, 2), (3,))
-    images = both.forward(np.arange(number))
-    assert images.shape == (3, number)
-    assert all(np.array_equal(np.sort(row), np.arange(number)) for row in images)
-    if isinstance(both, Feistel):
-        keys = [tuple(key[row, 0] for key in both.keys) for row in range(3)]
-        alone = [Feistel(number, key).forward(np.arange(number)) for key in keys]
-        assert np.array_equal(images, alone)
-    else:
-        assert 3 * number <= MAX_TABLE
 
 
 # What is refused.

@@ -143,14 +143,3 @@ def test_the_identity_is_plain_and_names_the_sampling(orders, data):
     assert isinstance(identity["sampling"], str)
     assert {type(value) for value in identity.values()} <= {int, str}
     assert pickle.loads(pickle.dumps(order)).identity() == identity
-
-
-@FEW
-@given(EITHER, EITHER)
-def test_equal_orders_are_those_of_equal_arguments(first, second):
-    assert first == pickle.loads(pickle.dumps(first))
-    assert hash(first) == hash(pickle.loads(pickle.dumps(first)))
-    is_same = first.identity() == second.identity() and first.counts.tolist() == (
-        second.counts.tolist()
-    )
-    assert (first == second) is is_same

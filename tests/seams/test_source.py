@@ -105,13 +105,6 @@ def test_an_epoch_is_the_same_whether_it_was_rolled_into_or_begun_at(source, num
     assert in_turn[steps:] == begun
 
 
-def test_an_iterator_can_be_dropped_at_any_batch(source):
-    for number in range(3):
-        iterator = source.batches(Place(), Cursor())
-        list(islice(iterator, number))
-        iterator.close()
-
-
 def test_other_epochs_are_all_that_changes(source):
     epochs = replace(source.epochs, batch_size=5, limit=1)
     changed = source.with_epochs(epochs)
@@ -146,13 +139,6 @@ def test_what_it_says_of_itself_has_the_names_of_its_identity(source):
 def test_a_first_sample_is_a_batch_of_one(source, world_size):
     for rank in range(world_size):
         assert len(source.first_sample(Place(rank, world_size)).batch["label"]) == 1
-
-
-def test_preparing_changes_no_batch(source):
-    before = batches(source, Place(), Cursor(), 4)
-    source.prepare()
-    source.prepare()
-    assert batches(source, Place(), Cursor(), 4) == before
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), WORLDS)

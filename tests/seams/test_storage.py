@@ -1,6 +1,5 @@
 """What every storage owes to a reader, checked on all of them."""
 
-import errno
 from functools import partial
 from zlib import crc32
 
@@ -19,7 +18,7 @@ from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import Body, version_number, version_of_stamp
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.shards.storage.schemes import Storages, has_ranges
+from lightning_shards.shards.storage.schemes import Storages
 
 DictStorage = example("dict_storage").DictStorage
 CONTENT = {"a": bytes(range(256)) * 5, "b": b"of b" * 100}
@@ -132,22 +131,6 @@ def test_no_byte_of_another_version_is_given(store):
     assert store.storage.read(store.url("a"), 0, 10, old) == b""
 
 
-class Unreadable(DictStorage):
-    """Some bytes cannot be read."""
-
-    def read(self, url, start, stop, stat=None):
-        if start <= 10 < stop:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().read(url, start, stop, stat)
-
-
-def test_a_range_that_cannot_be_read_is_empty_and_the_others_are_read():
-    into = memoryview(bytearray(12))
-    reads = ShardReads("mem://a", [0, 8, 20], [4, 12, 24], None, into)
-    assert Unreadable({"mem://a": CONTENT["a"]}).read_ranges([reads]) == [[4, 0, 4]]
-    assert bytes(into) == bytes(range(4)) + bytes(4) + bytes(range(20, 24))
-
-
 def test_an_unknown_shard_is_named(store):
     ask = [
         store.storage.stat,
@@ -176,12 +159,6 @@ def test_a_scheme_without_a_storage_is_refused():
         Storages().of("mem://x/0.tar")
     found = Storages({"mem": partial(DictStorage, {})}).of("mem://x/0.tar")
     assert isinstance(found, DictStorage)
-
-
-def test_ranges_are_read_of_files_and_of_remote_schemes_that_have_them():
-    ranged = ("a.tar", "file:a.tar", "s3://b/0.tar", "https://h/0.tar", "hf://d/0.tar")
-    assert all(map(has_ranges, ranged))
-    assert not any(map(has_ranges, ("pipe:cat a.tar", "scp:h:a.tar", "shard:0.tar")))
 
 
 def test_small_files_beside_shards_are_read_at_once_and_none_is_absent(store):
