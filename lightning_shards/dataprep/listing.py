@@ -17,7 +17,7 @@ from lightning_shards.dataprep.packing import InputExtent, InputSample, inline, 
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.survey import PASSED_OVER, describe_table
 from lightning_shards.dataprep.tar_writer import escape_key, key_of_path
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, SampleError, require_library
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.counts import local_claims
 from lightning_shards.shards.index import names_by_folder
@@ -183,13 +183,8 @@ def read_rows(path: str, names: Sequence[str]) -> Iterator[Row]:
 
 
 def _parquet_rows(path: str, names: Sequence[str]) -> Iterator[Row]:
-    try:
-        parquet: Any = import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigError(
-            "Parquet needs pyarrow, which is not installed: pip install 'lightning-shards[table]'"
-        ) from error
-    file: Any = parquet.ParquetFile(path)
+    require_library("Parquet", "pyarrow", "pyarrow", "table")
+    file: Any = import_module("pyarrow.parquet").ParquetFile(path)
     _require_columns(names, file.schema_arrow.names)
     for batch in file.iter_batches(columns=list(names)):
         yield from batch.to_pylist()

@@ -168,5 +168,4 @@ class ShardWriter:
         self._file.close()
         self._tar = None
         self._tables.table_of(self._folder / shard.name, expected_samples=shard.samples)
-        self._finished.note("", shard)
         self.shards.append(shard)

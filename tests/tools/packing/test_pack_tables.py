@@ -3,13 +3,11 @@
 import csv
 import json
 import shutil
-import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
-from lightning_shards.dataprep.listing import read_rows
 from tests.tools.packing.conftest import packed_samples
 
 # --- tables
@@ -113,10 +111,3 @@ def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, argume
     (tmp_path / "rows.csv").write_text(text)
     assert message in refused(tmp_path / "rows.csv", "--key", "id", *arguments)
     assert not list(tmp_path.rglob("*.tar"))
-
-
-def test_parquet_without_pyarrow_names_the_extra(monkeypatch, tmp_path):
-    (tmp_path / "rows.parquet").touch()
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ValueError, match=r"lightning-shards\[table\]"):
-        list(read_rows(str(tmp_path / "rows.parquet"), ["id"]))

@@ -9,7 +9,7 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.table_bytes import unpublished
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.tools import index, pack, reshard
+from lightning_shards.tools import index, pack, verify
 from tests.remote.published import batches, module
 from tests.tools.conftest import kill_when, start
 from tests.tools.remote.conftest import COUNTS
@@ -137,10 +137,9 @@ def test_what_could_not_be_written_is_refused_before_anything_is_fetched(
     assert server.asked == []
 
 
-@pytest.mark.parametrize("command", [pack, reshard])
-def test_a_refusal_of_remote_shards_hides_the_secrets_of_their_urls(command, refused_by, tmp_path):
-    url = "https://u:secret@host/0.tar?X-Amz-Signature=secret"
-    said = refused_by(command, url, "--out", tmp_path / "out")
+@pytest.mark.parametrize(("tool", "more"), [(pack, ["--out", "out"]), (verify, [])])
+def test_a_refusal_of_remote_shards_hides_the_secrets_of_their_urls(tool, more, refused_by):
+    said = refused_by(tool, "https://u:secret@host/0.tar?X-Amz-Signature=secret", *more)
     assert "reads local shards only, and 1 of 1 are remote" in said
     assert "host/0.tar" in said
     assert "secret" not in said
