@@ -34,25 +34,13 @@ from lightning_shards.config.parsing import (
 )
 from lightning_shards.config.splits import SET_SETTINGS, SPLITS
 from lightning_shards.datamodule import ShardDataModule
-from lightning_shards.errors import (
-    DamagedShardError,
-    DigestError,
-    IndexMismatchError,
-    MissingFieldError,
-    SampleError,
-    ShardError,
-)
-
-_OF_THE_DATA = (DamagedShardError, DigestError, IndexMismatchError, SampleError)
-"""Errors of a run that no option mends; a field that no sample has is one of an option."""
+from lightning_shards.errors import ShardError
 
 _SPLIT_OPTION = re.compile(
     rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
 )
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-_FAILED = 1  # as the tools' exit status for wrong data; argparse's for wrong options is 2
 
 
 class ShardArgumentParser(SettingsParser, LightningArgumentParser):
@@ -110,8 +98,7 @@ class ShardCLI(LightningCLI):
     ``${..trainer.devices}`` in a YAML.
 
     An error of this package, of a transform or a stage, or of a file that may not be used ends the
-    command with one line, and with exit status 1 if the data are wrong, else 2. With
-    ``--traceback`` it is raised.
+    command with one line and exit status 2. With ``--traceback`` it is raised.
     """
 
     def __init__(
@@ -189,11 +176,9 @@ class ShardCLI(LightningCLI):
             if not is_told or self._get(self.config, "traceback", default=False):
                 raise
             parser = self._parser(subcommand)
-            if not _is_of_the_data(error):
-                parser.error(one_line(error))
             if not parser.exit_on_error:
                 raise
-            parser.exit(_FAILED, f"error: {one_line(error)} (--traceback shows where)\n")
+            parser.exit(2, f"error: {one_line(error)} (--traceback shows where)\n")
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """The arguments of the trainer's method; predictions are written or kept in memory."""
@@ -239,17 +224,13 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     return named
 
 
-def _is_of_the_data(error: Exception) -> bool:
-    return isinstance(error, _OF_THE_DATA) and not isinstance(error, MissingFieldError)
-
-
 def one_line(error: Exception) -> str:
     """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
     said = [str(error), *getattr(error, "__notes__", [])]
     if not isinstance(error, ShardError):
         said.append(
             "give this user that right, or name another file, or, for what a run writes, another "
-            "folder by --trainer.default_root_dir (--traceback shows where)"
+            "folder by --trainer.default_root_dir"
         )
     return " ".join("; ".join(said).split())
 

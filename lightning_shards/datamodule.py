@@ -8,7 +8,7 @@ reads a URL).
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
@@ -59,7 +59,6 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.tensors import with_tensors
-from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,
@@ -78,15 +77,6 @@ _SETTINGS = tuple(setting.name for setting in fields(DataConfig))
 _NOT_OF_SPLITS = tuple(name for name in _SETTINGS if name not in {*SPLITS, *SET_SETTINGS})
 _ATTRIBUTES = {"classes": "_classes", "batch_size": "_batch_size", "loader": "loader_config"}
 """Settings that are attributes under other names."""
-
-
-def _digests_of_lists(config: SplitConfig) -> list[str]:
-    """Of the lists that the filters of a split name, as they are now."""
-    parts = [config, *(config.mix or {}).values()]
-    filters = [sample_filter(part.keep, part.exclude) for part in parts]
-    with suppress(ShardError):  # who applies the filter tells of a list that cannot be read
-        return [each.digest_of_lists() for each in filters if each is not None]
-    return []
 
 
 def settings_differ(before: object, now: object) -> bool:
@@ -512,11 +502,8 @@ class ShardDataModule(pl.LightningDataModule):
     def _index(self, split: SplitName) -> ShardIndex:
         data = self._data_config()
         config = replace(data.split(split), batch_size=None)  # which the tuner changes
-        before, is_running = self._found_by.get(split), split in self._agreed
-        # a list that changes during a run would be another one on each rank
-        lists = before[-1] if before and is_running else _digests_of_lists(config)
-        given = (config, data.loader, data.allow_unsafe, lists)
-        if settings_differ(before, given):
+        given = (config, data.loader, data.allow_unsafe)
+        if settings_differ(self._found_by.get(split), given):
             self._indexes[split] = find_shards(data, split)
             self._found_by[split] = given
             if self.trainer is None or not self.trainer.local_rank:

@@ -28,7 +28,6 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 from operator import index
 from pathlib import PurePath
-from sys import float_info
 from typing import Any, cast
 
 _PACKAGE = __name__.partition(".")[0] + "."
@@ -158,20 +157,6 @@ def require_at_least(name: str, value: int, least: int, most: int = _MOST) -> No
         raise ConfigError(f"{name} must be at most {most}, got {value}")
 
 
-def require_number(name: str, value: object) -> None:
-    """Check a number that is not negative.
-
-    Raises:
-        ConfigError: It is no finite number, or below 0.
-    """
-    if (
-        not isinstance(value, int | float)
-        or type(value) is bool
-        or not 0 <= value <= float_info.max
-    ):
-        raise ConfigError(f"{name} must be a number of at least 0, got {value!r}")
-
-
 def plain_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
     """A whole number as a plain int; one of numpy or torch is a whole number, and a bool is none.
 
@@ -235,26 +220,6 @@ def require_mapping(name: str, value: object, example: str = "{name: ...}") -> N
                 f"{name} must have texts as its keys, got {key!r}; write the key in quotes, since "
                 "YAML reads no, off and 3 as other values than texts"
             )
-
-
-def require_list(name: str, value: object) -> None:
-    """Check that a setting is a list, or a tuple.
-
-    Raises:
-        ConfigError: It is none; a single text is none.
-    """
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
-        raise ConfigError(f"{name} must be a list, as in [a, b], got {value!r}")
-
-
-def require_text(name: str, value: object) -> None:
-    """Check that a setting is a text.
-
-    Raises:
-        ConfigError: It is none.
-    """
-    if not isinstance(value, str):
-        raise ConfigError(f"{name} must be a text, got {value!r}")
 
 
 def path_as_text(value: Any) -> Any:

@@ -26,7 +26,6 @@ from lightning_shards.config.splits import (
     SPLITS,
     SplitConfig,
     SplitName,
-    missing_split,
     named_sets,
 )
 from lightning_shards.errors import (
@@ -116,7 +115,11 @@ class DataConfig(Settings):
         """
         config = self.splits.get(name)
         if config is None:
-            raise ConfigError(missing_split(name, self.splits))
+            given = [split for split, config in self.splits.items() if config is not None]
+            raise ConfigError(
+                f"there is no {name!r} split; this module was given {given}: name one of these, or "
+                "add the shards of another one"
+            )
         is_train = name == "train"
         return replace(
             config.over(self),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from sys import float_info
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -21,10 +22,7 @@ from lightning_shards.errors import (
     path_as_text,
     require_at_least,
     require_choice,
-    require_list,
     require_mapping,
-    require_number,
-    require_text,
     urls_as_texts,
 )
 from lightning_shards.shards.filters.settings import names_callable, sample_filter
@@ -41,13 +39,23 @@ _LOADED = (
 )
 """Settings that are callables, or what names them."""
 
-_OTHER_KINDS: Final[Mapping[object, Callable[[str, Any], None]]] = {
-    bool: lambda name, value: require_choice(name, value, (True, False)),
-    float: require_number,
-    str: require_text,
-    list: require_list,
-    dict: require_mapping,
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0 <= value <= float_info.max
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+_MAY_BE: Final[Mapping[object, tuple[str, Callable[[Any], bool]]]] = {
+    bool: ("True or False", lambda value: isinstance(value, bool)),
+    float: ("a number of at least 0", _is_number),
+    str: ("a text", lambda value: isinstance(value, str)),
+    list: ("a list, as in [a, b]", _is_list),
 }
+"""What a value of a type is called, and whether one is such a value."""
 
 
 def put(settings: object, **values: object) -> None:
@@ -93,9 +101,10 @@ def _made(name: str, value: Any, kind: Any, least: int) -> object:
         require_choice(name, value, kinds)
     elif origin is int:
         require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
-    elif origin in _OTHER_KINDS:
-        _OTHER_KINDS[origin](name, value)
+    elif origin in _MAY_BE and not _MAY_BE[origin][1](value):
+        raise ConfigError(f"{name} must be {_MAY_BE[origin][0]}, got {value!r}")
     if origin is dict:
+        require_mapping(name, value)
         return {key: _made(f"{name}.{key}", each, kinds[1], 0) for key, each in value.items()}
     if origin is list:
         return [_made(f"{name}[{number}]", each, kinds[0], 0) for number, each in enumerate(value)]

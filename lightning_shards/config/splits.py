@@ -9,7 +9,6 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.config.mixtures import (
@@ -311,22 +310,6 @@ def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]
         sets = {set_of(name): each for name, each in named.items() if name.startswith(f"{split}/")}
         settings[setting] = sets or None
     return settings
-
-
-def missing_split(name: object, named: Mapping[SplitName, object]) -> str:
-    """What to say of a split that there is not; the user may have given anything as its name."""
-    given = [split for split, config in named.items() if config]
-    sets = [split for split in given if kind_of(split) == name]
-    if sets:
-        return f"{name!r} stands for several evaluation sets; name one of {sets}"
-    if not isinstance(name, str) or kind_of(name) not in SPLITS:
-        meant = get_close_matches(str(name), SPLITS, 1)
-        question = f"; did you mean {meant[0]!r}?" if meant else ""
-        return f"there is no {name!r} split; a split is one of {', '.join(SPLITS)}{question}"
-    remedy = f"{name}=SplitConfig(urls=...)"
-    if set_of(name):
-        remedy = f"it to {kind_of(name)}_sets"
-    return f"there is no {name!r} split; this module was given {given}: add {remedy}"
 
 
 def named_sets(setting: str, given: object, single: object) -> dict[str, object] | None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fit_recorder import Recorder
 
-from lightning_shards import ConfigError, LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards import datamodule as module
 
 COUNTS = [4, 4]
@@ -31,23 +31,16 @@ def test_a_second_fit_trains_on_the_shards_that_are_named_then(make_data, make_t
     assert shards_of(model) == {0, 1}
 
 
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_a_list_is_read_again_when_it_has_changed(make_data, tmp_path, is_mixed):
-    listed = tmp_path / "listed.txt"
-    data = make_data(batch_size=1)
-    keys = {key for batch in data.loader("val") for key in batch["__key__"]}
-    config = SplitConfig(data.splits["val"].urls, sampling="sequential", exclude=str(listed))
-    if is_mixed:
-        part = {"urls": config.urls, "weight": 1, "sampling": "sequential"}
-        part |= {"exclude": str(listed)}
-        config = SplitConfig(mix={"part": part}, epoch_of="part")
-    data.splits["train"] = config
-    for key in sorted(keys)[:2]:
-        listed.write_text(key + "\n")
-        assert keys - {key for batch in data.loader("train") for key in batch["__key__"]} == {key}
-    listed.unlink()
-    with pytest.raises(ConfigError, match=r"train\.mix\.part" if is_mixed else "listed"):
-        data.loader("train")
+def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data):
+    data = make_data()
+    folds: list[set[str]] = []
+    for fold in range(2):
+        keep = {"hash_of": "key", "of": 2, "parts": [fold]}
+        data.splits["val"] = SplitConfig(data.splits["val"].urls, keep=keep)
+        folds.append({key for batch in data.loader("val") for key in batch["__key__"]})
+    assert folds[0]
+    assert folds[1]
+    assert not folds[0] & folds[1]
 
 
 def test_shards_are_found_once_while_nothing_of_theirs_is_changed(make_data, monkeypatch):
