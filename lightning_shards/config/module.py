@@ -26,6 +26,7 @@ from lightning_shards.config.splits import (
     SPLITS,
     SplitConfig,
     SplitName,
+    kind_of,
     named_sets,
 )
 from lightning_shards.errors import (
@@ -118,7 +119,7 @@ class DataConfig(Settings):
             given = [split for split, config in self.splits.items() if config is not None]
             raise ConfigError(
                 f"there is no {name!r} split; this module was given {given}: name one of these, or "
-                "add the shards of another one"
+                f"add {kind_of(str(name))}=SplitConfig(urls=...)"
             )
         is_train = name == "train"
         return replace(

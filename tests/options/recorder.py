@@ -10,9 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import psutil
 import torch
-from lightning.pytorch.callbacks import TQDMProgressBar
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR
 
 from lightning_shards import (
     DataThroughputMonitor,
@@ -37,8 +35,8 @@ def fail_on_warnings() -> None:
 
 
 def our_callbacks() -> list[pl.Callback]:
-    """Those that `ShardCLI` adds, and a progress bar whose totals are looked at."""
-    return [SetEpoch(), ExactResume(), EpochDigest(), DataThroughputMonitor(), TQDMProgressBar()]
+    """Those that `ShardCLI` adds."""
+    return [SetEpoch(), ExactResume(), EpochDigest(), DataThroughputMonitor()]
 
 
 def make_data(folder: Path, reader: str, **options: Any) -> ShardDataModule:
@@ -78,12 +76,11 @@ def children() -> list[int]:
 class Recorder(pl.LightningModule):
     """Writes down what it is trained, validated and tested on, and what the trainer promised."""
 
-    def __init__(self, one_cycle: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(16, 10)
         self.learning_rate = 0.01
-        self.one_cycle = one_cycle
-        names = ("train", "val", "sanity", "test", "bars", "workers")  # bars: of rank 0
+        names = ("train", "val", "sanity", "test", "workers")
         self.seen: dict[str, Any] = {name: [] for name in names}
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -101,38 +98,15 @@ class Recorder(pl.LightningModule):
         seen.append(ids_of(batch))
         self.log("score", 1.0, batch_size=len(batch["label"]), sync_dist=True)
 
-    def on_validation_epoch_end(self) -> None:
-        self._note_bar("val", "sanity" if self.trainer.sanity_checking else "val")
-
-    def on_train_epoch_end(self) -> None:
-        self._note_bar("train", "train")
-
     def test_step(self, batch: Any, batch_idx: int) -> None:
         self.seen["workers"] = children()
         self.seen["test"].append(ids_of(batch))
-
-    def on_test_epoch_end(self) -> None:
-        self._note_bar("test", "test")
-
-    def on_predict_epoch_end(self) -> None:
-        self._note_bar("predict", "predict")
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return {name: batch[name].tolist() for name in ("__id__", "__weight__", "label")}
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), self.learning_rate)
-        if not self.one_cycle:
-            return optimizer
-        self.seen["estimated"] = int(self.trainer.estimated_stepping_batches)
-        schedule = OneCycleLR(optimizer, max_lr=0.1, total_steps=self.seen["estimated"])
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    def _note_bar(self, bar: str, name: str) -> None:
-        callback: Any = self.trainer.progress_bar_callback
-        if callback is not None and callback.is_enabled:
-            shown = getattr(callback, f"{bar}_progress_bar")
-            self.seen["bars"].append([name, shown.n, shown.total])
+        return torch.optim.SGD(self.parameters(), self.learning_rate)
 
     def _loss(self, batch: Any) -> torch.Tensor:
         images = batch["image"].flatten(1).float() / 255

@@ -27,11 +27,9 @@ def make_trainer(folder: Path, case: dict[str, Any]) -> pl.Trainer:
 
 
 def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
-    """One case: a fit, or a fit twice, or what comes without one."""
-    if "seed" in case:
-        pl.seed_everything(case["seed"], workers=True, verbose=False)
+    """One case: a fit, or what comes without one."""
     data = make_data(folder, case["reader"], num_workers=case["num_workers"])
-    model = Recorder(one_cycle=case.get("one_cycle", False))
+    model = Recorder()
     trainer = make_trainer(folder, case)
     if case.get("evaluates"):
         model.seen["validated"] = trainer.validate(model, data, verbose=False)
@@ -39,9 +37,6 @@ def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
         model.seen["predicted"] = trainer.predict(model, data)
         return model.seen | {"left": children()}
     trainer.fit(model, data)
-    if case.get("fits_twice"):
-        trainer = make_trainer(folder, case)
-        trainer.fit(model, data)
     return model.seen | {
         "global_step": trainer.global_step,
         "num_training_batches": trainer.num_training_batches,

@@ -48,12 +48,10 @@ def test_ranks_that_a_strategy_starts_take_the_planned_samples(starting, expecte
 
 
 @pytest.mark.parametrize("launcher", [*STARTING, "torchrun", "tensor_parallel"])
-def test_the_trainer_of_every_launcher_knows_the_totals(starting, started, launcher):
+def test_the_trainer_of_every_launcher_takes_the_steps_of_its_ranks(starting, started, launcher):
     ran = starting if launcher in STARTING else started
-    steps, val_steps = (13, 4) if launcher == "tensor_parallel" else (6, 2)
-    epoch = [["val", val_steps, val_steps], ["train", steps, steps]]
-    assert ran.of(launcher, 0)["bars"] == [["sanity", 2, 2], *epoch * 2]
     for rank in RANKS:
+        steps = 13 if launcher == "tensor_parallel" else 6
         assert ran.of(launcher, rank)["global_step"] == 2 * steps
 
 
