@@ -21,21 +21,10 @@ from lightning_shards.errors import ConfigError
         ({"on_bad_sample": "substitute", "max_bad": 0.1}, r"max_bad must be a whole number.*0\.1"),
         ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
         ({"batch_size": "8"}, r"batch_size must be a whole number of at least 1, got '8'"),
-        ({"batch_size": True}, r"batch_size must be a whole number of at least 1, got True"),
-        ({"dataset_size": -5}, r"dataset_size must be a whole number of at least 1, got -5"),
-        ({"shuffle_buffer": -1}, r"shuffle_buffer must be a whole number of at least 0, got -1"),
         ({"shuffle_run": -1}, r"shuffle_run must be a whole number of at least 0, got -1"),
-        ({"shuffle_block": 0}, r"shuffle_block must be a whole number of at least 1, got 0"),
-        ({"shuffle_strands": 0}, r"shuffle_strands must be a whole number of at least 1, got 0"),
         (
             {"shuffle_strands": 8},
             r"shuffle_strands=8 does not go with sampling=None: .*leave one of them out",
-        ),
-        ({"shuffle_strands": 8, "sampling": "resampled"}, "with sampling='resampled': it"),
-        ({"shuffle_strands": 8, "balance": "label"}, "sampling=None: .*sampling='shuffled'"),
-        (
-            {"shuffle_strands": 8, "sampling": "shuffled", "shuffle_run": 0},
-            "with shuffle_run=0: it needs",
         ),
         (
             {"shuffle_strands": 8, "sampling": "shuffled", "reader": "stream"},
@@ -65,16 +54,12 @@ def test_a_split_that_cannot_work_is_refused(settings, message):
     ("settings", "message"),
     [
         ({"pool": "dask"}, r"pool must be one of \['processes', .*'ray'\], got 'dask'"),
-        ({"threads_per_worker": 0}, r"threads_per_worker must be a whole number of at least 1"),
         (
             {"threads_per_worker": 2, "pool": "threads"},
             r"threads_per_worker=2 goes with pool='processes', not 'threads'; leave it out",
         ),
         ({"prefetch_factor": 0}, r"prefetch_factor must be a whole number of at least 1, got 0"),
-        ({"worker_timeout_s": -1}, r"worker_timeout_s must be a number of at least 0, got -1"),
         ({"worker_timeout_s": float("inf")}, r"worker_timeout_s must .*at least 0, got inf"),
-        ({"worker_timeout_s": "300"}, r"worker_timeout_s must be a number .*got '300'"),
-        ({"multiprocessing_context": "thread"}, r"multiprocessing_context must .*got 'thread'"),
     ],
 )
 def test_a_loader_that_cannot_work_is_refused(settings, message):
@@ -86,7 +71,6 @@ def test_a_loader_that_cannot_work_is_refused(settings, message):
     ("settings", "message"),
     [
         ({"batch_size": 0}, r"batch_size must be a whole number of at least 1, got 0"),
-        ({"num_workers": -1}, r"num_workers must be a whole number of at least 0, got -1"),
         ({"seed": -1}, r"seed must be a whole number of at least 0, got -1"),
         ({"batch_format": "list"}, r"batch_format must be one of \['dict', 'tuple'\], got 'list'"),
         ({"transforms": {"label": 3}}, r"transforms.label must be a callable.*got 3"),
