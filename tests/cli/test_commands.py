@@ -159,20 +159,6 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(
     assert "error: output: predictions are written to a local folder" in capsys.readouterr().err
 
 
-def test_the_printed_config_of_a_command_runs_and_prints_as_itself(tmp_path, run, capsys):
-    def printed(*options):
-        with pytest.raises(SystemExit) as ended:
-            run("fit", *options, "--print_config")
-        assert not ended.value.code
-        return capsys.readouterr().out
-
-    first = printed("--config", "config.yaml", "--data.train.batch_size", "4")
-    (tmp_path / "printed.yaml").write_text(first)
-    assert printed("--config", "printed.yaml") == first
-    run("fit", "--config", "printed.yaml")
-    assert list(tmp_path.glob("lightning_logs/version_0/checkpoints/epoch=0-step=3.ckpt"))
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(tmp_path, run, caplog):
     written = (tmp_path / "config.yaml").read_text()

@@ -56,10 +56,8 @@ def test_options_win_over_the_yaml(make_cli):
     ("val", "options", "wanted"),
     [
         ("a.tar", [], SplitConfig("a.tar")),
-        (["a.tar", "b.tar"], [], SplitConfig(["a.tar", "b.tar"])),
         ({"urls": "a.tar", "batch_size": 8}, ["--data.val=b"], SplitConfig("b", batch_size=8)),
         (None, ["--data.val={a,b}-*.tar"], SplitConfig("{a,b}-*.tar")),
-        (None, ["--data.val={urls: a, batch_size: 8}"], SplitConfig("a", batch_size=8)),
         ("${data.train}", [], SplitConfig("train-{000..003}.tar", batch_size=8)),
         ("${oc.select:nowhere,a}.tar", [], SplitConfig("a.tar")),
         ("a.tar", ["--data.val=null"], None),
@@ -99,17 +97,6 @@ def test_options_change_a_mix_of_a_file(make_cli, config):
     assert make_cli(*options, data=data).datamodule.splits["train"] == wanted
 
 
-def test_a_split_of_a_subclass_may_be_its_urls_alone(make_cli):
-    settings = {"subclass_mode_data": True, "datamodule_class": ShardDataModule}
-    data = {
-        "class_path": "lightning_shards.ShardDataModule",
-        "init_args": {"train": "a.tar", "val": "b.tar", "fields": {"label": "cls"}},
-    }
-    cli = make_cli("--data.init_args.val=c.tar", settings=settings, data=data)
-    assert cli.datamodule.splits["train"] == SplitConfig("a.tar")
-    assert cli.datamodule.splits["val"] == SplitConfig("c.tar")
-
-
 def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(make_cli, tmp_path):
     """A base, then an experiment's changes; or the data of many experiments in one file."""
     (tmp_path / "changes.yaml").write_text("data: {batch_size: 16, train: {sampling: shuffled}}")
@@ -144,17 +131,6 @@ def test_transforms_and_stages_are_made_of_what_names_them(named, result, make_c
         train.transforms["label"],
     ):
         assert made(21) == result
-
-
-@pytest.mark.usefixtures("transforms")
-def test_transforms_and_stages_can_be_given_as_options(make_cli):
-    module = make_cli(
-        "--data.transforms.label=my_transforms.double",
-        "--data.train.stages+=my_transforms.double",
-        "--data.train.stages+=my_transforms.Times",
-    ).datamodule
-    assert module.transforms["label"](4) == 8
-    assert [stage(4) for stage in module.splits["train"].stages] == [8, 8]
 
 
 @pytest.mark.parametrize(("ours", "as_list"), [(OURS[0], True), (OURS[1], False)])

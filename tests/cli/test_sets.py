@@ -29,9 +29,7 @@ def sets_of(cli: ShardCLI) -> dict[str, SplitConfig]:
     [
         ([], {}),
         (["--data.val_sets.web.batch_size=8"], {"web": SplitConfig("w.tar", batch_size=8)}),
-        (["--data.val_sets.web.urls=x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
         (["--data.val_sets.web=x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
-        (["--data.val_sets.web", "x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
         (["--data.val_sets.web=[x, y]"], {"web": SplitConfig(["x", "y"], batch_size=4)}),
         (
             ["--data.val_sets.web.batch_size=8", "--data.val_sets.by-hand.sampling=shuffled"],
@@ -54,20 +52,6 @@ def test_an_option_adds_a_set_that_no_file_has(make_cli):
     assert cli.datamodule.splits["test/new"] == SplitConfig("x.tar")
 
 
-def test_one_split_takes_the_place_of_the_sets_where_these_are_taken_out(make_cli, sets):
-    cli = make_cli("--data.val_sets=null", "--data.val=v.tar", data=sets())
-    assert sets_of(cli) == {"val": SplitConfig("v.tar")}
-
-
-def test_a_second_file_lists_the_sets_anew_with_the_settings_of_the_first(make_cli, sets, tmp_path):
-    (tmp_path / "changes.yaml").write_text("data: {val_sets: {new: n.tar, web: {batch_size: 2}}}")
-    cli = make_cli("--config", str(tmp_path / "changes.yaml"), data=sets())
-    assert sets_of(cli) == {
-        "val/new": SplitConfig("n.tar"),
-        "val/web": SplitConfig("w.tar", batch_size=2),
-    }
-
-
 def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
     given = {
         "seen": "${data.train}",
@@ -88,9 +72,6 @@ def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
             r"data\.val_sets: .*'web\.batchsize'.*; did you mean 'batch_size'\?",
         ),
         (["--data.val_sets.web.batch_size=many"], r"data\.val_sets: .* batch_size: .*many"),
-        (["--data.val_sets.web=null"], r"data\.val_sets: .*Got value: None.*'web'"),
-        (["--data.test_sets.new=x.tar"], r"data\.test_sets: .*'new\.urls'.*x\.tar"),
-        (["--data.test_sets={new: x.tar}"], r"data\.test_sets: .*\{'new': 'x\.tar'\}"),
         (["--data.val_sets.wbe.batch_size=8"], r"data\.val_sets.*: urls is empty"),
         (
             ["--data.val_sets.by-hand.batch_size=0"],
