@@ -1,6 +1,5 @@
 """The command line for training: LightningCLI with our data module and our callbacks."""
 
-import errno
 import re
 import sys
 from collections.abc import Generator, Sequence
@@ -39,8 +38,6 @@ from lightning_shards.errors import ShardError
 _SPLIT_OPTION = re.compile(
     rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
 )
-
-_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class ShardArgumentParser(SettingsParser, LightningArgumentParser):
@@ -97,8 +94,8 @@ class ShardCLI(LightningCLI):
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
     ``${..trainer.devices}`` in a YAML.
 
-    An error of this package, of a transform or a stage, or of a file that may not be used ends the
-    command with one line and exit status 2. With ``--traceback`` it is raised.
+    An error of this package, of a transform or of a stage ends the command with one line and exit
+    status 2. With ``--traceback`` it is raised.
     """
 
     def __init__(
@@ -171,12 +168,9 @@ class ShardCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
-        except (ShardError, OSError) as error:
-            is_told = isinstance(error, ShardError) or error.errno in _NOT_ALLOWED
-            if not is_told or self._get(self.config, "traceback", default=False):
-                raise
+        except ShardError as error:
             parser = self._parser(subcommand)
-            if not parser.exit_on_error:
+            if self._get(self.config, "traceback", default=False) or not parser.exit_on_error:
                 raise
             parser.exit(2, f"error: {one_line(error)} (--traceback shows where)\n")
 
@@ -224,15 +218,9 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     return named
 
 
-def one_line(error: Exception) -> str:
-    """The message and the notes on it; a system's error, which is not ours, gets a remedy."""
-    said = [str(error), *getattr(error, "__notes__", [])]
-    if not isinstance(error, ShardError):
-        said.append(
-            "give this user that right, or name another file, or, for what a run writes, another "
-            "folder by --trainer.default_root_dir"
-        )
-    return " ".join("; ".join(said).split())
+def one_line(error: ShardError) -> str:
+    """The message and the notes on it."""
+    return " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
 
 
 def main() -> None:

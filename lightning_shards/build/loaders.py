@@ -181,22 +181,6 @@ def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
         )
 
 
-def drop_remark(dropped: int, samples: int) -> str:
-    """A remark about the samples that an epoch drops; empty if they are at most 1 %.
-
-    >>> drop_remark(3, 23)
-    "drops 3 of 23 samples (13.0 %) in each epoch; remainder='balanced' or 'pad' serves them all"
-    >>> drop_remark(10, 1000)
-    ''
-    """
-    if dropped * 100 <= samples:
-        return ""
-    return (
-        f"drops {dropped:,} of {samples:,} samples ({100 * dropped / samples:.1f} %) in each "
-        "epoch; remainder='balanced' or 'pad' serves them all"
-    )
-
-
 def facts_of(loaders: "Mapping[SplitName, ShardLoader]") -> dict[str, int | str]:
     """The values that must be equal on all ranks; those of several sets say which it is."""
     if not any(map(set_of, loaders)):
@@ -227,9 +211,13 @@ def describe(
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if description.sampling == "resampled" else rest
     lines = mixture_lines(description, plan, epoch, limited_steps(limit, plan.steps))
-    is_said = description.sampling == "resampled" or bool(lines)
-    dropped = "" if is_said else drop_remark(plan.dropped, plan.samples)
-    remark = f"; {dropped}" if dropped else ""
+    remark = ""
+    if description.sampling != "resampled" and not lines and plan.dropped * 100 > plan.samples:
+        share = f"{100 * plan.dropped / plan.samples:.1f} %"
+        remark = (
+            f"; drops {plan.dropped:,} of {plan.samples:,} samples ({share}) in each epoch; "
+            "remainder='balanced' or 'pad' serves them all"
+        )
     if pool.num_workers > num_cpus() and pool.kind != "ray":
         remark += f"; {pool.num_workers} workers of each rank on {num_cpus()} cores start slowly"
     most = description.max_bad

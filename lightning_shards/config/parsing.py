@@ -36,10 +36,6 @@ _OF_UNIONS = (
 """How lines begin in which jsonargparse lists all types that a value may have."""
 
 _VALUE = "Given value:"
-_OTHER_TYPES = (
-    r"(class_path .*)(?: - Expected a <class '(?:str|list)'>){2}(?=$| Given value: [^-]*$)"
-)
-
 _QUOTED = "write braces of a pattern in quotes, as in '{000..012}.tar', and suffixes as jpg;png"
 _UNQUOTED = re.compile(r"value: \{[^:]+: None[,}]")
 """The value that YAML makes of {a,b} where a text is wanted."""
@@ -277,14 +273,6 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def nearest_attribute(error: BaseException) -> str:
-    """A question with the nearest name, if an object has no attribute of a name; else nothing."""
-    if not isinstance(error, AttributeError) or not error.name:
-        return ""
-    meant = get_close_matches(error.name, dir(error.obj), 1)
-    return f"; did you mean {meant[0]!r}?" if meant else ""
-
-
 def _parser_of(make: Callable[..., object], section: str, *, is_base: bool = False) -> Any:
     options: dict[str, Any] = {"exit_on_error": False, "parser_mode": PARSER_MODE}
     parser = cast("Any", SettingsParser(allow_abbrev=False, **options))
@@ -322,7 +310,7 @@ def load_callable(name: str, value: object) -> Callable[..., Any]:
     try:
         function = _load(value)
     except _FAILURES as error:
-        meant = nearest_attribute(error)
+        meant = did_you_mean(str(error), dir(getattr(error, "obj", None)))
         raise ConfigError(f"{name} is {value!r}, which cannot be loaded: {error}{meant}") from error
     if not callable(function):
         raise ConfigError(
@@ -359,13 +347,15 @@ def plain_message(error: BaseException) -> str:
     if ours := cause_of(error, ShardError):
         return str(ours)
     shown: list[str] = []
-    for line in map(str.strip, str(error).splitlines()):
+    said = str(error)
+    if "class_path" in said:  # a split could have been a text or a list of texts, too
+        said = re.sub(r"\n {4}- Expected a <class '(?:str|list)'>(?=\n)", "", said)
+    for line in map(str.strip, said.splitlines()):
         is_outer = line.startswith(_VALUE) and any(each.startswith(_VALUE) for each in shown)
         is_secret = "://" in line or "pipe:" in line
         if not (is_outer or is_secret or line.startswith(_OF_UNIONS)):
             shown.append(re.sub(r'^Parser key "([^"]+)":', r"\1:", line))
-    # a split could have been a text or a list of texts, too
-    told = re.sub(_OTHER_TYPES, r"\1", " ".join(" ".join(shown).split()))
+    told = " ".join(" ".join(shown).split())
     return f"{told}; {_QUOTED}" if _UNQUOTED.search(told) else told
 
 
