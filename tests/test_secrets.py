@@ -55,15 +55,6 @@ def test_no_secret_is_in_the_repr_of_a_split(as_list, url):
     assert SECRET not in str({"train": split})
 
 
-def test_the_repr_of_a_split_still_says_what_it_is():
-    told = repr(SplitConfig("/data/{0..9}.tar", batch_size=3))
-    assert told.startswith("SplitConfig(urls='/data/{0..9}.tar', ")
-    assert ", reader='auto', " in told
-    assert "urls=['https://host/0.tar', 'b.tar']" in repr(
-        SplitConfig([f"https://user:{SECRET}@host/0.tar", "b.tar"])
-    )
-
-
 def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path):
     data = ShardDataModule(
         SplitConfig(f"http://user:{SECRET}@127.0.0.1:9/0.tar?sig={SECRET}", dataset_size=9),

@@ -94,29 +94,6 @@ def test_fit_and_test_run_with_a_model_of_the_current_folder_and_a_saved_config_
     assert os.environ["PL_GLOBAL_SEED"] == "0"
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed from")
-def test_the_saved_config_of_a_mix_changed_on_the_command_line_resumes(tmp_path, run):
-    """`no` would be read as a bool, were it saved without quotes; 1e-9 as a text."""
-    mix = {name: {"urls": "shards/train-*.tar", "weight": 2} for name in ("web", "no")}
-    stage = {"epoch": 1, "weights": {"web": 1.0, "no": 3.0}}
-    train = {"mix": mix, "round": 4, "dataset_size": 12, "schedule": [stage]}
-    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
-    settings["data"]["train"] = train
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
-    few = "--data.train.mix.few={urls: shards/train-*.tar, weight: 1e-9}"
-    run("fit", "--config", "config.yaml", "--data.train.mix.no.weight=1", few)
-    saved = tmp_path / "lightning_logs/version_0"
-    data = yaml.safe_load((saved / "config.yaml").read_text())["data"]["train"]
-    weights = {name: component["weight"] for name, component in data["mix"].items()}
-    assert weights == {"web": 2, "no": 1, "few": 1e-9}
-    assert data["schedule"] == [stage | {"samples": None, "over": 1}]
-    [checkpoint] = (saved / "checkpoints").glob("*.ckpt")
-    options = ["--config", str(saved / "config.yaml"), "--trainer.max_epochs=2"]
-    run("fit", *options, "--ckpt_path", str(checkpoint))
-    [resumed] = tmp_path.glob("lightning_logs/version_1/checkpoints/*.ckpt")
-    assert torch.load(resumed, weights_only=True)["global_step"] == 12
-
-
 def test_validate_and_predict_run_over_each_sample_once(run, caplog):
     assert "val_loss" in run("validate", "--config", "config.yaml")
     told = run("predict", "--config", "config.yaml", "--data.batch_size", "1")

@@ -62,22 +62,6 @@ def test_subclass_mode_takes_any_data_module_and_the_flat_form(flat, make_cli, c
     assert made.datamodule.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=2)
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--data.batchsize=3", "Option 'batchsize' is not accepted; did you mean 'batch_size'?"),
-        ("--data.train.batch_size=x", "batch_size: - Expected a <class 'int'> Given value: x"),
-        ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at least"),
-    ],
-)
-def test_subclass_mode_refuses_in_one_line_too(option, message, refused, config):
-    data = {"class_path": f"{__name__}.NamedClasses", "init_args": config["data"]}
-    told = refused(option, settings={"subclass_mode_data": True}, data=data)
-    assert told.startswith("data")
-    assert message in told
-    assert "\n" not in told
-
-
 def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatch):
     monkeypatch.setenv("SHARDS", "/data")
     data = config["data"] | {"batch_size": "${trainer.max_epochs}", "seed": "${data.batch_size}"}

@@ -109,30 +109,6 @@ def test_files_are_merged_and_a_section_or_a_split_may_be_a_file(make_cli, tmp_p
     assert data.splits["val"].urls == "other.tar"
 
 
-@pytest.mark.usefixtures("transforms")
-@pytest.mark.parametrize(
-    ("named", "result"),
-    [
-        ({"class_path": "my_transforms.Times", "init_args": {"factor": 4}}, 84),
-        ("my_transforms.double", 42),
-        ("my_transforms.Times", 42),
-        ("builtins.float", 21.0),
-    ],
-)
-def test_transforms_and_stages_are_made_of_what_names_them(named, result, make_cli, config):
-    data = config["data"] | {"transforms": {"label": named}, "device_transforms": {"image": named}}
-    data["train"] = data["train"] | {"stages": [named], "transforms": {"label": named}}
-    module = make_cli(data=data).datamodule
-    train = module.splits["train"]
-    for made in (
-        module.transforms["label"],
-        module.device_transforms["image"],
-        train.stages[0],
-        train.transforms["label"],
-    ):
-        assert made(21) == result
-
-
 @pytest.mark.parametrize(("ours", "as_list"), [(OURS[0], True), (OURS[1], False)])
 def test_a_callback_of_ours_that_the_yaml_brings_is_not_added_again(
     as_list, ours, make_cli, config

@@ -89,16 +89,6 @@ def test_a_section_may_name_a_subclass(given):
         assert told(module) == told(WANTED)
 
 
-def test_a_subclass_takes_its_own_settings(given):
-    module = Named.from_config(given(SETTINGS | {"classes": ["cat"]}))
-    assert type(module) is Named
-    assert module.classes == ["cat"]
-    with pytest.raises(
-        ConfigError, match=r"^data: .*ShardDataModule does not correspond to a subclass of Named$"
-    ):
-        Named.from_config(given({"class_path": "lightning_shards.ShardDataModule"}))
-
-
 def test_a_config_is_not_changed_by_being_read():
     config = OmegaConf.create(SETTINGS | {"seed": "${batch_size}"})
     before = OmegaConf.to_yaml(config)

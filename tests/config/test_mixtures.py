@@ -48,44 +48,26 @@ def double(value: int) -> int:
 
 
 def test_a_component_takes_what_it_leaves_out_from_its_split_and_then_from_the_module():
+    own = {"sampling": "sequential", "fields": {"x": "a"}, "decode": {"x": "raw"}}
+    own |= {"transforms": {}, "stages": [iter], "shuffle_run": 1, "shuffle_width": 9}
     mix = {
-        "own": {
-            "urls": "a.tar",
-            "weight": 1,
-            "sampling": "sequential",
-            "fields": {"x": "a"},
-            "decode": {"x": "raw"},
-            "defaults": {},
-            "transforms": {},
-            "stages": [iter],
-            "sample_transforms": [],
-            "classes": {},
-            "shuffle_run": 1,
-            "shuffle_block": 2,
-            "shuffle_buffer": 3,
-            "shuffle_strands": 1,
-            "shuffle_width": 9,
-        },
+        "own": {"urls": "a.tar", "weight": 1, **own},
         "bare": {"urls": "b.tar", "weight": 1},
     }
     split = {"mix": mix, "dataset_size": 8, "decode": {"x": "int"}, "shuffle_run": 5}
     data = DataConfig(split, fields={"x": "cls"}, transforms={"x": double}, batch_size=4)
-    own, bare = data.split("train").component_splits().values()
-    assert (own.urls, own.sampling, own.fields, own.decode) == (
-        *("a.tar", "sequential"),
-        *({"x": "a"}, {"x": "raw"}),
-    )
-    assert (own.transforms, own.stages, own.classes) == ({}, [iter], {})
-    assert (own.shuffle_run, own.shuffle_block, own.shuffle_buffer) == (1, 2, 3)
-    assert (own.shuffle_strands, own.shuffle_width) == (1, 9)
-    assert (bare.shuffle_strands, bare.shuffle_width) == (1, 2048)
-    assert (bare.urls, bare.sampling, bare.fields, bare.decode) == (
-        *("b.tar", "resampled"),
-        *({"x": "cls"}, {"x": "int"}),
-    )
-    assert (bare.transforms, bare.batch_size, bare.stages) == ({"x": double}, 4, [])
-    assert (bare.shuffle_run, bare.shuffle_block, bare.shuffle_buffer) == (5, 16_384, None)
-    assert {part.mix for part in (own, bare)} == {None}
+    parts = data.split("train").component_splits()
+    assert {name: getattr(parts["own"], name) for name in own} == own
+    assert {name: getattr(parts["bare"], name) for name in [*own, "batch_size"]} == {
+        "sampling": "resampled",
+        "fields": {"x": "cls"},
+        "decode": {"x": "int"},
+        "transforms": {"x": double},
+        "stages": [],
+        "shuffle_run": 5,
+        "shuffle_width": 2048,
+        "batch_size": 4,
+    }
 
 
 def test_a_component_that_has_no_such_field_says_so_of_the_mappings_of_its_split():

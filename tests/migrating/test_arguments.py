@@ -4,11 +4,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from same_tars import Cases, add_sample, loader, names_on_page, run, theirs, values, values_of
-from webdataset import handlers
-from webdataset.writer import TarWriter
-
-from lightning_shards.tools import reshard
+from same_tars import Cases, loader, names_on_page, theirs, values, values_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.with_length.. only sets the value of __len__"),
@@ -58,32 +54,6 @@ def _(data):
         with each:
             made += values(each)
     return sorted(served), sorted(made)
-
-
-@row("handler=")
-def _(data):
-    bad = str(data.folder / "bad.tar")
-    with TarWriter(bad) as writer:
-        for number in range(5):
-            add_sample(writer, number, image=b"no image" if number == 2 else None)
-    good = theirs(data, urls=[bad]).decode("rgb8", handler=handlers.ignore_and_continue)
-    settings = {"fields": {"png": "png", "cls": "cls"}, "batch_size": 5}
-    ours = loader(data, urls=[bad], on_bad_sample="substitute", max_bad=1, **settings)
-    weighted = values(ours, "__key__", "cls", "__weight__")
-    assert len(weighted) == 5
-    return values_of(good), [pair[:2] for pair in weighted if pair[2]]
-
-
-def renamed(sample):
-    sample["id"] = sample.pop("cls")
-    return sample
-
-
-@row("rename_files=")
-def _(data):
-    other = theirs(data, rename_files=lambda name: name.replace(".cls", ".id")).decode()
-    urls = run(reshard, data, *data.urls, "--map", f"{__name__}:renamed")
-    return values_of(other, "id"), values(loader(data, urls=urls, fields={"id": "id"}), "id")
 
 
 @row("resampled=", "mode=")

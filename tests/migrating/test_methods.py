@@ -1,14 +1,9 @@
 """Each row of the page's table of methods: equal values of the same tars."""
 
-import itertools
-
 import numpy as np
-import pyarrow as pa
 import pytest
-from pyarrow import parquet
 from same_tars import (
     BATCH,
-    NUM_SAMPLES,
     Cases,
     loader,
     names_on_page,
@@ -20,7 +15,6 @@ from same_tars import (
 )
 from webdataset import filters
 from webdataset.autodecode import handle_extension
-from webdataset.mix import RandomMix
 
 from lightning_shards.tools import reshard
 
@@ -52,17 +46,6 @@ def has_even_key(shard):
 
 def parse(data):
     return 10 * int(data)
-
-
-@row(".batched")
-def _(data):
-    batched = theirs(data).decode().to_tuple("cls").batched(5, partial=False)
-    ours = loader(data, "train", batch_size=5, remainder="drop")
-    partial = theirs(data).decode().to_tuple("cls").batched(5)
-    balanced = [batch["cls"].tolist() for batch in loader(data, batch_size=5)]
-    flat = itertools.chain.from_iterable
-    assert list(flat(balanced)) == list(flat(plain(labels) for (labels,) in partial))
-    return [plain(labels) for (labels,) in batched], [batch["cls"].tolist() for batch in ours]
 
 
 @row(".shuffle")
@@ -131,57 +114,6 @@ def _(data):
     renamed = theirs(data).decode().rename_keys(label="cls", meta="js*")
     ours = loader(data, fields={"label": "cls", "meta": "json"})
     return values_of(renamed, "label", "meta"), values(ours, "label", "meta")
-
-
-@row(".with_epoch")
-def _(data):
-    """Draws differ; both give so many samples of the same set, whatever the tars hold."""
-    known = values_of(theirs(data).decode())
-    drawn = values_of(theirs(data, resampled=True).decode().with_epoch(20))
-    split = {"sampling": "resampled", "reader": "stream", "dataset_size": 20}
-    ours = values(loader(data, "train", **split))
-    assert all(sample in known for sample in drawn + ours)
-    return len(drawn), len(ours)
-
-
-@row("associate")
-def _(data):
-    extra = {f"{number:03d}": {"text": f"t{number}"} for number in range(NUM_SAMPLES)}
-    associated = filters.associate(extra)(iter(theirs(data).decode()))
-
-    def look_up(sample):
-        return sample | extra[sample["__key__"]]
-
-    ours = loader(data, sample_transforms=[look_up])
-    if data.reader == "indexed":
-        path = data.folder / "texts.parquet"
-        rows = {"__key__": list(extra), "text": [row["text"] for row in extra.values()]}
-        parquet.write_table(pa.table(rows), path)
-        joined = values(loader(data, join={"text": str(path)}), "cls", "text")
-        assert joined == values(ours, "cls", "text")
-    return values_of(associated, "cls", "text"), values(ours, "cls", "text")
-
-
-@row("RandomMix")
-def _(data):
-    """Both serve each sample once if they end with the longest; ours in batches of 3 and 1."""
-    parts = {"many": data.urls[:3], "few": data.urls[3:]}
-    mixed = RandomMix(
-        [theirs(data, urls).decode() for urls in parts.values()], [3, 1], longest=True
-    )
-    mix = {
-        name: {"urls": urls, "weight": weight}
-        for (name, urls), weight in zip(parts.items(), (3, 1), strict=True)
-    }
-    sampling = "shuffled" if data.reader == "indexed" else "resampled"
-    ours = list(loader(data, "train", mix=mix, dataset_size=NUM_SAMPLES, sampling=sampling))
-    counts = [batch["__component__"].bincount().tolist() for batch in ours]
-    assert counts == [[3, 1]] * (NUM_SAMPLES // BATCH)
-    expected = sorted(values_of(mixed))
-    if data.reader == "stream":  # which draws with replacement
-        assert all(sample in expected for sample in values(ours))
-        return expected, expected
-    return expected, sorted(values(ours))
 
 
 @pytest.mark.parametrize("name", CASES)

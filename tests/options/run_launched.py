@@ -38,7 +38,6 @@ class Writer(Recorder):
         seen = self.seen | {
             "place": [loader.place.rank, loader.place.world_size],
             "world_size": self.trainer.world_size,
-            "global_step": self.trainer.global_step,
             "left": children(),
         }
         write(self.folder, self.case, self.trainer.global_rank, seen)
@@ -84,13 +83,8 @@ def fit_by_fabric(folder: Path, case: str) -> None:
             fabric.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
-    refused = ""
-    try:
-        fabric.setup_dataloaders(loader)  # pyright: ignore[reportArgumentType] what is looked at
-    except TypeError as error:
-        refused = str(error)
     loader.close()  # nobody else ends its workers
-    record = {"train": seen, "refused": refused, "workers": workers, "left": children()}
+    record = {"train": seen, "workers": workers, "left": children()}
     write(folder, case, fabric.global_rank, record)
 
 

@@ -102,19 +102,6 @@ def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
         data.batch_size = 4
 
 
-def test_the_batch_size_of_validation_alone_leaves_that_of_training_free(
-    recorder, make_trainer, folder
-):
-    data = recorder.make_data(folder, "indexed")
-    data.splits["val"] = replace(data.splits["val"], batch_size=VAL_SAMPLES)
-    data.batch_size = 13
-    seen = fitted(recorder, make_trainer(), data)
-    assert sizes_of(seen) == [13] * 4
-    assert [len(steps) for steps in seen["val"]] == [1, 1]
-    with pytest.raises(ConfigError, match="batch_size must be a whole number of at least 1"):
-        data.batch_size = 0
-
-
 @each_reader
 def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
     reader, recorder, make_trainer, folder
