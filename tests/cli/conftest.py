@@ -35,10 +35,6 @@ class Times:
 
 def double(value):
     return 2 * value
-
-
-def triple() -> Times:
-    return Times(3)
 '''
 
 

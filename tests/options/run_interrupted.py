@@ -1,7 +1,6 @@
-"""python tests/options/run_interrupted.py FOLDER DEVICES [raise]: a fit that waits to be ended.
+"""python tests/options/run_interrupted.py FOLDER DEVICES: a fit that waits to be ended.
 
-Each rank writes its process id and those of its workers to FOLDER/waiting-RANK.json. With `raise`
-the last rank fails once all have written.
+Each rank writes its process id and those of its workers to FOLDER/waiting-RANK.json.
 """
 
 import sys
@@ -19,26 +18,24 @@ fail_on_warnings()  # here, as workers and spawned ranks import this script too
 class Waiting(Recorder):
     """Goes on until somebody ends it."""
 
-    def __init__(self, folder: Path, *, raises: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        self.folder, self.raises = folder, raises
+        self.folder = folder
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if self.global_step == 8:
             write(self.folder, "waiting", self.trainer.global_rank, {"workers": children()})
         if self.global_step >= 8:
             time.sleep(0.05)
-        if self.global_step == 12 and self.raises and self.trainer.global_rank == 1:
-            raise ArithmeticError
         return super().training_step(batch, batch_idx)
 
 
-def main(folder: Path, devices: int, *, raises: bool) -> None:
+def main(folder: Path, devices: int) -> None:
     strategy = "ddp" if devices > 1 else "auto"
     options = trainer_options(folder)
     trainer = pl.Trainer(**options, strategy=strategy, devices=devices, max_epochs=10_000)
-    trainer.fit(Waiting(folder, raises=raises), make_data(folder, "indexed", num_workers=1))
+    trainer.fit(Waiting(folder), make_data(folder, "indexed", num_workers=1))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), raises="raise" in sys.argv)
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -47,20 +47,3 @@ def test_an_interrupted_fit_leaves_no_process_and_ends_with_its_report(
     # Lightning kills the second rank, which may not give back its semaphores
     assert [line for line in warned if "UserWarning: resource_tracker: " not in line] == []
     assert "Traceback" not in output
-
-
-@pytest.mark.ddp
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_one_rank_that_raises_ends_the_other_and_all_workers(
-    option_shards, forked_programs, processes_of_session
-):
-    folder = option_shards("one_raises")
-    with forked_programs.started([PROGRAM, folder, 2, "raise"], folder) as running:
-        [main] = running.pids
-        output = read_to_end(running.output, 200)
-        gone = wait_for(lambda: not processes_of_session(main), within_s=20)
-        assert gone, [psutil.Process(pid).cmdline() for pid in processes_of_session(main)]
-    assert [len(rank["workers"]) >= 2 for rank in waiting(folder)] == [True, True]
-    assert 0 not in running.statuses
-    assert "ArithmeticError" in output

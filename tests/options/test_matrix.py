@@ -74,9 +74,8 @@ OPTIONS = [
     Option("use_distributed_sampler=True", {"use_distributed_sampler": True}),
     Option("early stopping", {"max_epochs": 9}, {"stops_early": True}, workers=2),
     Option("evaluation", more={"evaluates": True}, workers=1),
-    Option("max_time", {"max_time": {"seconds": 1}, "max_epochs": -1}),
 ]  # fmt: skip
-SPECIAL = ("evaluation", "max_time")
+SPECIAL = ("evaluation",)
 STREAMED = (
     *SPECIAL, "defaults", "accumulate_grad_batches=4", "limit_train_batches=.5",
     "val_check_interval=4 over epochs", "max_steps=8", "reload and a limit",
@@ -184,18 +183,6 @@ def test_the_indexed_reader_trains_on_each_sample_at_most_once_an_epoch(ran):
 
 
 @each_reader
-def test_max_time_ends_all_ranks_at_the_same_step(ran, reader):
-    first, second = (list(ran.steps(f"{reader} max_time", rank)) for rank in RANKS)
-    assert first == second
-    assert first == [divmod(number, STEPS) for number in range(len(first))]
-    assert len(first) > 0
-    validations = -(-len(first) // STEPS)  # Lightning also validates where it stops early
-    for record in (ran.of(f"{reader} max_time", rank) for rank in RANKS):
-        assert [len(steps) for steps in record["val"]] == [VAL_STEPS] * validations
-        assert (record["num_training_batches"], record["num_val_batches"]) == (STEPS, [VAL_STEPS])
-
-
-@each_reader
 def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(ran, reader):
     records = [ran.of(f"{reader} evaluation", rank) for rank in RANKS]
     for kind in ("val", "test"):
@@ -228,7 +215,7 @@ def test_no_process_is_left_after_a_fit(ran, name, reader):
 
 
 def test_every_epoch_of_the_indexed_reader_is_proven(ran):
-    """Where the option lets an epoch end; `max_time` and a limit of steps end one before."""
+    """Where the option lets an epoch end."""
     proven = ran.output.count(", as the order says (digest")
     epochs = sum(len(BY_NAME[name].epochs) for name in FITS)
     assert proven >= epochs

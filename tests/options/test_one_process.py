@@ -8,7 +8,6 @@ import pytest
 import torch
 from lightning.pytorch.tuner import Tuner
 
-from lightning_shards import ExactResume
 from lightning_shards.errors import ConfigError
 
 pytestmark = [
@@ -72,24 +71,6 @@ def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
     ))["train"]  # fmt: skip
 
 
-def test_the_tuner_goes_back_over_a_checkpoint_of_another_batch_size_where_nothing_is_trained(
-    recorder, make_trainer, folder
-):
-    class Estimating(recorder.Recorder):
-        """Has a loader made before the tuner saves its checkpoint, as a OneCycleLR does."""
-
-        def configure_optimizers(self):
-            assert self.trainer.estimated_stepping_batches
-            return super().configure_optimizers()
-
-    data, trainer = recorder.make_data(folder, "indexed"), make_trainer()
-    trainer.callbacks = [each for each in trainer.callbacks if not isinstance(each, ExactResume)]
-    found = Tuner(trainer).scale_batch_size(
-        Estimating(), datamodule=data, init_val=2, max_trials=2, margin=0
-    )
-    assert found == data.batch_size == 4
-
-
 def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
     recorder, make_trainer, folder
 ):
@@ -139,28 +120,3 @@ def test_seed_everything_changes_no_sample_and_the_loader_draws_from_no_global_g
     pl.seed_everything(1, workers=True, verbose=False)
     recorder.Recorder()  # its layer is drawn
     assert float(torch.rand(1)) == after[0]
-
-
-@each_reader
-def test_an_overfitted_run_is_resumed_with_the_batches_it_repeats(
-    reader, recorder, make_trainer, folder, tmp_path
-):
-    """By the indexed reader; a stream has fresh draws until that epoch ends, as ever."""
-
-    class Saving(recorder.Recorder):
-        def on_train_batch_end(self, *_):
-            if self.global_step == 4:
-                self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
-
-    options = {"overfit_batches": 3, "max_epochs": 3}
-    whole, resumed = Saving(), recorder.Recorder()
-    make_trainer(**options).fit(whole, recorder.make_data(folder, reader))
-    make_trainer(**options).fit(
-        resumed, recorder.make_data(folder, reader), ckpt_path=tmp_path / "saved.ckpt"
-    )
-    first = [ids for _, _, ids in whole.seen["train"][:3]]
-    assert [ids for _, _, ids in whole.seen["train"]] == first * 3
-    places = [(epoch, step) for epoch, step, _ in resumed.seen["train"]]
-    assert places == [(1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
-    same = 0 if reader == "indexed" else 2
-    assert resumed.seen["train"][same:] == whole.seen["train"][4 + same :]
