@@ -341,7 +341,12 @@ def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]
     """The settings of the module: the section `data` of the config if it has one, or all of it."""
     where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
     with _errors_name(where):
-        node = cast("Any", _opened(config))
+        node: Any = config
+        if isinstance(config, str | PathLike):
+            loaded = load_yaml(Path(config).read_text(encoding="utf-8"))
+            node = loaded if isinstance(loaded, str) else OmegaConf.create(loaded or {})
+        elif not OmegaConf.is_config(config):  # one made by Python code may hold callables
+            node = OmegaConf.create(dict(config), flags={"allow_objects": True})
         if "data" in node and "data" not in inspect.signature(module_class).parameters:
             node = node.data
         if not isinstance(node, DictConfig):
@@ -363,13 +368,3 @@ def _errors_name(where: str) -> Generator[None]:
         raise ConfigError(f"{where}: {omegaconf_message(error)}") from error
     except (YAMLError, ValueError) as error:
         raise ConfigError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _opened(config: _Config) -> object:
-    if isinstance(config, str | PathLike):
-        loaded = load_yaml(Path(config).read_text(encoding="utf-8"))
-        return loaded if isinstance(loaded, str) else OmegaConf.create(loaded or {})
-    if OmegaConf.is_config(config):
-        return config
-    # A config made by Python code may hold callables.
-    return OmegaConf.create(dict(config), flags={"allow_objects": True})
