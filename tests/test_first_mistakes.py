@@ -172,11 +172,9 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         lambda_with_processes,
         (
             "the transform of 'label' is lambda_with_processes.<locals>.<lambda>, which cannot be "
-            "sent "
-            "to worker processes (AttributeError: Can't pickle local object "
+            "sent to worker processes (AttributeError: Can't pickle local object "
             "'lambda_with_processes.<locals>.<lambda>'); define it at the top level of a module, "
-            "where "
-            "they can import it (no lambda, no function inside of a function), or set "
+            "where they can import it (no lambda, no function inside of a function), or set "
             "num_workers=0"
         ),
     ),
@@ -322,10 +320,9 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         other_checkpoint,
         (
             "the checkpoint is of other shards: its epoch has 4 samples, and the shards of this "
-            "run "
-            "(number of shards: 2, from 'a.tar' to 'b.tar') hold 10; their file names, order and "
-            "counts must be those of the run that saved it, whose config.yaml names its urls: set "
-            "these back to resume, or start anew with its weights alone: "
+            "run (number of shards: 2, from 'a.tar' to 'b.tar') hold 10; their file names, order "
+            "and counts must be those of the run that saved it, whose config.yaml names its urls: "
+            "set these back to resume, or start anew with its weights alone: "
             "Model.load_from_checkpoint(path), and fit without ckpt_path; from a checkpoint of an "
             "epoch's end ExactResume(allow_new_data=True) goes on with other shards"
         ),
@@ -353,8 +350,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         (
             "this is one of 2 processes, and its loader was made without rank and world_size: all "
             "would get the same batches; with a Trainer, trainer.fit(model, datamodule=data) finds "
-            "out "
-            "the rank by itself; else make the loader with the numbers of its process: "
+            "out the rank by itself; else make the loader with the numbers of its process: "
             "data.loader(split, rank=rank, world_size=world_size), as in "
             "trainer.distributed_sampler_kwargs"
         ),

@@ -122,22 +122,6 @@ def test_an_interpolation_that_leads_nowhere_is_refused(text, message, refused, 
     assert "\n" not in told
 
 
-@pytest.mark.parametrize(
-    ("sections", "place"),
-    [
-        ({"data": 3}, "data: "),
-        ({"data": {"loader": 3}}, "data.loader: "),
-        ({"trainer": 3}, "trainer: "),
-    ],
-)
-def test_a_section_of_other_values_is_refused(sections, place, refused, config):
-    data = sections.get("data")
-    changed = sections if not isinstance(data, dict) else {"data": config["data"] | data}
-    told = refused(**changed)
-    assert told.startswith(f"{place}it must be a mapping of settings, got a ")
-    assert "\n" not in told
-
-
 def test_an_error_in_the_users_own_code_keeps_its_traceback(make_cli, tmp_path, monkeypatch):
     (tmp_path / "broken_transforms.py").write_text("def flip(image):\n    return imag\n\n1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))

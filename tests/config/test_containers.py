@@ -94,10 +94,6 @@ def test_no_url_of_a_wrong_kind_is_shown():
         assert "hidden" not in str(raised.value)
 
 
-def test_the_cache_may_be_a_path():
-    assert LoaderConfig(cache_dir=Path("/a/b")).cache_dir == "/a/b"
-
-
 @pytest.mark.parametrize(
     ("given", "expected"), [("b", "{here}/b"), (Path("b"), "{here}/b"), ("~/b", "~/b")]
 )

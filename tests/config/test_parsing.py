@@ -1,7 +1,6 @@
 """What names a callable, arguments that are checked, and errors in one line."""
 
 import functools
-import pickle
 from typing import Any
 
 import pytest
@@ -62,11 +61,6 @@ def spec(name: str, **init_args: Any) -> dict[str, Any]:
 )
 def test_what_names_a_callable_gives_it(named, result):
     assert load_callable("this", named)(21) == result
-
-
-def test_a_function_that_was_named_can_be_sent_to_workers():
-    found = load_callable("this", "json.loads")
-    assert pickle.loads(pickle.dumps(found)) is found
 
 
 @pytest.mark.parametrize(
