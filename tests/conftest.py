@@ -30,10 +30,10 @@ from webdataset.writer import TarWriter
 
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.remote import cache as piece_cache
-from lightning_shards.shards import counts
+from lightning_shards.shards import tables
 from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tar.plain_runs import count_samples
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource
@@ -184,7 +184,7 @@ def _make_source(
     from lightning_shards.readers.stream import StreamSource
     from lightning_shards.samples.fields import make_fields
 
-    counts = np.array([count_samples(url) for url in urls]) if counted else None
+    counts = np.array([scan_members(url).num_samples for url in urls]) if counted else None
     total = samples if counts is None else samples or int(counts.sum())
     made = make_fields(fields or {"label": "cls"}, decode or {}, frozenset(allow_unsafe))
     of_recipe = {"transforms", "sample_transforms", "shuffle_buffer", "stages"} & {*others}
@@ -346,7 +346,7 @@ def forbid_scans(monkeypatch):
     """Once called, no shard may be scanned any more."""
 
     def forbid():
-        monkeypatch.setattr(counts, "count_samples", lambda path: pytest.fail(f"scanned {path}"))
+        monkeypatch.setattr(tables, "scan_members", lambda url, **_: pytest.fail(f"scanned {url}"))
 
     return forbid
 

@@ -277,7 +277,7 @@ def test_setting_up_a_stage_looks_at_its_own_splits(make_module, urls):
 
 def test_preparing_counts_all_splits_once(make_module, urls, tmp_path):
     make_module(SplitConfig(urls), val=SplitConfig(urls)).prepare_data()
-    assert len(list((tmp_path / "cache").glob("counts-*.json"))) == 1
+    assert len(list((tmp_path / "cache").glob("members/*/*"))) == len(urls)
 
 
 def test_a_module_can_be_sent_to_another_process(make_module, urls):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards import LoaderConfig, SplitConfig
-from lightning_shards.shards import counts
+from lightning_shards.shards import tables
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_after_setup_a_module_knows_samples_steps_and_readers(make_module, urls,
     module.setup("validate")
     for url in urls:
         Path(url).unlink()  # nothing is opened any more
-    monkeypatch.setattr(counts, "count_samples", pytest.fail)
+    monkeypatch.setattr(tables, "scan_members", pytest.fail)
     assert repr(module).splitlines()[1:] == [
         f"train: {urls}, resampled, batches of 2 samples; not counted yet",
         "val: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples",

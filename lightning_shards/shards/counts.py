@@ -1,15 +1,14 @@
-"""How many samples shards hold: by files beside them, otherwise by scans, which the cache keeps.
+"""How many samples shards hold, by files beside them.
 
 A wids JSON and `sizes.json` are believed first; then, of local shards, what timm and img2dataset
 leave. None of these says which bytes it counted, so one that is older than its shard is
 passed over. Two files that disagree are an error, because one of them is wrong. A file that cannot
-be read is passed over: local shards can be scanned, and of remote ones another file may have the
+be read is passed over: local shards are scanned, and of remote ones another file may have the
 counts. All counts are held against the shards when these are read.
 """
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,11 +27,8 @@ from lightning_shards.shards.beside import (
     read_json,
     shard_entries,
 )
-from lightning_shards.shards.files import is_newer, stamp_of
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.files import is_newer
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.urls import is_local, redact, unescaped, url_beside
 
 _INFO: Final = "_info.json"  # of timm
@@ -41,9 +37,6 @@ _LENGTH: Final = "__len__"  # of open_clip: one number for all shards of the fol
 _LENGTH_BYTES: Final = 64
 
 _log = logging.getLogger(__name__)
-
-_Entries = dict[str, list[int]]
-"""By file name of a shard its size, its time of change, and its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,79 +204,3 @@ def folder_total(
     if content:
         _log.warning("%s is passed over: %r is no number of samples", redact(url), content[:40])
     return None
-
-
-# --- scans of local shards
-
-
-def scan_all(
-    unknown: Mapping[str, Sequence[str]], cache: CacheFolder, show_progress: bool | None
-) -> dict[tuple[str, str], int]:
-    """The samples of local shards, by folder and file name."""
-    return {
-        (folder, name): samples
-        for folder, names in unknown.items()
-        if names
-        for name, samples in _scan(folder, names, cache, show_progress).items()
-    }
-
-
-def _scan(
-    folder: str, names: Sequence[str], cache: CacheFolder, show_progress: bool | None
-) -> dict[str, int]:
-    """The samples of local shards, by file name; counts are kept even if a later shard fails."""
-    entries = _kept_entries(folder, cache)
-    # Taken before any shard is read, so that the next run counts a shard again that changes now.
-    stamps = {name: list(stamp_of(Path(folder, name))) for name in names}
-    known = {name: entries[name] for name in names if name in entries}
-    # A cached count of 0 is never believed: reading such a shard takes no time.
-    counts = {
-        name: samples
-        for name, (*stamp, samples) in known.items()
-        if samples and stamp == stamps[name]
-    }
-    to_scan = [name for name in names if name not in counts]
-    if not to_scan:
-        return counts
-    try:
-        with progress_line("counted", len(to_scan), folder, show=show_progress) as step:
-            for name in to_scan:
-                counts[name] = count_samples(Path(folder, name))
-                entries[name] = [*stamps[name], counts[name]]
-                step()
-    finally:
-        _keep_entries(folder, cache, entries)
-    return counts
-
-
-def _kept_entries(folder: str, cache: CacheFolder) -> _Entries:
-    """The counts that earlier runs have scanned; those of other splits of the folder, too.
-
-    An entry holds while the shard has the same size and time of change.
-
-    Raises:
-        FileAccessError: The cache folder could be another user's work.
-    """
-    path = cache.counts_of(folder)
-    file = cache.open(path)
-    if file is None:
-        return {}
-    try:
-        with os.fdopen(file, "rb") as stored:
-            return json.load(stored)["counts"]
-    except (OSError, ValueError, LookupError, RecursionError) as error:
-        _log.warning("the counts in %s are made again: %s", path, error)
-        return {}
-
-
-def _keep_entries(folder: str, cache: CacheFolder, entries: _Entries) -> None:
-    """Replace the file in one step; one that cannot be written is lost with a warning."""
-    try:
-        cache.write(cache.counts_of(folder), json.dumps({"counts": entries}).encode())
-    except OSError as error:
-        _log.warning(
-            "the counts of the shards in %s could not be kept, so the next run scans them "
-            "again: %s; name another cache_dir, or write a sizes.json beside the shards",
-            folder or ".",
-            error,
-        )

@@ -1,9 +1,9 @@
 """The index of a data set: how many samples each shard holds.
 
 Every order and every epoch is computed from these counts (`counts`). They come from files beside
-the shards, otherwise from a scan of the headers, which is kept for the next run. Remote shards are
-never scanned. If one of them is counted by no file, the whole index has no counts, and at most a
-total is known.
+the shards, otherwise from their member tables, for which local ones are scanned once. Remote shards
+are never scanned. If one of them is counted by no file, the whole index has no counts, and at most
+a total is known.
 """
 
 import hashlib
@@ -21,10 +21,11 @@ from lightning_shards.errors import IndexMismatchError, count_of
 from lightning_shards.plan.kept_order import KeptSamples
 from lightning_shards.shards.beside import MAX_INDEX_BYTES
 from lightning_shards.shards.classes import CLASSES, ClassFiles
-from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total, scan_all
+from lightning_shards.shards.counts import believed_claims, bytes_beside, folder_total
 from lightning_shards.shards.files import stamp_of
 from lightning_shards.shards.private_files import CacheFolder, sidecar_name
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
+from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import (
     is_local,
     redact,
@@ -185,8 +186,8 @@ def load_index(
 ) -> ShardIndex:
     """Find out how many samples each of these expanded urls holds.
 
-    Sources are tried in this order: files beside the shards, earlier scans in `cache`, and the
-    headers of local tars. If a remote shard has no count, there are none, and nothing is scanned.
+    Files beside the shards are believed first, and then the member tables of local ones in `cache`.
+    If a remote shard has no count, there are none, and nothing is scanned.
     `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
     `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
     read what is beside remote shards; None: those that their schemes have by default.
@@ -208,7 +209,10 @@ def load_index(
         if any(names and not is_local(folder) for folder, names in unknown.items()):
             total = folder_total(urls, unknown, reading) if wants_total else None
             return ShardIndex(tuple(urls), None, total)
-    known |= scan_all(unknown, cache, show_progress)
+    scanned = [url_of[folder, name] for folder, names in unknown.items() for name in names]
+    tables = TableStore(cache, takes_split=True)
+    build_tables(scanned, tables, show_progress=show_progress)
+    known |= {split_url(url): tables.table_of(url).num_samples for url in scanned}
     empty = [redact(url_of[path]) for path, samples in known.items() if not samples]
     if 0 < len(empty) < len(known):
         what = "%d of %d shards hold no sample, first %s; fetch it again if it should hold some"

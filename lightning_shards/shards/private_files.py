@@ -57,10 +57,6 @@ class CacheFolder:
         except RuntimeError as error:
             raise FileAccessError(f"no cache in {root}: {error} Name another cache_dir") from error
 
-    def counts_of(self, folder: str | os.PathLike[str]) -> Path:
-        """The path of the file with the counts of a folder of shards, named by a hash."""
-        return self.root / f"counts-{_digest(Path(folder).absolute())}.json"
-
     def sidecar_of(self, shard: str | os.PathLike[str]) -> Path:
         """The path of a shard's table of members; its folder is named by a hash.
 

@@ -1,10 +1,8 @@
 """The checksum is the same number whoever counts it."""
 
-import sys
 import zlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +26,3 @@ def test_the_crc32_of_members_together_follows_from_theirs(counts, size, data):
     each = np.array([zlib.crc32(member) for group in groups for member in group], np.uint32)
     joined = checksums.joined_crc32(each, np.array(counts), size)
     assert joined.tolist() == [zlib.crc32(b"".join(group)) for group in groups]
-
-
-def test_zlib_counts_where_the_extra_is_not_installed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "zlib_ng.zlib_ng", None)
-    assert checksums._fastest() is zlib.crc32

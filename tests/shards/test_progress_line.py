@@ -16,12 +16,6 @@ def test_a_line_counts_shards_and_stays(capsys):
     assert shown.endswith("\n")
 
 
-def test_nothing_is_drawn_where_there_is_no_terminal(capsys):
-    with progress_line("counted", 1, "/data") as step:
-        step()
-    assert capsys.readouterr().err == ""
-
-
 def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with progress_line("counted", 1, "/data") as step:

@@ -7,7 +7,7 @@ import tarfile
 
 import pytest
 
-from lightning_shards.shards.tar.plain_runs import count_samples
+from lightning_shards.shards.members import scan_members
 from lightning_shards.tools import index, verify
 from tests.tools.conftest import (
     contents,
@@ -238,7 +238,7 @@ def check_damage(run, shard, original, data, tmp_path):
         if repair["path"]:
             saved = samples_of(repair["path"])
             assert {key: original.get(key) for key in saved} == saved
-            assert count_samples(repair["path"]) == len(saved) == repair["saved"]
+            assert scan_members(repair["path"]).num_samples == len(saved) == repair["saved"]
             assert not set(repair["lost"]) & saved.keys()
     if status == 0:
         assert samples_of(shard) == original

@@ -10,13 +10,11 @@ it looks at every block of data.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from os import PathLike, fspath
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     Buffer,
@@ -85,20 +83,6 @@ class _Names(NamedTuple):
     lengths: _Ints
     dots: _Ints
     are_plain: _Flags
-
-
-def count_samples(path: str | PathLike[str]) -> int:
-    """How many samples webdataset yields from this local tar; only its headers are read.
-
-    Raises:
-        ShardNotFoundError: There is no such file.
-        DamagedShardError: The file is not one whole tar archive.
-    """
-    url, position, count = fspath(path), 0, 0
-    with open_tar(url) as data:
-        for run in plain_runs(data):
-            position, count = run.stop, count + len(run.num_members)
-        return count + sum(1 for _ in group_members(walk_members(data, url, position), url))
 
 
 def scan_samples(data: Buffer, url: str) -> SampleRun:

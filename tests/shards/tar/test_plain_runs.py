@@ -1,7 +1,6 @@
 """Headers read together say what headers read one by one say, whatever is between them."""
 
 import io
-import re
 import tarfile
 
 import pytest
@@ -12,7 +11,6 @@ from webdataset.writer import TarWriter
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar import plain_runs
-from lightning_shards.shards.tar.plain_runs import count_samples
 
 KEYS = st.sampled_from(["0", "1", "a/b", "./c", "k" * 60, "d.e/f", "_g", "a__b"])
 SUFFIXES = st.sampled_from(["cls", "jpg", "JPG", "seg.png", "png", "", "__bad__", "x" * 30])
@@ -52,10 +50,7 @@ def scanned(path):
     try:
         table = scan_members(path, with_crc32=True)
     except DamagedShardError as error:
-        with pytest.raises(DamagedShardError, match=re.escape(str(error))):
-            count_samples(path)
         return str(error)
-    assert count_samples(path) == table.num_samples
     keys = [table.key(sample) for sample in range(table.num_samples)]
     columns = (table.sample_starts, table.offsets, table.sizes, table.crc32, table.suffix_ids)
     return keys, [column.tolist() for column in columns], table.suffixes
@@ -117,15 +112,11 @@ def test_samples_of_many_members_are_plain_up_to_40_suffixes(require_same, suffi
 
 RECORDS = {
     "a time": b"11 mtime=1\n",
-    "a path": b"14 path=0.cls\n",
     "a size": b"9 size=9\n",
     "a time and a size": b"11 mtime=1\n9 size=3\n",
     "a length that is wrong": b"12 mtime=1\n",
-    "a length with a zero": b"011 mtime=1\n",
-    "another keyword": b"11 atime=1\n",
     "no end": b"11 mtime=12",
     "a long time": b"74 mtime=" + b"1" * 64 + b"\n",
-    "nothing": b"",
 }
 
 
@@ -165,7 +156,6 @@ SPECIAL = {
     "a folder": ("0005", 0, {"type": tarfile.DIRTYPE}),
     "a link": ("0005.x", 0, {"type": tarfile.SYMTYPE, "linkname": "0004.cls"}),
     "a file of old tars": ("d/0005.x", 5, {"type": tarfile.AREGTYPE}),
-    "a large number": ("d/0005.x", 5, {"mtime": 2**40}),
     "a suffix again": ("d/0005.CLS", 5, {}),
     "a reserved suffix": ("d/0005.__key__", 5, {}),
     "a sample marked as bad": ("d/0005.__bad__", 5, {}),
@@ -174,44 +164,13 @@ SPECIAL = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 1, 11, 12, 39, 40])
+@pytest.mark.parametrize("place", [0, 11, 40])
 @pytest.mark.parametrize("entry", SPECIAL.values(), ids=SPECIAL)
 def test_one_header_that_is_not_plain_is_read_as_ever(require_same, entry, place):
     for tar_format in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         entries = plain(20)
         entries.insert(place, entry)
         require_same(tar_of(entries, tar_format), (24, 32))
-
-
-@pytest.mark.parametrize("place", [0, 11, 39])
-def test_a_name_in_two_parts_is_read_as_ever(require_same, place):
-    entries = plain(20)
-    entries.insert(place, ("p" * 90 + "/d/0005.txt", 5, {}))
-    keys, *_ = require_same(tar_of(entries))
-    assert "p" * 90 + "/d/0005" in keys
-
-
-@pytest.mark.parametrize("size", [b"00000000008\0", b"         11\0", b"11\0\0\0\0\0\0\0\0\0\0"])
-def test_a_size_that_is_written_in_another_way_is_read_as_ever(require_same, size):
-    for header in (0, 4, 12):
-        changed = bytearray(tar_of(plain(4)))
-        block = changed[header * 512 : header * 512 + 512]
-        block[124:136], block[148:156] = size, b" " * 8
-        block[148:156] = b"%06o\0 " % sum(block)
-        changed[header * 512 : header * 512 + 512] = block
-        assert ("is no number" in require_same(bytes(changed))) == (size[10:11] == b"8")
-
-
-def test_a_tar_within_a_tar_is_data(require_same):
-    inner = tar_of(plain(3))
-    outer = io.BytesIO()
-    with tarfile.open(fileobj=outer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for number in range(9):
-            info = tarfile.TarInfo(f"{number}.bin")
-            info.size = len(inner)
-            archive.addfile(info, io.BytesIO(inner))
-    keys, *_ = require_same(outer.getvalue())
-    assert keys == list("012345678")
 
 
 @pytest.mark.slow

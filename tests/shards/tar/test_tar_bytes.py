@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import tarfile
-import tracemalloc
 import zlib
 from functools import partial
 
@@ -17,15 +16,11 @@ from lightning_shards.dataprep.survey import describe_table
 from lightning_shards.dataprep.verify import repair_shard
 from lightning_shards.errors import (
     DamagedShardError,
-    FileAccessError,
-    ShardNotFoundError,
     StorageError,
 )
 from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tar import tar_bytes
-from lightning_shards.shards.tar.plain_runs import count_samples
 from lightning_shards.shards.tar.tar_bytes import open_tar, read_samples, stream_samples
 from lightning_shards.shards.tar.walk import walk_members
 
@@ -62,7 +57,6 @@ def find_odd(path):
 
 
 SCANS = {
-    "count": count_samples,
     "scan": scan_members,
     "crc32": partial(scan_members, with_crc32=True),
     "odd headers": find_odd,
@@ -101,24 +95,6 @@ def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path, write_tar):
         list(walk_members(tar, "0.tar"))
         rewrite(path, write_tar)
         list(walk_members(tar, "0.tar"))
-
-
-def test_headers_of_two_files_are_no_damage_but_a_change(path, write_tar):
-    with pytest.raises(DamagedShardError, match=CHANGED), open_tar(path) as tar:  # noqa: PT012
-        walked = walk_members(tar, "0.tar")
-        next(walked)
-        rewrite(path, write_tar, text=b"longer")
-        list(walked)
-
-
-def test_what_is_no_file_is_refused_by_name(tmp_path):
-    os.mkfifo(tmp_path / "fifo.tar")
-    for scan in (count_samples, scan_members, lambda path: list(read_shard(str(path), None))):
-        for path, kind in ((tmp_path, "a folder"), (tmp_path / "fifo.tar", "a fifo")):
-            with pytest.raises(FileAccessError, match=f"is {kind}"):
-                scan(path)
-        with pytest.raises(ShardNotFoundError):
-            scan(tmp_path / "absent.tar")
 
 
 def test_a_failing_disk_under_the_stream_reader_is_a_damaged_shard(path, monkeypatch):
@@ -241,61 +217,3 @@ def test_an_error_of_the_stream_is_passed_on():
     assert next(samples)["cls"] == b"0"
     with pytest.raises(StorageError, match="the network is gone"):
         list(samples)
-
-
-def test_a_damaged_size_takes_no_more_memory_than_there_are_bytes(monkeypatch):
-    asked = []
-
-    class Watched(io.BytesIO):
-        def read(self, size=-1):
-            asked.append(size)
-            return super().read(size)
-
-    monkeypatch.setattr(tar_bytes, "_AT_ONCE", 1_000)
-    data = tar_of([("0.bin", bytes(5_000))])[:3_000]
-    with pytest.raises(DamagedShardError, match="5000 bytes should follow, 2488 do"):
-        list(stream_samples(Watched(data), "0.tar"))
-    assert max(asked) == 1_000
-
-
-class Endless(io.RawIOBase):
-    """A tar of many members, made while it is read."""
-
-    def __init__(self, names, size):
-        self.parts = self._made(names, size)
-        self.rest = b""
-
-    @staticmethod
-    def _made(names, size):
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = size
-            yield info.tobuf(tarfile.USTAR_FORMAT) + bytes(size)
-        yield bytes(2 * 512)
-
-    def read(self, size=-1):
-        while len(self.rest) < size and (part := next(self.parts, None)):
-            self.rest += part
-        data, self.rest = self.rest[:size], self.rest[size:]
-        return data
-
-
-MEMBER = 1 << 18
-
-
-@pytest.mark.parametrize(
-    ("names", "samples"),
-    [
-        ([f"README{number}" for number in range(64)], 0),
-        (["0.cls", *(f"README{number}" for number in range(64)), "1.cls"], 2),
-        ([f"{number}.cls" for number in range(64)], 64),
-    ],
-    ids=["no samples", "a gap", "samples"],
-)
-def test_only_what_a_sample_can_have_is_kept(names, samples):
-    tracemalloc.start()
-    try:
-        assert sum(1 for _ in stream_samples(Endless(names, MEMBER), "a.tar", skip=0)) == samples
-        assert tracemalloc.get_traced_memory()[1] < 12 * MEMBER
-    finally:
-        tracemalloc.stop()

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.tar.plain_runs import count_samples
+from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     Member,
@@ -46,9 +46,9 @@ def test_any_names_make_the_samples_that_webdataset_makes(
         expected = len(webdataset_keys(path))
     except ValueError:
         with pytest.raises(DamagedShardError, match=r"two members for the suffix|is reserved"):
-            count_samples(path)
+            scan_members(path)
     else:
-        assert count_samples(path) == expected
+        assert scan_members(path).num_samples == expected
 
 
 def test_a_suffix_twice_in_a_sample_is_an_error_that_names_both():
@@ -152,30 +152,7 @@ def test_every_flipped_bit_of_what_a_header_repeats_is_found(tmp_path, write_tar
                 list(walk_members(bytes(data), "0.tar"))
     path.write_bytes(data)
     with pytest.raises(DamagedShardError, match=r"extended header says .*fetch or write this"):
-        count_samples(path)
-
-
-def test_a_zero_in_a_gnu_name_is_damage_wherever_it_is(tmp_path, write_tar):
-    path = write_tar(tmp_path / "0.tar", [(LONG, b"1")], tar_format=tarfile.GNU_FORMAT)
-    data = bytearray(path.read_bytes())
-    data[data.index(b".cls")] = 0
-    with pytest.raises(DamagedShardError, match="damaged long name"):
-        list(walk_members(bytes(data), "0.tar"))
-
-
-@pytest.mark.parametrize("name", ["é.cls", f"a/{'é' * 30}b.cls"])
-def test_one_bit_of_a_name_that_is_not_ascii_is_found_where_it_is_repeated(
-    tmp_path, write_tar, name
-):
-    path = write_tar(tmp_path / "0.tar", [(name, b"1")], tar_format=tarfile.PAX_FORMAT)
-    whole = path.read_bytes()
-    start = whole.index(name.encode())
-    for place, byte in enumerate(name.encode()):
-        if byte < 128:
-            data = bytearray(whole)
-            data[start + place] ^= 1
-            with pytest.raises(DamagedShardError, match="damaged name"):
-                list(walk_members(bytes(data), "0.tar"))
+        scan_members(path)
 
 
 @pytest.mark.parametrize("name", [LONG, f"class=1/{LONG}"])
