@@ -1,10 +1,9 @@
 """How many samples shards hold, by files beside them.
 
-A wids JSON and `sizes.json` are believed first; then, of local shards, what timm and img2dataset
-leave. None of these says which bytes it counted, so one that is older than its shard is
-passed over. Two files that disagree are an error, because one of them is wrong. A file that cannot
-be read is passed over: local shards are scanned, and of remote ones another file may have the
-counts. All counts are held against the shards when these are read.
+A wids JSON is believed first, and `sizes.json`; then, of local shards, what timm and img2dataset
+leave, if it is not older than its shard. A file that cannot be read is passed over: local shards
+are scanned, and of remote ones another file may have the counts. All counts are held against the
+shards when these are read.
 """
 
 import json
@@ -14,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lightning_shards.errors import IndexMismatchError
 from lightning_shards.shards.beside import (
     MARKER,
     MAX_INDEX_BYTES,
@@ -60,27 +58,22 @@ def believed_claims(
     url_of: Mapping[tuple[str, str], str],
     storages: Storages,
 ) -> dict[str, CountClaim]:
-    """The counts that files give for shards of a folder.
-
-    A count of 0 of a local shard is not believed: scanning such a shard takes no time.
-    """
-    shard = url_of[folder, names[0]]
+    """The counts that files give for shards of a folder."""
     if is_local(folder):
-        return {name: claim for name, claim in local_claims(folder, names).items() if claim.samples}
+        return local_claims(folder, names)
+    shard = url_of[folder, names[0]]
     return _remote_claims(shard, frozenset(names), storages) if has_ranges(shard) else {}
 
 
 def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
     """The counts that the files in a local folder give for these of its shards.
 
-    Raises:
-        IndexMismatchError: Two files disagree.
+    A count of 0 is not believed: scanning such a shard takes no time.
     """
     wanted, claims, root = frozenset(names), dict[str, CountClaim](), Path(folder)
     for path in json_files(root):
         content = read_json(path, containing=b"" if path.name == SIZES else MARKER)
-        for name, claim in _claims_in(content, str(path), wanted).items():
-            _merge(claims, name, claim)
+        claims |= _claims_in(content, str(path), wanted)
     info = _counts_of_info(read_json(root / _INFO))
     for name in sorted(wanted - claims.keys()):
         stats = f"{name.removesuffix('.tar')}{_STATS}"  # its `count` includes failed downloads
@@ -88,7 +81,7 @@ def local_claims(folder: str, names: Iterable[str]) -> dict[str, CountClaim]:
         for file_name, samples in ((_INFO, info.get(name)), (stats, downloaded)):
             if is_count(samples) and is_newer(root / file_name, root / name):
                 claims.setdefault(name, CountClaim(samples, str(root / file_name)))
-    return claims
+    return {name: claim for name, claim in claims.items() if claim.samples}
 
 
 def _claims_in(content: object, source: str, names: frozenset[str]) -> dict[str, CountClaim]:
@@ -113,18 +106,6 @@ def _claims_in(content: object, source: str, names: frozenset[str]) -> dict[str,
     return {name: claims.pop() for name, claims in found.items() if len(claims) == 1}
 
 
-def _merge(claims: dict[str, CountClaim], name: str, claim: CountClaim) -> None:
-    """Add a claim, unless another one contradicts it."""
-    known = claims.setdefault(name, claim)
-    if known.samples != claim.samples:
-        raise IndexMismatchError(
-            f"{name} holds {known.samples} samples by {known.source}, {claim.samples} by "
-            f"{claim.source}; delete or remake the one that is out of date"
-        )
-    if known.size_bytes is None:
-        claims[name] = claim  # it may say how large the shard is
-
-
 def _counts_of_info(content: object) -> dict[str, object]:
     """The counts in timm's `_info.json`, by file name."""
     counted: dict[str, object] = {}
@@ -146,14 +127,11 @@ def _remote_claims(shard: str, asked: frozenset[str], storages: Storages) -> dic
         shard: URL of a remote shard, whose user, password and query go with the files, too.
         asked: File names of the shards of its folder that are asked for.
         storages: Read ranges of the shard, and so the files.
-
-    Raises:
-        IndexMismatchError: The two files disagree.
     """
     claims: dict[str, CountClaim] = {}
     # files have names as they are, or as URLs escape them
     named = {unescaped(name, shard): name for name in asked} | {name: name for name in asked}
-    for file_name in (SIZES, WIDS, _INFO):
+    for file_name in (WIDS, SIZES, _INFO):
         if file_name == _INFO and asked <= claims.keys():
             break
         url = url_beside(shard, file_name)
@@ -164,8 +142,8 @@ def _remote_claims(shard: str, asked: frozenset[str], storages: Storages) -> dic
             if not getattr(error, "is_final", True):
                 break  # the server does not answer: once is enough
             continue
-        for name, claim in _claims_in(content, redact(url), frozenset(named)).items():
-            _merge(claims, named[name], claim)
+        stated = _claims_in(content, redact(url), frozenset(named))
+        claims = {named[name]: claim for name, claim in stated.items()} | claims
     return claims
 
 

@@ -27,20 +27,27 @@ from typing import BinaryIO, Final
 
 from lightning_shards.errors import FileAccessError, ShardError, ShardNotFoundError
 
-_KINDS: Final = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a fifo",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+_FULL: Final = "make room there, or name another folder"
+_RIGHT: Final = "give this user the right to read it"
+_NO_FOLDER: Final = "a file stands where a folder should be: name another folder"
 REMEDIES: Final = {
-    errno.EACCES: "give this user the right to read it",
-    errno.EPERM: "give this user the right to read it",
+    errno.EACCES: _RIGHT,
+    errno.EPERM: _RIGHT,
+    errno.EROFS: "name another folder",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EFBIG: "name a folder of a file system that takes such files",
+    errno.EEXIST: _NO_FOLDER,
+    errno.ENOTDIR: _NO_FOLDER,
+    errno.EISDIR: "a folder stands where a file should be: name another file",
     errno.ELOOP: "put a file in the place of the link",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or use fewer workers or threads",
     errno.ENFILE: "close other programs, or raise the system's limit of open files",
 }
+"""What to do about the system's errors."""
+_WRITE_REMEDIES: Final = REMEDIES | dict.fromkeys(
+    (errno.EACCES, errno.EPERM), "give this user the right to write there"
+)
 
 
 def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
@@ -87,7 +94,7 @@ def absent(path: str | PathLike[str]) -> ShardNotFoundError:
 
 def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
     """The error for a path that is not a regular file, by the mode that `stat` gives."""
-    kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+    kind = "a folder" if stat.S_ISDIR(mode) else "a fifo, a socket or a device"
     return FileAccessError(f"{path} is {kind}; put a regular file there, or name another path")
 
 
@@ -111,17 +118,6 @@ _PART = re.compile(r"\..+\.[0-9a-f]{16}\.part", re.DOTALL)
 _RANDOM_BYTES: Final = 8
 _NAME_IN_PART: Final = 50  # characters: the part's name may have 255 bytes
 _PUBLIC: Final = 0o644
-_WRITE_REMEDIES: Final = {
-    errno.EACCES: "give this user the right to write there",
-    errno.EPERM: "give this user the right to write there",
-    errno.EROFS: "name another folder",
-    errno.ENOSPC: "make room there, or name another folder",
-    errno.EDQUOT: "make room there, or name another folder",
-    errno.EFBIG: "name a folder of a file system that takes such files",
-    errno.EISDIR: "a folder stands where a file should be: name another file",
-    errno.EEXIST: "a file stands where a folder should be: name another folder",
-    errno.ENOTDIR: "a file stands where a folder should be: name another folder",
-}
 
 
 @contextmanager
@@ -167,21 +163,13 @@ def make_folder(folder: Path, below: str = "") -> Path:
     """The folder `below` a folder that the user named; missing folders are made.
 
     Raises:
-        FileAccessError: It cannot be made, or a name in `below` is a link, which may lead anywhere.
+        FileAccessError: It cannot be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in Path(below).parts:
-            folder = folder / name
-            folder.mkdir(exist_ok=True)
-            if folder.is_symlink():
-                raise FileAccessError(
-                    f"{folder} is a link to {folder.readlink()}, and nothing is written through a "
-                    "link that is in a folder of data: remove it, or name another folder"
-                )
+        (folder / below).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise not_written(folder, error) from error
-    return folder
+        raise not_written(folder / below, error) from error
+    return folder / below
 
 
 def not_written(path: Path, error: OSError) -> OSError:

@@ -194,7 +194,6 @@ def load_index(
 
     Raises:
         ShardNotFoundError: A local shard does not exist.
-        IndexMismatchError: Sources of counts disagree, or a shard changed since it was indexed.
         DamagedShardError: A shard that had to be scanned is not a whole tar.
     """
     require_local_shards(urls)

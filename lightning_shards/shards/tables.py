@@ -178,13 +178,10 @@ class TableStore:
             return expected in (None, table.num_samples)
         # An empty table is never believed: scanning such a shard takes no time.
         is_believed = table.num_samples > 0 and not self._with_crc32
-        return is_believed and table.stamp == self._stat(url)
+        return is_believed and table.stamp == shard_stat(url, self._storages.of(url))
 
     def _is_kept(self, url: str) -> bool:
         return self._cache.sidecar_of(url).exists()
-
-    def _stat(self, url: str) -> ShardStat:
-        return shard_stat(url, self._storages.of(url))
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
         if self._storages.of(url).is_remote:

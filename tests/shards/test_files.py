@@ -109,14 +109,6 @@ def test_a_folder_is_not_replaced(tmp_path):
     assert names(tmp_path) == ["a.json"]
 
 
-@pytest.mark.parametrize(
-    ("folder", "reason"), [("absent", "No such file"), ("precious", "Not a directory")]
-)
-def test_folder_that_is_none_is_told(tmp_path, precious, folder, reason):
-    with pytest.raises(FileAccessError, match=rf"a\.json cannot be written: {reason}"):
-        replace_file(tmp_path / folder / "a.json", "new")
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
 def test_full_disk_names_the_file(tmp_path, number):
     message = rf"a\.json cannot be written: {os.strerror(number)}; "
@@ -133,13 +125,6 @@ def test_folder_below_a_named_one_is_made(tmp_path):
     assert (tmp_path / "x" / "y" / "a" / "b").is_dir()
 
 
-def test_folder_below_a_named_one_is_no_link(tmp_path):
-    (tmp_path / "home").mkdir()
-    (tmp_path / "train").symlink_to("home")
-    with pytest.raises(FileAccessError, match=r"train is a link to home, .*: remove it"):
-        make_folder(tmp_path, "train")
-
-
 def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
     for folder in (precious, precious / "x"):
         with pytest.raises(FileAccessError, match="a file stands where a folder should be"):
@@ -149,9 +134,9 @@ def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "0.tar")
     refused = {
-        tmp_path / "0.tar": r"0\.tar is a fifo; put a regular file there",
+        tmp_path / "0.tar": r"0\.tar is a fifo, .*; put a regular file there",
         tmp_path: "is a folder",
-        "/dev/zero": "/dev/zero is a device",
+        "/dev/zero": "/dev/zero is a .* device",
     }
     for path, message in refused.items():
         with pytest.raises(FileAccessError, match=message):
