@@ -85,15 +85,6 @@ def test_a_file_that_is_no_index_is_passed_over(write_shards, load, tmp_path, co
     assert load(urls).samples == 3
 
 
-def test_an_index_that_is_no_regular_file_is_passed_over(write_shards, load, tmp_path, caplog):
-    urls = write_shards([3])
-    (tmp_path / "wids.json").symlink_to("nowhere")
-    os.mkfifo(tmp_path / "sizes.json")
-    os.mkfifo(tmp_path / "_info.json")
-    assert load(urls).counts.tolist() == [3]
-    assert "_info.json is a fifo" in caplog.text
-
-
 def test_a_wids_index_is_believed_before_sizes_json(write_shards, load, tmp_path):
     urls = write_shards([3, 4])
     _write_wids(tmp_path / "wids.json", [("000.tar", 30, {})])
@@ -220,15 +211,6 @@ def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(s
     assert asked[-1] == "/d/__len__"
     (record,) = caplog.records
     assert f"http://{host}/d/__len__ counts 12 samples in all shards" in record.getMessage()
-
-
-@pytest.mark.network
-@pytest.mark.parametrize("content", [b"0", b"login"])
-def test_a_remote_total_that_is_no_number_is_passed_over(serve, load, caplog, content):
-    host, _ = serve({"/__len__": content})
-    assert load([f"http://{host}/0.tar"], wants_total=True).total is None
-    (record,) = caplog.records
-    assert f"http://{host}/__len__ is passed over" in record.getMessage()
 
 
 def _json(path, content):

@@ -132,12 +132,6 @@ def test_a_table_finds_members(path):
     assert table.stamp == (path.stat().st_size, path.stat().st_mtime_ns)
 
 
-def test_a_table_has_checksums_when_asked(path):
-    table = scan_members(path, with_crc32=True)
-    assert table.find(0, "cls") == (512, 1, 0x83DCEFB7)  # of "1"
-    assert table.find(1, "cls") == (3072, 0, 0)
-
-
 @pytest.mark.parametrize("sample", [-1, 3])
 def test_a_sample_that_is_not_there_is_an_index_error(path, sample):
     table = scan_members(path)
@@ -173,20 +167,6 @@ def test_a_missing_suffix_names_what_the_sample_has(path):
             shard.read(0, "png")
         with pytest.raises(IndexError, match="sample 3"):
             shard.read(3, "cls")
-
-
-@pytest.mark.parametrize(
-    ("start", "stop", "extent"),
-    [
-        (0, 1, (512, 1724)),
-        (1, 2, (3072, 0)),
-        (0, 9, (512, 3584)),
-        (2, 3, (3584, 512)),
-        (1, 1, (0, 0)),
-    ],
-)
-def test_the_bytes_of_a_range_of_samples_are_known(path, start, stop, extent):
-    assert scan_members(path).extent_of(start, stop) == extent
 
 
 def test_no_descriptor_stays_open(path, open_files):
@@ -228,19 +208,6 @@ def test_a_shard_cut_while_it_is_open_is_damaged_where_it_was_cut(path):
             shard.read(0, "jpg")
         with pytest.raises(DamagedShardError, match=r"'2.jpg'.* 0 of 512 bytes .*at byte 3584"):
             shard.read(2, "jpg")
-
-
-@pytest.mark.parametrize("length", [1536 + 100, 0])
-def test_a_shard_without_crc32s_is_read_no_more_once_it_was_written_to(path, length):
-    with ShardReader(path, scan_members(path)) as shard:
-        os.utime(path, ns=(0, 1))
-        with pytest.raises(
-            IndexMismatchError, match=r"changed since it was indexed: it has \d+ byt"
-        ):
-            shard.read(0, "cls")
-        os.truncate(path, length)
-        with pytest.raises((IndexMismatchError, DamagedShardError)):
-            shard.read(0, "cls")
 
 
 def test_a_shard_that_is_deleted_or_replaced_while_it_is_open_is_read_on(path, write_tar):

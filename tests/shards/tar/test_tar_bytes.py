@@ -1,6 +1,5 @@
 """Bytes of a tar on demand, and samples of one that is read forward."""
 
-import errno
 import io
 import os
 import tarfile
@@ -95,15 +94,6 @@ def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path, write_tar):
         list(walk_members(tar, "0.tar"))
         rewrite(path, write_tar)
         list(walk_members(tar, "0.tar"))
-
-
-def test_a_failing_disk_under_the_stream_reader_is_a_damaged_shard(path, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(DamagedShardError, match="could not be read: Input/output error, at byte 0"):
-        list(read_shard(str(path), None))
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 20_000)), max_size=60)

@@ -14,9 +14,7 @@ from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar.walk import (
     BLOCK,
-    Member,
     compared_bytes,
-    group_members,
     walk_members,
 )
 
@@ -49,12 +47,6 @@ def test_any_names_make_the_samples_that_webdataset_makes(
             scan_members(path)
     else:
         assert scan_members(path).num_samples == expected
-
-
-def test_a_suffix_twice_in_a_sample_is_an_error_that_names_both():
-    members = [Member("a.JPG", 512, 1), Member("a.jpg", 1536, 1)]
-    with pytest.raises(DamagedShardError, match=r"'a.JPG' and 'a.jpg', at byte 1536"):
-        list(group_members(members, "x.tar"))
 
 
 LONG = "folder/" + "".join(chr(ord("a") + number % 26) for number in range(120)) + ".cls"
