@@ -180,7 +180,6 @@ def load_index(
     urls: Sequence[str],
     *,
     cache: CacheFolder,
-    show_progress: bool | None = None,
     wants_total: bool = False,
     storages: Storages | None = None,
 ) -> ShardIndex:
@@ -188,7 +187,6 @@ def load_index(
 
     Files beside the shards are believed first, and then the member tables of local ones in `cache`.
     If a remote shard has no count, there are none, and nothing is scanned.
-    `show_progress` draws a line on stderr while shards are scanned; None does so on a terminal.
     `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
     read what is beside remote shards; None: those that their schemes have by default.
 
@@ -210,7 +208,7 @@ def load_index(
             return ShardIndex(tuple(urls), None, total)
     scanned = [url_of[folder, name] for folder, names in unknown.items() for name in names]
     tables = TableStore(cache, takes_split=True)
-    build_tables(scanned, tables, show_progress=show_progress)
+    build_tables(scanned, tables)
     known |= {split_url(url): tables.table_of(url).num_samples for url in scanned}
     empty = [redact(url_of[path]) for path, samples in known.items() if not samples]
     if 0 < len(empty) < len(known):

@@ -148,16 +148,14 @@ def _is_there(root: Path) -> bool:
         return False
     if not stat.S_ISDIR(target.st_mode):
         return False
+    what = "may be written by other users" if target.st_mode & _OTHERS_WRITE else ""
     for status in (name, target):
         if status.st_uid not in (0, os.geteuid()):
-            raise FileAccessError(
-                f"{root} belongs to another user (uid {status.st_uid}), and what is in the cache "
-                "is believed; make it yours (chown) or remove it, or name another cache_dir"
-            )
-    if target.st_mode & _OTHERS_WRITE:
+            what = f"belongs to another user (uid {status.st_uid})"
+    if what:
         raise FileAccessError(
-            f"{root} may be written by other users, and what is in the cache is believed; remove "
-            "what is not yours and take that right away (chmod go-w), or name another cache_dir"
+            f"{root} {what}, and what is in the cache is believed; make it yours alone (chown, "
+            "chmod go-w) without what is not yours, or name another cache_dir"
         )
     _looked_at.add(root)
     return True

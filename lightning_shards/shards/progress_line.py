@@ -24,21 +24,19 @@ cast("Any", _Bar).set_lock(RLock())
 
 
 @contextmanager
-def progress_bar(
-    text: str, total: int, unit: str, *, show: bool | None = None
-) -> Generator[Callable[..., object]]:
+def progress_bar(text: str, total: int, unit: str) -> Generator[Callable[..., object]]:
     """A function to call with the units of each step: `join 'text':  25%|##5       | 3/12`.
 
-    `show=None` draws only on a terminal, and nowhere where stderr is closed.
+    It is drawn on a terminal only, and nowhere where stderr is closed.
     """
-    disable = not show if show is not None or sys.stderr is None else None
+    disable = True if sys.stderr is None else None
     look: Any = {"unit_scale": total >= _LARGE, "ascii": True, "miniters": 1, "disable": disable}
     with _Bar(total=total, desc=text, unit=unit, **look) as bar:
         yield bar.update
 
 
 def progress_line(
-    verb: str, total: int, where: str, *, show: bool | None = None
+    verb: str, total: int, where: str
 ) -> AbstractContextManager[Callable[..., object]]:
     """A function to call after each shard: `counted shards in /data:  25%|##5       | 3/12`."""
-    return progress_bar(f"{verb} shards in {where or '.'}", total, " shards", show=show)
+    return progress_bar(f"{verb} shards in {where or '.'}", total, " shards")

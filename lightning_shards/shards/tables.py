@@ -223,14 +223,10 @@ def _url_of(path: str | os.PathLike[str]) -> str:
     return plain_path(os.fspath(path)) if isinstance(path, os.PathLike) else path
 
 
-def build_tables(
-    paths: Sequence[str], store: TableStore, *, show_progress: bool | None = None
-) -> None:
+def build_tables(paths: Sequence[str], store: TableStore) -> None:
     """Make the tables that the store lacks; finished ones stay if a later shard is damaged.
 
     Those of remote shards are fetched when they are needed: there may be 10^6 of them.
-
-    `show_progress` draws a line on stderr; None does so on a terminal.
 
     Raises:
         ShardNotFoundError: A shard does not exist.
@@ -241,7 +237,7 @@ def build_tables(
     if not missing:
         return
     where = os.path.dirname(missing[0])  # noqa: PTH120 - a leading ./ stays
-    with progress_line("listed", len(missing), where, show=show_progress) as step:
+    with progress_line("listed", len(missing), where) as step:
         for path in missing:
             store.table_of(path)
             step()

@@ -1,30 +1,14 @@
 """Files with counts beside shards: their formats, and where they are looked for."""
 
-import http.server
 import json
 import logging
 import os
-import threading
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from lightning_shards.remote.backend import RetryPolicy
-from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import TransportSettings
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.errors import FileAccessError, StorageError
 from lightning_shards.shards.urls import expand_urls
-
-QUICK = RetryPolicy().scaled(0.01)
-
-
-@pytest.fixture
-def load(load):
-    """The same, which does not wait long for servers."""
-    with closing(Storages(remote_storages(TransportSettings(policy=QUICK)))) as storages:
-        yield partial(load, storages=storages)
 
 
 def _write_wids(path, shards, **fields):
@@ -95,97 +79,58 @@ def test_a_wids_index_is_believed_before_sizes_json(write_shards, load, tmp_path
 # --- remote shards
 
 
-@pytest.fixture
-def serve():
-    """A web server of some files: a body, or the status that answers for it; it notes requests."""
-    servers = []
-
-    def start(files):
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                asked.append(self.path)
-                answer = files.get(self.path.partition("?")[0], 404)
-                body = answer if isinstance(answer, bytes) else b"no"
-                self.send_response(200 if isinstance(answer, bytes) else answer)
-                self.send_header("Content-Length", str(len(body)))
-                self.send_header("ETag", '"one"')
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *arguments):
-                pass
-
-        asked = []
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        servers.append((server, thread))
-        return f"127.0.0.1:{server.server_port}", asked
-
-    yield start
-    for server, thread in servers:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-WIDS = b'{"wids_version": 1, "shardlist": [{"url": "0.tar", "nsamples": 3, "filesize": 5}]}'
-
-
-@pytest.mark.network
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"/d/sizes.json": b'{"0.tar": 3, "1.tar": 4}'}, [3, 4]),
-        ({"/d/sizes.json": b'{"1.tar": 4}', "/d/wids.json": WIDS}, [3, 4]),
-        ({"/d/sizes.json": 403, "/d/wids.json": WIDS.replace(b'["', b"")}, None),
-        ({}, None),
-    ],
-)
-def test_the_files_beside_a_shard_on_a_web_server_count_it(serve, load, files, expected):
-    host, asked = serve(files)
-    shards = load([f"http://user:secret@{host}/d/{shard}.tar?signature=1" for shard in range(2)])
-    assert (None if shards.counts is None else shards.counts.tolist()) == expected
-    names = list(dict.fromkeys(path.removesuffix("?signature=1") for path in asked))
-    assert names[:2] == ["/d/wids.json", "/d/sizes.json"]
-    others = ["/d/_info.json"]
-    assert names[2:] == (others if expected is None else [])
-    assert all(path.endswith("?signature=1") for path in asked)
-
-
 class Beside:
-    """Storages of folders in which there is nothing but a `sizes.json`, or not even that."""
+    """Storages of a folder that has these files; an error is what asking for one of them gives."""
 
-    def __init__(self, sizes=None):
-        self._sizes = sizes
+    def __init__(self, files):
+        self.files, self.asked = files, []
 
     def of(self, url):
         return self
 
     def read_beside(self, urls, max_bytes):
-        return [self._sizes if "sizes.json" in urls[0] else None], []
+        self.asked += urls
+        found = self.files.get(urls[0].partition("?")[0].rpartition("/")[2])
+        if isinstance(found, Exception):
+            raise found
+        return [found], []
 
 
-@pytest.mark.network
-def test_a_server_that_fails_is_asked_for_no_other_file(serve, load):
-    host, asked = serve({"/d/wids.json": 500, "/d/sizes.json": b'{"0.tar": 3}'})
-    assert load([f"http://{host}/d/0.tar"]).counts is None
-    assert set(asked) == {"/d/wids.json"}
+WIDS = b'{"wids_version": 1, "shardlist": [{"url": "0.tar", "nsamples": 3, "filesize": 5}]}'
 
 
-@pytest.mark.network
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("files", "expected"),
     [
-        (b"<html>log in</html>", "no JSON of counts from"),
-        (b"\x1f\x8bx", "'utf-8' codec"),
+        ({"sizes.json": b'{"0.tar": 3, "1.tar": 4}'}, [3, 4]),
+        ({"sizes.json": b'{"1.tar": 4}', "wids.json": WIDS}, [3, 4]),
+        ({"sizes.json": FileAccessError("no"), "wids.json": WIDS.replace(b'["', b"")}, None),
+        ({}, None),
     ],
 )
-def test_a_warning_says_why_counts_are_lacking(serve, load, caplog, answer, reason):
-    host, _ = serve({"/d/wids.json": answer})
-    assert load([f"http://{host}/d/0.tar?secret"]).counts is None
+def test_the_files_beside_a_remote_shard_count_it(load, files, expected):
+    storages = Beside(files)
+    urls = [f"http://user:secret@host/d/{shard}.tar?signature=1" for shard in range(2)]
+    shards = load(urls, storages=storages)
+    assert (None if shards.counts is None else shards.counts.tolist()) == expected
+    names = ["wids.json", "sizes.json", *["_info.json"] * (expected is None)]
+    assert storages.asked == [f"http://user:secret@host/d/{name}?signature=1" for name in names]
+
+
+def test_a_server_that_fails_is_asked_for_no_other_file(load):
+    storages = Beside({"wids.json": StorageError("no answer")})
+    assert load(["http://host/d/0.tar"], storages=storages).counts is None
+    assert storages.asked == ["http://host/d/wids.json"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(b"<html>log in</html>", "no JSON of counts from"), (b"\x1f\x8bx", "'utf-8' codec")],
+)
+def test_a_warning_says_why_counts_are_lacking(load, caplog, answer, reason):
+    assert load(["http://h/0.tar?secret"], storages=Beside({"wids.json": answer})).counts is None
     (record,) = caplog.records
-    assert f"http://{host}/d/wids.json" in record.getMessage()
+    assert "http://h/wids.json" in record.getMessage()
     assert reason in record.getMessage()
     assert "secret" not in record.getMessage()
 
@@ -194,23 +139,20 @@ def test_a_warning_says_why_counts_are_lacking(serve, load, caplog, answer, reas
 def test_one_shard_without_a_count_leaves_the_index_without(write_shards, load, forbid_scans, url):
     urls = [*write_shards([3]), url]
     forbid_scans()
-    shards = load(urls, storages=Beside())
+    shards = load(urls, storages=Beside({}))
     assert shards.urls == tuple(urls)
     assert shards.counts is None
 
 
-# --- the total of a remote folder
-
-
-@pytest.mark.network
-def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(serve, load, caplog):
+def test_the_total_of_a_remote_folder_is_known_where_its_shards_have_no_counts(load, caplog):
     caplog.set_level(logging.INFO)
-    host, asked = serve({"/d/__len__": b" 12\n"})
-    shards = load([f"http://{host}/d/0.tar", f"http://{host}/d/1.tar?signature"], wants_total=True)
+    storages = Beside({"__len__": b" 12\n"})
+    urls = ["http://host/d/0.tar", "http://host/d/1.tar?signature"]
+    shards = load(urls, wants_total=True, storages=storages)
     assert (shards.counts, shards.total) == (None, 12)
-    assert asked[-1] == "/d/__len__"
+    assert storages.asked[-1] == "http://host/d/__len__"
     (record,) = caplog.records
-    assert f"http://{host}/d/__len__ counts 12 samples in all shards" in record.getMessage()
+    assert "http://host/d/__len__ counts 12 samples in all shards" in record.getMessage()
 
 
 def _json(path, content):

@@ -6,8 +6,9 @@ import sys
 from lightning_shards.shards.progress_line import progress_line
 
 
-def test_a_line_counts_shards_and_stays(capsys):
-    with progress_line("counted", 2, "/data/{a}", show=True) as step:
+def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_line("counted", 2, "/data/{a}") as step:
         step()
         step()
     shown = capsys.readouterr().err
@@ -27,7 +28,7 @@ def test_neither_a_thread_nor_a_start_method_comes_with_it():
     program = (
         "import multiprocessing, sys, threading\n"
         "from lightning_shards.shards.progress_line import progress_line\n"
-        "with progress_line('counted', 1, '/data', show=True) as step: step()\n"
+        "with progress_line('counted', 1, '/data') as step: step()\n"
         "multiprocessing.set_start_method('spawn')\n"
         "print(threading.active_count(), 'torch' in sys.modules)"
     )

@@ -98,13 +98,11 @@ def test_a_cache_that_cannot_be_written_is_one_warning(write_shards, tmp_path, c
 # --- many shards
 
 
-def test_tables_are_built_once_for_each_shard(write_shards, store, forbid_scans, capsys):
+def test_tables_are_built_once_for_each_shard(write_shards, store, forbid_scans):
     urls = write_shards([3, 4, 5])
-    build_tables([*urls, *urls], store, show_progress=True)
-    assert "listed shards in /" in capsys.readouterr().err
+    build_tables([*urls, *urls], store)
     forbid_scans()
-    build_tables(urls, store, show_progress=True)
-    assert capsys.readouterr().err == ""
+    build_tables(urls, store)
 
 
 # --- checksums
