@@ -330,7 +330,8 @@ def index_command(patterns: str) -> str:
     """The command that makes the tables of these remote shards."""
     return (
         f"`lightning-shards index {shlex.quote(redact_pattern(patterns))} --format wids,members "
-        "--upload` (or --output DIR, and DIR as `index` of the split)"
+        "--output DIR`, with DIR as `index` of the split or its files beside the shards (--upload "
+        "puts them into a bucket)"
     )
 
 

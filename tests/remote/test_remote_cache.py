@@ -63,7 +63,7 @@ def test_a_shard_that_was_replaced_between_runs_is_noticed_though_all_is_cached(
     name = "data/shard-000001.tar"
     server.objects[name] = server.objects[name][::-1]
     again = stream_of(published_shards, tmp_path)
-    with pytest.raises(IndexMismatchError, match=r"000001.*it is version"):
+    with pytest.raises(IndexMismatchError, match=r"000001.*bytes of version"):
         list(islice(again, 999))
 
 

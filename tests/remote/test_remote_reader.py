@@ -104,7 +104,7 @@ def test_without_tables_the_indexed_reader_names_the_command(published_shards, s
     command = (
         f"`lightning-shards index '{published_shards.partition('?')[0]}' --format wids,members"
     )
-    assert f"make it once by {command} --output DIR`, and put" in str(caught.value)
+    assert f"make it once by {command} --output DIR`, with DIR" in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_an_object_that_is_replaced_between_runs_is_refused_with_both_versions(
     batches(module(published_shards, tmp_path))
     for name in [name for name in server.objects if name.endswith(".tar")]:
         server.objects[name] = server.objects[name][::-1]
-    with pytest.raises(IndexMismatchError, match=r"it is version \w+, and .* of version \w+"):
+    with pytest.raises(IndexMismatchError, match=r"bytes of version \w+, .* of version \w+"):
         batches(module(published_shards, tmp_path, **settings))
 
 
@@ -153,15 +153,13 @@ def test_shards_that_were_made_anew_are_read_once_a_run_has_noticed_it(
     again = pack_shards(COUNTS[::-1])[::-1]
     renamed = [Path(path).rename(tmp_path / f"shard-{n:06d}.tar") for n, path in enumerate(again)]
     publish(renamed, server_put(server), tmp_path)
-    with pytest.raises(IndexMismatchError, match="it is version"):
+    with pytest.raises(IndexMismatchError, match="bytes of version"):
         batches(module(published_shards, tmp_path), world_size=1)
     found = batches(module(published_shards, tmp_path))
     assert found == batches(module(list(map(str, renamed)), tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("stop", "end"), [(-9, b""), (0, b"no table"), (None, b"x")], ids=["short", "other", "long"]
-)
+@pytest.mark.parametrize(("stop", "end"), [(-9, b""), (0, b"no table")], ids=["short", "other"])
 def test_a_damaged_table_is_refused(published_shards, server, tmp_path, stop, end):
     name = "data/shard-000001.tar.members"
     server.objects[name] = server.objects[name][:stop] + end
