@@ -58,9 +58,8 @@ class ClassNames:
         Raises:
             SampleError: There is no such class.
         """
-        number = self._numbers_by_label.get(label)
-        if number is None:
-            number = self._numbers_by_label.get(label.strip())
+        numbers = self._numbers_by_label
+        number = numbers.get(label, numbers.get(label.strip()))
         if number is None:
             raise SampleError(self._unknown(label.strip()))
         return number
@@ -83,7 +82,8 @@ class ClassNames:
 
     @cached_property
     def _numbers_by_label(self) -> dict[bytes, int]:
-        labels = {_encoded(name): number for name, number in self.numbers.items()}
+        # JSON can hold half a letter
+        labels = {name.encode("utf-8", "surrogatepass"): no for name, no in self.numbers.items()}
         if not any(map(str.isdecimal, self.numbers)):
             labels |= {b"%d" % number: number for number in self.numbers.values()}
         return labels
@@ -248,7 +248,3 @@ def _same(found: Iterable[ClassNames | None]) -> ClassNames | None:
 def _listed(texts: Iterable[str]) -> str:
     first = list(islice(texts, _MOST_SHOWN + 1))
     return ", ".join([*first[:_MOST_SHOWN], *["..."] * (len(first) > _MOST_SHOWN)])
-
-
-def _encoded(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")  # JSON can hold half a letter

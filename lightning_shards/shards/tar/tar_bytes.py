@@ -53,7 +53,7 @@ class TarBytes:
     def __init__(self, storage: Storage, url: str) -> None:
         self._storage, self._url = storage, url
         self.stat = storage.stat(url)
-        self._size, self._windows = self.stat.size, [(0, b"")]
+        self._size, self._windows = self.stat.size, [(0, 0, b"")]
         if not self._size:
             raise damaged("is empty", url, 0)
 
@@ -66,21 +66,22 @@ class TarBytes:
         Raises:
             DamagedShardError: The file was written to, or cannot be read.
         """
-        start, stop = part.start, min(part.stop, self._size)
+        start, stop = part.start, part.stop
+        for begin, end, window in self._windows:
+            if begin <= start and stop <= end:
+                return window[start - begin : stop - begin]
+        stop = min(stop, self._size)
         if start >= stop:
             return b""
-        for begin, window in self._windows:
-            if begin <= start and stop <= begin + len(window):
-                return window[start - begin : stop - begin]
-        begin, window = self._windows[0]
-        follows = start <= begin + len(window) + _LEAST_WINDOW
+        begin, end, window = self._windows[0]
+        follows = start <= end + _LEAST_WINDOW
         ahead = start + min(max(2 * len(window) * follows, _LEAST_WINDOW), _MOST_WINDOW)
         if stop >= ahead or begin - _MOST_WINDOW < start < begin:
             return self._read(start, stop)
         window = self._read(start, min(ahead, self._size))
         # The window before is kept: a member is read only after the header behind it has shown
         # where its sample ends.
-        self._windows = [(start, window), *self._windows[:1]]
+        self._windows = [(start, start + len(window), window), *self._windows[:1]]
         return window[: stop - start]
 
     def crc32(self, start: int, size: int) -> int:
@@ -146,9 +147,10 @@ def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
     """
     with open_tar(url) as data:
         for key, members in islice(group_members(walk_members(data, url), url), skip, None):
-            fields = members.items()
-            read = {name: data[each.offset : each.offset + each.size] for name, each in fields}
-            yield {"__key__": key, "__url__": url, **read}
+            sample: dict[str, bytes | str] = {"__key__": key, "__url__": url}
+            for suffix, member in members.items():
+                sample[suffix] = data[member.offset : member.offset + member.size]
+            yield sample
 
 
 _AT_ONCE: Final = 64 << 20
