@@ -4,7 +4,6 @@ import errno
 import fcntl
 import os
 import resource
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,12 +11,10 @@ import pytest
 from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import files
 from lightning_shards.shards.files import (
-    locked_file,
     make_folder,
     new_file,
     open_regular,
     replace_file,
-    take_lock,
 )
 
 LEFT = ".b.json.0123456789abcdef.part"
@@ -120,11 +117,6 @@ def test_full_disk_names_the_file(tmp_path, number):
 # --- folders
 
 
-def test_folder_below_a_named_one_is_made(tmp_path):
-    assert make_folder(tmp_path / "x" / "y", "a/b") == tmp_path / "x" / "y" / "a" / "b"
-    assert (tmp_path / "x" / "y" / "a" / "b").is_dir()
-
-
 def test_file_in_the_place_of_a_folder_is_told(tmp_path, precious):
     for folder in (precious, precious / "x"):
         with pytest.raises(FileAccessError, match="a file stands where a folder should be"):
@@ -154,14 +146,3 @@ def test_too_many_open_files_names_the_remedy(tmp_path):
             open_regular(tmp_path / "0.tar")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_a_lock_ends_with_an_error_though_another_process_has_the_file_open(tmp_path):
-    lowest_free = os.dup(0)
-    os.close(lowest_free)
-    with suppress(KeyError), locked_file(tmp_path / "a.lock"):
-        copy = os.dup(lowest_free)  # as a fork has it
-        raise KeyError
-    with (tmp_path / "a.lock").open("rb") as file:
-        assert take_lock(file)
-    os.close(copy)

@@ -41,14 +41,6 @@ def test_equal_indexes_are_equal():
     assert shards != "a"
 
 
-@pytest.mark.parametrize("urls", [(), ("",), ("a\nb", "\udcff", "", "a\nb")])
-def test_an_index_travels_as_it_is(urls):
-    shards = ShardIndex(urls, np.arange(len(urls)), 7, has_tables=True)
-    found = pickle.loads(pickle.dumps(shards))
-    assert found.has_tables
-    assert (found.urls, found.counts.tolist(), found.total) == (urls, list(range(len(urls))), 7)
-
-
 def test_the_fingerprint_follows_names_counts_and_order_only():
     def fingerprint(urls, counts):
         return ShardIndex(tuple(urls), None if counts is None else np.array(counts)).fingerprint()

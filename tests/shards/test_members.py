@@ -14,7 +14,6 @@ from lightning_shards.errors import (
     MissingFieldError,
 )
 from lightning_shards.shards.members import ShardReader, scan_members
-from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.tar.walk import walk_members
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -139,23 +138,6 @@ def test_a_sample_that_is_not_there_is_an_index_error(path, sample):
         table.find(sample, "cls")
 
 
-def test_tables_are_compared_by_all_that_both_know(path, write_tar, tmp_path):
-    table = scan_members(path, with_crc32=True)
-    os.utime(path, ns=(5, 5))
-    assert scan_members(path, with_crc32=True).has_same_members(table)
-    assert scan_members(path).has_same_members(table)
-    for number, archive in enumerate(
-        [
-            [("0.cls", b"2"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("2.jpg", b"z" * 512)],
-            [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("3.jpg", b"z" * 512)],
-            [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("2.png", b"z" * 512)],
-            [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("0.png", b""), ("2.jpg", b"z" * 512)],
-        ]
-    ):
-        other = write_tar(tmp_path / f"other-{number}.tar", archive)
-        assert not scan_members(other, with_crc32=True).has_same_members(table)
-
-
 # --- the reader
 
 
@@ -217,24 +199,3 @@ def test_a_shard_that_is_deleted_or_replaced_while_it_is_open_is_read_on(path, w
         assert shard.read(2, "jpg") == b"z" * 512
         write_tar(path, [("0.cls", b"other")])
         assert shard.read(0, "cls") == b"1"
-
-
-class AnotherWhenRead(LocalStorage):
-    """A storage whose reads come short, while it tells of the shard what it was when indexed."""
-
-    def __init__(self, data, *, is_remote):
-        super().__init__()
-        self.data, self.is_remote = data, is_remote
-
-    def read(self, url, start, stop, stat=None):
-        return self.data
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_a_shard_that_was_another_one_for_a_moment_has_changed(path, is_remote):
-    storage = AnotherWhenRead(b"", is_remote=is_remote)
-    with (
-        ShardReader(path, scan_members(path), storage) as shard,
-        pytest.raises(IndexMismatchError, match=r"changed since it was indexed: .* start the run"),
-    ):
-        shard.read(0, "jpg")

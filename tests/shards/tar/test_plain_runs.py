@@ -85,15 +85,6 @@ def stop_of(data):
     return max((run.stop for run in plain_runs.plain_runs(data)), default=0)
 
 
-def test_runs_hold_all_samples_of_a_plain_tar_but_the_last():
-    data = tar_of(plain(3000))
-    assert stop_of(data) == 2999 * 4 * 512
-    runs = list(plain_runs.plain_runs(data))
-    assert len(runs) == 7  # 31 samples to begin with, then 511 in 2,048 blocks
-    assert runs[0].suffixes == ["cls", "jpg"]
-    assert runs[1].keys.startswith(b"d/0031d/0032")
-
-
 def test_a_tar_of_webdataset_is_plain_but_for_its_last_sample(tmp_path):
     path = tmp_path / "0.tar"
     with TarWriter(str(path)) as writer:
