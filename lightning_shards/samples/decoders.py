@@ -72,8 +72,7 @@ class Decoding(NamedTuple):
         """
         if self.is_gzipped:
             decode = Decoding(self.decoder).function(classes, gives_arrays=gives_arrays)
-            most = MOST_OBJECT_BYTES if self.decoder == "json" else MOST_UNPACKED_BYTES
-            return lambda data: decode(gunzip(data, most))
+            return lambda data: decode(gunzip(data))
         decoder = self.decoder
         if isinstance(decoder, OwnDecoder):
             return decoder.function
@@ -242,18 +241,15 @@ COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
 MOST_UNPACKED_BYTES = 2**30
 """A member that unpacks to more is taken for a bomb: a file made to fill the memory."""
 
-MOST_OBJECT_BYTES = 2**25
-"""The same of what becomes Python objects: they take up to 24 times the bytes of JSON."""
-
 _PIECE = 2**20
 """Bytes that are unpacked at once."""
 
 
-def gunzip(data: bytes, most: int) -> bytes:
+def gunzip(data: bytes) -> bytes:
     """The bytes in a .gz file, of all its streams.
 
     Raises:
-        ValueError: It is no such file, is empty, cut or damaged, or holds more than `most` bytes.
+        ValueError: It is no such file, is empty, cut or damaged, or holds too many bytes.
     """
     if not data:  # gzip takes it for no stream, and gives no bytes
         raise ValueError("its .gz is empty")
@@ -262,8 +258,8 @@ def gunzip(data: bytes, most: int) -> bytes:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
             while piece := file.read(_PIECE):
                 unpacked += piece
-                if len(unpacked) > most:
-                    raise ValueError(f"its .gz holds more than {most} bytes")
+                if len(unpacked) > MOST_UNPACKED_BYTES:
+                    raise ValueError(f"its .gz holds more than {MOST_UNPACKED_BYTES} bytes")
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"its .gz is damaged: {error}") from error
     return bytes(unpacked)

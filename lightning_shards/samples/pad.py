@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, SampleError, require_at_least
 from lightning_shards.samples.collate import (
     Column,
     Sample,
@@ -63,13 +63,7 @@ class PadCollate:
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work whatever the samples hold."""
-        if isinstance(self.fields, str) or not self.fields:
-            raise ConfigError(f"PadCollate pads a list of fields, got {self.fields!r}; name some")
-        if type(self.to_multiple) is not int or self.to_multiple < 1:
-            raise ConfigError(
-                f"to_multiple of PadCollate must be a whole number of at least 1, got "
-                f"{self.to_multiple!r}"
-            )
+        require_at_least("to_multiple", self.to_multiple, 1)
         if isinstance(self.value, dict) and self.value.keys() != set(self.fields):
             raise ConfigError(
                 f"value of PadCollate names {sorted(self.value)}, and its fields are "

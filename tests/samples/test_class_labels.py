@@ -88,16 +88,6 @@ def test_the_setting_wins_over_the_file_and_that_of_a_split_over_both(shards, mo
 
 
 @pytest.mark.parametrize("reader", ["indexed", "stream"])
-def test_numbers_by_name_are_kept_whatever_their_order(shards, module, reader):
-    urls = shards(["cat", "dog", "bird"], classes=None)
-    given = {"label": {"dog": 2, "cat": 0, "bird": 1}}
-    made = module(urls, split={"reader": reader}, classes=given)
-    assert labels_of(made)[0].tolist() == [0, 2, 1]
-    in_order = module(urls, split={"reader": reader}, classes={"label": ("cat", "bird", "dog")})
-    made.loader("train").load_state_dict(in_order.loader("train").state_dict())  # the same classes
-
-
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
 @pytest.mark.parametrize("given", [None, {"label": ["bird", "dog", "cat"]}])
 def test_a_label_that_is_a_number_stays_this_number(shards, module, reader, given):
     made = module(shards(), split={"reader": reader}, classes=given)

@@ -32,15 +32,11 @@ def column(*values):
         ((1.5, 2.5), torch.float64, (2,)),
         ((1, 2.5), torch.float64, (2,)),
         ((True, False), torch.bool, (2,)),
-        ((np.int32(1), np.int64(2)), torch.int64, (2,)),
         ((np.float32(1), np.float32(2)), torch.float64, (2,)),
         ((torch.zeros(3, 4, dtype=torch.uint8),) * 2, torch.uint8, (2, 3, 4)),
-        ((torch.tensor(1.0), torch.tensor(2.0)), torch.float32, (2,)),
         ((np.zeros((3, 4), np.float32),) * 2, torch.float32, (2, 3, 4)),
-        ((np.zeros(3, np.uint16),) * 2, torch.uint16, (2, 3)),
         ((torch.zeros(3), np.zeros(3, np.float32)), torch.float32, (2, 3)),
         ((np.zeros(3, ">i4"), torch.zeros(3).int()), torch.int32, (2, 3)),
-        ((np.frombuffer(bytes(8), np.float64), torch.ones(1).double()), torch.float64, (2, 1)),
         ((np.ones(3)[::-1], torch.ones(3).double(), np.ones(3)), torch.float64, (3, 3)),
     ],
 )
@@ -78,7 +74,6 @@ def test_lists_come_first_then_tensors_in_the_order_of_the_fields():
         (torch.zeros(1, 4), torch.zeros(1, 5), r"\(1, 4\) torch.float32.*'k0'.*\(1, 5\).*'k1'"),
         (torch.zeros(2), torch.zeros(2).int(), r"\(2,\) torch.float32.*torch.int32 in sample 'k1'"),
         (torch.zeros(2), np.zeros(2), r"\(2,\) torch.float32.*'k0', but \(2,\) float64.*'k1'"),
-        (np.zeros(2), torch.zeros(3), r"\(2,\) float64.*'k0', but \(3,\) torch.float32.*'k1'"),
         (np.zeros(2), np.zeros(3), r"\(2,\) float64 in sample 'k0'.*\(3,\) float64.*'k1'"),
     ],
 )
@@ -101,13 +96,10 @@ LARGE = {
     "tensors": (torch.as_tensor(PIXELS), torch.as_tensor(PIXELS + 1)),
     "flipped": (PIXELS[:, ::-1], PIXELS),
     "big-endian": (PIXELS.astype(">i4"), PIXELS.astype(">i4")),
-    "half precision": (torch.ones(160, 160).bfloat16(), torch.ones(160, 160).bfloat16()),
     "with gradients": (torch.ones(160, 160, requires_grad=True),) * 2,
     "arrays and tensors": (torch.as_tensor(PIXELS), PIXELS),
     "an array, then a text": (PIXELS, "a"),
-    "a text, then an array": ("a", PIXELS),
     "another shape": (PIXELS, PIXELS[:159]),
-    "a small one": (PIXELS, PIXELS[:1]),
     "numbers that torch has not": (PIXELS.astype(np.longdouble),) * 2,
 }
 
@@ -139,7 +131,6 @@ def test_a_column_that_grows_is_that_of_all_values_together(values):
         ((torch.tensor(1), 2), r"is a tensor or array of no dimension in some samples, and a n"),
         ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
         ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),
-        ((np.ma.masked, np.ma.masked), "field 'x' of sample 'k0' is an array with masked numbers"),
     ],
 )
 def test_numbers_that_fit_no_batch_are_named(values, message):

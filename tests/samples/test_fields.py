@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
+from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.samples.fields import Field, make_fields
 
 MEMBERS = {"__key__": "k", "__url__": "https://u:secret@h/0.tar?secret"}
@@ -61,18 +61,6 @@ def test_the_first_suffix_that_is_there_is_taken():
     field = make_field("a.txt;b.txt; C.txt")
     assert field.decode(MEMBERS | {"c.txt": b"3", "b.txt": b"2"}) == "2"
     assert field.decode(MEMBERS | {"c.txt": b"3"}) == "3"
-
-
-def test_a_missing_field_says_what_is_there():
-    with pytest.raises(MissingFieldError) as caught:
-        make_field("seg.png;mask.png").decode(MEMBERS | {"jpg": b"", "cls": b""})
-    assert str(caught.value) == (
-        "sample 'k' of https://h/0.tar has no member for field 'x': wanted one of "
-        "['seg.png', 'mask.png'], found ['cls', 'jpg']; name one of these in `fields`, or, "
-        "if only some samples lack it, set fields: {x: 'seg.png;mask.png?'} and a value in "
-        "`defaults`, leave these samples out by `keep`, or replace them: "
-        "on_bad_sample='substitute' with max_bad"
-    )
 
 
 def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():

@@ -160,9 +160,3 @@ def test_members_without_a_size_in_common_have_no_rows(parts):
     assert member_bytes(parts, [ABSENT] * 2).rows() is None
     assert member_bytes(parts, [ABSENT] * 2).to_list() == parts
     assert ListedBytes(parts).rows() is None
-
-
-def test_rows_are_a_copy_that_may_be_written_to():
-    for members in (member_bytes([b"ab"] * 2, [ABSENT] * 2), ListedBytes([b"ab"] * 2)):
-        members.rows()[:] = 0
-        assert members.to_list() == [b"ab"] * 2

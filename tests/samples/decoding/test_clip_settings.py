@@ -13,11 +13,8 @@ from lightning_shards.samples import clips
     [
         (DecodeAudioClip, {"seconds": 0}, "would have 0 values"),
         (DecodeAudioClip, {"seconds": 1e9}, "8000000000000 values"),
-        (DecodeAudioClip, {"seconds": "1"}, "seconds must .* got '1'"),
         (DecodeAudioClip, {"sample_rate": 0}, "sample_rate must be a whole number of at least 1"),
-        (DecodeAudioClip, {"num_channels": "2"}, "num_channels must"),
         (DecodeAudioClip, {"start_s": -1}, "start_s must .* got -1"),
-        (DecodeVideoClip, {"num_frames": 4.5}, "num_frames must be a whole number"),
         (DecodeVideoClip, {"stride": 0}, "stride must .* at least 1, got 0"),
         (DecodeVideoClip, {"start": -1}, "start must .* at least 0, got -1"),
     ],

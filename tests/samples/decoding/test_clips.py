@@ -105,21 +105,6 @@ def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode,
     assert float(clip.abs().max()) == pytest.approx(0.375, abs=0.05)
 
 
-@pytest.mark.parametrize("start_s", [2.0, 2.5, 100])
-def test_behind_the_end_of_a_sound_are_zeros(start_s):
-    clip = DecodeAudioClip(seconds=0.01, sample_rate=RATE, start_s=start_s)(wav(2), rng())
-    assert (clip.shape, numbers_of(clip)) == ((1, 80), [0] * 80)
-
-
-@pytest.mark.parametrize(
-    ("start_s", "message"),
-    [(0, "it holds no sound"), (3, "it holds no sound"), (None, "or it is empty")],
-)
-def test_a_file_without_sound_is_an_error(start_s, message):
-    with pytest.raises(ValueError, match=message):
-        DecodeAudioClip(seconds=0.5, sample_rate=RATE, start_s=start_s)(wav(0), rng())
-
-
 @pytest.mark.parametrize("kind", ["webm", "opus", "mkv", "mp3"])
 def test_a_clip_from_the_beginning_is_whole_whatever_its_container(encode, kind):
     data = encode(wav_of(np.sin(np.arange(3 * RATE) ** 1.2) * 2**14), kind, CODECS[kind])

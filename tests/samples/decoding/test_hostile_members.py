@@ -20,7 +20,7 @@ MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 
 
 BOMB = bytes(2**26)
-"""Packed it is small; decoders may unpack 2**22 bytes of it here, and half as many as objects."""
+"""Packed it is small; decoders may unpack 2**22 bytes of it here."""
 PACKED_BOMB = gzip.compress(BOMB, 1)
 
 
@@ -72,8 +72,6 @@ HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
     "a huge array": ("npy", npy(header((1 << 40,))), "decoded as 'npy'"),
-    "a huge item": ("npy", npy(header((1,), "|V2000000000")), "decoded as 'npy'"),
-    "a negative shape": ("npy", npy(header((-1,))), "decoded as 'npy'"),
     "deep header": ("npy", npy("(" * 9000), "decoded as 'npy'"),
     "cut": ("npy", b"\x93NUMPY\x01", "decoded as 'npy'"),
     "deep json": ("json", b"[" * 200_000, "decoded as 'json'"),
@@ -83,13 +81,10 @@ HOSTILE = {
     "an npz of a pickle": ("npz", npz(a=np.array([{}], object)), "allow_pickle"),
     "an npz bomb": ("npz", zip_of(*[(f"{n}.npy", BOMB[:-n]) for n in (1, 2)]), "more than 4194304"),
     "an npz that lies": ("npz", lying_npz(), "decoded as 'npz'"),
-    "a cut npz": ("npz", npz()[:-30], "decoded as 'npz'"),
     "a .gz bomb": ("txt.gz", PACKED_BOMB, "holds more than 4194304 bytes"),
-    "a .gz bomb of json": ("json.gz", PACKED_BOMB, "holds more than 2097152 bytes"),
     "a cut .gz": ("npy.gz", gzip.compress(npy(header((2,)), bytes(8)))[:-9], "is damaged"),
     "a spoilt .gz": ("txt.gz", gzip.compress(b"abc")[:-8] + bytes(8), "is damaged"),
     "an empty .gz": ("txt.gz", b"", "its .gz is empty"),
-    "a .gz of no json": ("json.gz", gzip.compress(b"["), "decoded as 'json'"),
     "a bomb": ("png", png_of(30_000, 30_000), "for field 'x'"),
     "a pixel too many": ("png", png_of(10_000, 8_948), "more than 89478485"),
 }
@@ -103,7 +98,6 @@ def field_of(suffix):
 @pytest.mark.parametrize(("suffix", "data", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypatch):
     monkeypatch.setattr(decoders, "MOST_UNPACKED_BYTES", 2**22)
-    monkeypatch.setattr(decoders, "MOST_OBJECT_BYTES", 2**21)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB
     with pytest.raises(SampleError, match=message):
         field_of(suffix).decode(MEMBERS | {suffix: data})

@@ -88,19 +88,6 @@ def test_every_row_of_a_part_is_right_to_its_last(sampling, factor):
 # --- which rows are decoded -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_rows_are_decoded_to_the_end_of_an_mcu(sampling):
-    frame = read_frame(encode(height=190, sampling=sampling))
-    assert frame[:3] == (190, 256, 16 if sampling in {"420", "440"} else 8)
-    assert [frame.rows_to_decode(rows) for rows in (16, 17, 48, 185, 500)] == [
-        16,
-        32 if frame.mcu_height == 16 else 24,
-        48,
-        190,
-        190,
-    ]
-
-
 def test_damage_below_a_part_is_not_met():
     jpeg = encode()
     damaged = jpeg[:-40] + bytes(38) + jpeg[-2:]
@@ -127,12 +114,6 @@ def with_frame(offset, new):
     return jpeg[:at] + new + jpeg[at + len(new) :]
 
 
-def with_two_frames():
-    jpeg = encode()
-    frame = jpeg[jpeg.index(b"\xff\xc0") :][:19]
-    return jpeg.replace(frame, 2 * frame)
-
-
 def with_two_scans():
     """The first scan holds one component."""
     jpeg = encode()
@@ -154,14 +135,6 @@ DECODED_WHOLE = {
     "arithmetic codes": with_frame(1, b"\xc9"),
     "two scans": with_two_scans(),
 }
-NOT_DECODED = {
-    "two frames": with_two_frames(),
-    "lossless": with_frame(1, b"\xc3"),
-    "12 bits": with_frame(4, b"\x0c"),
-    "a long segment": with_segment(encode(), 0xE2, bytes(100))[:60] + b"\xff\xd9",
-    "no scan": encode()[: encode().index(b"\xff\xda")] + b"\xff\xd9",
-    "nothing": b"",
-}
 
 
 @pytest.mark.parametrize("kind", DECODED_WHOLE)
@@ -169,9 +142,3 @@ def test_some_are_decoded_whole(kind):
     frame = read_frame(DECODED_WHOLE[kind])
     assert frame is None or frame.rows_to_decode(1) == frame.height
     assert crop(DECODED_WHOLE[kind]).shape == (3, 32, 32)
-
-
-@pytest.mark.parametrize("kind", NOT_DECODED)
-def test_what_no_library_can_decode_is_an_error(kind):
-    with pytest.raises((ValueError, OSError)):
-        crop(NOT_DECODED[kind])

@@ -95,18 +95,6 @@ def test_numbers_of_few_bits_are_not_spread_over_eight(data, values):
     assert labels.tolist() == [[values]]
 
 
-def turned(data):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return saved(Image.open(io.BytesIO(data)), exif=exif)
-
-
-def test_labels_and_pictures_that_are_not_cropped_are_not_turned():
-    upright = saved(of(np.uint8))
-    data = turned(upright)
-    assert images.decode_labels(data).tolist() == images.decode_gray(data).tolist() == [IDS]
-
-
 PICTURES = [
     images.decode_rgb,
     images.decode_gray,

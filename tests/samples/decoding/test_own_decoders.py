@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from user_decoders import Scaled, decode_wav
+from user_decoders import decode_wav
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.fields import make_fields
+from lightning_shards.errors import SampleError
 
 READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 SAMPLES = 8
@@ -54,7 +53,6 @@ EXPECTED = [[[n, n + 1, n + 2] for n in range(first, first + 4)] for first in (0
     ("decode", "factor"),
     [
         ({"audio": decode_wav, "left": "user_decoders.decode_wav"}, 1),
-        ({"audio": decode_wav, "left": Scaled()}, 2),
         ({"audio": decode_wav, "left": {"class_path": "user_decoders.Scaled"}}, 2),
     ],
 )
@@ -82,22 +80,3 @@ def test_what_it_raises_names_sample_member_and_decoder(load, reader):
     assert isinstance(caught.value.__cause__, LookupError)
     loader = load({"audio": decode_wav, "left": decode_wav}, reader, spoilt, max_bad=1)
     assert [batch["__weight__"].sum().item() for batch in loader] == [4, 3]
-
-
-def test_threads_take_one(load):
-    loader = load({"audio": decode_wav, "left": Scaled(1)}, pool="threads", num_workers=1)
-    assert [batch["audio"] for batch in batches_of(loader)] == EXPECTED
-    loader.close()
-
-
-@pytest.mark.parametrize(
-    ("decode", "message"),
-    [
-        ({"audio": 3}, r"decoder of 'audio' must be .*a callable.*got 3"),
-        ({"audio": "wave"}, "asks for decoder 'wave', which does not exist"),
-        ({}, "'wav', a suffix without a decoder"),
-    ],
-)
-def test_decoders_that_cannot_be_are_refused(decode, message):
-    with pytest.raises(ConfigError, match=message):
-        make_fields({"audio": "wav"}, decode, frozenset())
