@@ -476,7 +476,7 @@ class ShardDataModule(pl.LightningDataModule):
             self._check_saved(loader)
         if is_new:
             about = (split, source, place.world_size, loader.pool.describe())
-            rank_zero_info(describe(*about, epoch=loader.epoch, limit=trainer.limit_train_batches))
+            rank_zero_info(describe(*about, epoch=loader.epoch))
         return loader
 
     def _make_loader(
@@ -508,7 +508,7 @@ class ShardDataModule(pl.LightningDataModule):
             self._found_by[split] = given
             if self.trainer is None or not self.trainer.local_rank:
                 warn_of_other_numbers(data, split, self._indexes)
-                warn_of_shared_shards(data, split, self._indexes)
+                warn_of_shared_shards(split, self._indexes)
         return self._indexes[split]
 
     def _check_saved(self, loader: ShardLoader) -> None:

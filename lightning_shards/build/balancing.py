@@ -48,7 +48,7 @@ class ClassLabels:
     field: Field
     joins: tuple[Join, ...]
     cache: CacheFolder
-    storages: Mapping[str, MakeStorage]
+    storages: Mapping[str, MakeStorage] | None
 
     def order(self, weights: Mapping[str, float], seed: int) -> BalancedOrder:
         """The draws of classes with these weights; those that are left out have the weight 1.

@@ -9,7 +9,7 @@ from lightning_shards.build.composition import mixture_lines
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitName, set_of
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.plan.epoch import EpochPlan, limited_steps
+from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
@@ -200,17 +200,15 @@ def describe(
     pool: PoolDescription,
     *,
     epoch: int = 0,
-    limit: float | None = None,
 ) -> str:
     """One line for the log: the numbers of an epoch, its reader, and remarks for the user.
 
-    A mixture has a line for each component, by the weights of this epoch and its steps under a
-    trainer's limit.
+    A mixture has a line for each component, by the weights of this epoch.
     """
     plan, description = source.epochs.plan(world_size), source.describe()
     rest = f" ({plan.dropped:,} dropped, {plan.padded:,} repeated)"
     left = "" if description.sampling == "resampled" else rest
-    lines = mixture_lines(description, plan, epoch, limited_steps(limit, plan.steps))
+    lines = mixture_lines(description, plan, epoch)
     remark = ""
     if description.sampling != "resampled" and not lines and plan.dropped * 100 > plan.samples:
         share = f"{100 * plan.dropped / plan.samples:.1f} %"

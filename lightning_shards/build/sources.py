@@ -7,7 +7,8 @@ need none.
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from lightning_shards.build.mixtures import make_order, make_slots
 from lightning_shards.build.reader_choice import ReaderChoice, choose_reader, require_forkable
@@ -17,7 +18,6 @@ from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import (
     ConfigError,
     PlanError,
-    ShardError,
     ShardNotFoundError,
     count_of,
 )
@@ -57,60 +57,57 @@ _log = logging.getLogger(__name__)
 _BUFFER = 1000  # samples, of a stream's shuffle
 
 
-def index_of_kept(
+def component_configs(config: SplitConfig) -> dict[str, SplitConfig]:
+    """The settings of each component of a mixture by its name; a data set has the name ''."""
+    return config.component_splits() or {"": config}
+
+
+def _key(split: str, component: str) -> str:
+    """What messages call a component, or a data set alone."""
+    return f"{split}.mix.{component}" if component else split
+
+
+def _with_filter(
     index: ShardIndex, chosen: SampleFilter, choice: ReaderChoice, data: DataConfig
 ) -> ShardIndex:
     """The index, which knows what the filter leaves.
 
-    Args:
-        index: The shards.
-        chosen: The filter.
-        choice: The name and the patterns of the split, or of the component.
-        data: How remote shards are reached, and where tables are kept.
-
     Raises:
-        ConfigError: The filter names what is not there, or leaves nothing; or a shard has no
-            member table.
+        ConfigError: The filter names what is not there, or leaves nothing; or a remote shard has no
+            member table, as far as the first one shows.
         ShardError: The tables cannot be had.
     """
     from lightning_shards.shards.filters.applying import filtered_index
 
     cache = CacheFolder(data.loader.cache_dir)
+    remote = [url for url in index.urls if not is_local(url)]
+    can_have = index.counts is not None and all(map(has_ranges, remote))
     with closing(Storages(remote_storages(transport_settings(data)))) as storages:
         tables = TableStore(cache, storages=storages)
-        if _have_tables(index, tables):
+        if not remote or (
+            can_have and (index.has_tables or tables.is_beside(remote[0], or_kept=True))
+        ):
             return filtered_index(index, chosen, tables, cache)
-    url = next(url for url in index.urls if not is_local(url))
-    lacking = "has no member table or no count beside it"
     remedy = f"make them by {index_command(choice.patterns)}"
-    if not has_ranges(url):
-        lacking, remedy = "can only be streamed", "copy the shards to a store"
+    if not all(map(has_ranges, remote)):  # pipe: and the like are for streams alone
+        remedy = "copy the shards to a store that gives ranges"
     raise ConfigError(
         f"{chosen.names} of {choice.split!r} needs the member tables of the shards, and "
-        f"{redact(url)} {lacking}; {remedy}, or leave samples out by a function in `stages`"
+        f"{redact(remote[0])} has no member table or no count beside it; {remedy}, or "
+        "leave samples out by a function in `stages`"
     )
 
 
-def _have_tables(index: ShardIndex, tables: TableStore) -> bool:
-    """Whether all shards have member tables or can be scanned, as far as the first ones show."""
-    remote = [url for url in index.urls if not is_local(url)]
-    if not remote:
-        return True
-    if index.counts is None or not all(map(has_ranges, remote)):
-        return False
-    return index.has_tables or tables.is_beside(remote[0], or_kept=True)
-
-
-def warn_of_shared_shards(
-    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
-) -> None:
+def warn_of_shared_shards(split: SplitName, indexes: Mapping[SplitName, ShardIndex]) -> None:
     """Warn if a split is evaluated on shards of the training, and no samples of them are left out.
 
     `indexes` are those of this split and of others.
     """
     for other in indexes.keys() - {split}:
-        shared = sorted({*indexes[split].urls} & {*indexes[other].urls})
-        if "train" in (split, other) and shared and not _leave_out(data, (split, other)):
+        pair = indexes[split], indexes[other]
+        shared = sorted({*pair[0].urls} & {*pair[1].urls})
+        leave_out = any(part.kept_identity for index in pair for part in index.parts)
+        if "train" in (split, other) and shared and not leave_out:
             _log.warning(
                 "%s and train read the same %s, first %s, so that the model is judged by samples "
                 "that it was trained on; give each its own shards, or its own samples by keep or "
@@ -121,68 +118,56 @@ def warn_of_shared_shards(
             )
 
 
-def _leave_out(data: DataConfig, splits: Iterable[SplitName]) -> bool:
-    """Whether one of these splits, or a component of it, leaves samples out."""
-    configs = [data.split(split) for split in splits]
-    parts = [part for config in configs for part in config.component_splits().values()]
-    return any(config.keep is not None or config.exclude for config in (*configs, *parts))
-
-
 def find_shards(data: DataConfig, split: SplitName) -> ShardIndex:
     """The shards of a split and what is known of their counts; those of local ones are counted.
 
     Raises:
         ShardError: The split is not configured, or its shards cannot be found or counted.
     """
-    config = data.split(split)
-    if config.mix is None:
-        with _errors_name(split, ShardNotFoundError):
-            return _find(data, config, split)
     found: list[ShardIndex] = []
-    for name, part in config.component_splits().items():
-        key = f"{split}.mix.{name}"
-        with _errors_name(key, ShardNotFoundError, ConfigError):
-            found.append(_find(data, part, key))
-    return join_indexes(found)
+    for name, config in component_configs(data.split(split)).items():
+        with _errors_name(_key(split, name)):
+            found.append(_find(data, config, _key(split, name)))
+    return join_indexes(found) if data.split(split).mix else found[0]
 
 
 @contextmanager
-def _errors_name(key: str, *kinds: type[ShardError]) -> Generator[None]:
-    """Let errors of these kinds say which split or component they are about."""
+def _errors_name(key: str) -> Generator[None]:
+    """Let errors of settings and of missing shards say which split or component they are about."""
     try:
         yield
-    except kinds as error:
+    except (ShardNotFoundError, ConfigError) as error:
         if key not in str(error):
             error.args = (f"{key}: {error}", *error.args[1:])
         raise
 
 
-def _find(data: DataConfig, config: SplitConfig, name: str) -> ShardIndex:
-    """The shards of a split or of a component with these settings; `name` is for messages."""
+def _find(data: DataConfig, config: SplitConfig, key: str) -> ShardIndex:
+    """The shards of a split or of a component with these settings; `key` is for messages."""
     given = config.urls or []
     urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
-    patterns = given if isinstance(given, str) else "::".join(given)
-    choice = _choice(name, config, patterns)
+    choice = _choice(key, config)
     is_remote = not all(map(is_local, urls))
     if config.index is not None and any(map(is_local, urls)):
         raise ConfigError(
-            f"index={config.index!r} of {name!r} is for remote shards, and {redact(urls[0])} is "
+            f"index={config.index!r} of {key!r} is for remote shards, and {redact(urls[0])} is "
             "of this machine, where indexes lie beside shards; leave it out"
         )
-    folder, settings = CacheFolder(data.loader.cache_dir), transport_settings(data)
     index = choice.find(
         urls,
-        folder,
-        settings,
+        CacheFolder(data.loader.cache_dir),
+        transport_settings(data),
         wants_total=config.dataset_size is None,
         wants_classes=is_remote and lack_classes(data.fields_from(config)),
     )
     chosen = sample_filter(config.keep, config.exclude)
-    return index if chosen is None else index_of_kept(index, chosen, choice, data)
+    return index if chosen is None else _with_filter(index, chosen, choice, data)
 
 
-def _choice(name: str, config: SplitConfig, patterns: str = "URLS") -> ReaderChoice:
-    return ReaderChoice(name, config.reader, str(config.sampling), bool(config.stages), patterns)
+def _choice(key: str, config: SplitConfig) -> ReaderChoice:
+    given = config.urls or []
+    patterns = given if isinstance(given, str) else "::".join(given)
+    return ReaderChoice(key, config.reader, str(config.sampling), bool(config.stages), patterns)
 
 
 def transport_settings(data: DataConfig, ranks: int = 1) -> TransportSettings:
@@ -203,8 +188,8 @@ def _local_indexes(data: DataConfig) -> dict[str, str]:
     """By the folder of remote shards the folder of this machine that has their index."""
     found: dict[str, str] = {}
     for split in data.splits.values():
-        parts = [] if split is None else list(split.component_splits().values()) or [split]
-        for part in parts:
+        parts = {} if split is None else component_configs(split)
+        for part in parts.values():
             if part.index is not None:
                 urls = expand_urls(part.urls or [])
                 found |= dict.fromkeys({split_url(url)[0] for url in urls}, part.index)
@@ -222,35 +207,38 @@ def make_source(
         ConfigError: The split is not configured, or its settings do not go with the shards.
         PlanError: The shards hold no sample.
     """
-    config, seed = data.split(split), data.seed
-    _require_forkable(data, config, index)
-    components = config.component_splits() or {"": config}
-    parts = [
-        _Part(name, part, of_part, component_seed(seed, name) if name else seed)
-        for (name, part), of_part in zip(components.items(), index.parts, strict=True)
-    ]
-    choices = [
-        _choice(f"{split}.mix.{part.name}" if part.name else split, part.config) for part in parts
-    ]
-    reader = choose_reader(choices, index.parts, is_mixture=bool(index.components))
-    of_both = _of_both(data, split, index)
-    if reader == "indexed":
-        return _indexed(data, split, parts, of_both, ranks, nodes)
-    from lightning_shards.readers.stream import StreamSource
+    configs, of_both = component_configs(data.split(split)), _of_both(data, split, index)
+    _require_forkable(data, configs.values(), index)
+    choices = [_choice(_key(split, name), config) for name, config in configs.items()]
+    slots = of_both["slots"]
+    is_indexed = choose_reader(choices, index.parts, is_mixture=slots is not None) == "indexed"
+    parts, orders = list[_Part](), list[Order]()
+    for (name, config), shards in zip(configs.items(), index.parts, strict=True):
+        with _errors_name(_key(split, name)):
+            parts.append(_Part.made(data, name, config, shards, is_indexed=is_indexed))
+            orders += [parts[-1].order(data)] if is_indexed else []
+    _require_same_classes(parts)
+    _warn_of_absent(parts)
+    of_both["recipes"] = tuple(part.recipe.in_order_of(parts[0].recipe) for part in parts)
+    if not is_indexed:
+        from lightning_shards.readers.stream import StreamSource
 
-    recipes = tuple(_recipe(data, part) for part in parts)
-    _require_same_classes(parts, recipes)
-    _warn_of_absent(parts, recipes)
-    sampling = parts[0].config.sampling
-    assert sampling is not None  # the settings are complete
-    storages = _streamed_storages(data, index, ranks)
-    return StreamSource(**of_both, recipes=recipes, sampling=sampling, storages=storages)
+        of_stream: Any = parts[0].config.sampling, _streamed_storages(data, index, ranks)
+        return StreamSource(**of_both, sampling=of_stream[0], storages=of_stream[1])
+    order = make_order(slots, index.parts, of_both["recipes"], orders) if slots else orders[0]
+    return IndexedSource(
+        **of_both,
+        order=order,
+        cache=CacheFolder(data.loader.cache_dir),
+        storages=_storages(data, split, index, order, ranks, nodes),
+        joined=_joined(parts, index.first_shards.tolist()),
+    )
 
 
 def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str, Any]:
     """What the sources of both readers are made of."""
     config, seed = data.split(split), data.seed
-    slots = make_slots(config, index, seed) if index.components else None
+    slots = make_slots(config, index, seed) if config.mix else None
     samples = slots.epoch_samples if slots else epoch_samples(split, config, index)
     batch_size, remainder = config.batch_size, config.remainder
     assert batch_size is not None  # the settings are complete
@@ -266,67 +254,102 @@ def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str,
     }
 
 
-class _Part(NamedTuple):
+@dataclass(frozen=True)
+class _Part:
     """A component of a mixture, or all of a split: its name is empty then.
 
     Attributes:
         name: Of the component.
         config: Its settings.
         shards: Its shards.
-        seed: Of its order.
+        recipe: How its samples become rows.
+        joins: The tables that are joined to its samples, and what joins them.
     """
 
     name: str
     config: SplitConfig
     shards: ShardIndex
-    seed: int
+    recipe: Recipe
+    joins: "tuple[Join, ...]"
+
+    @classmethod
+    def made(
+        cls,
+        data: DataConfig,
+        name: str,
+        config: SplitConfig,
+        shards: ShardIndex,
+        *,
+        is_indexed: bool,
+    ) -> "_Part":
+        """The part with these settings; a stream reads no joins.
+
+        Raises:
+            ShardError: A setting does not go with the shards, or a table cannot be read.
+        """
+        buffer, joins = config.shuffle_buffer, tuple["Join", ...]()
+        if is_indexed and buffer is not None:
+            raise ConfigError(
+                f"shuffle_buffer={buffer} is that of a stream, and these shards are read by "
+                "offsets, shuffled by shuffle_run and shuffle_block; leave it out, or take "
+                "reader='stream'"
+            )
+        if is_indexed and config.join:
+            from lightning_shards.shards.joins.tables import find_join
+
+            of_run = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
+            joins = tuple(find_join(each, *of_run) for each in join_settings(config.join))
+        fields = with_found_classes(data.fields_from(config), shards.urls, shards.class_files)
+        transforms = config.transforms or {}
+        if joins:
+            fields = with_kinds(fields, joins, config.decode or {}, transforms)
+        of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
+        buffer = _BUFFER if buffer is None else buffer
+        recipe = Recipe(fields, transforms, of_samples, stages, buffer)
+        return cls(name, config, shards, recipe, joins)
+
+    def order(self, data: DataConfig) -> Order:
+        """The order of the samples that are left, under the numbers that they have in the shards.
+
+        Raises:
+            ShardError: The settings give no order, or a label that it needs cannot be read.
+        """
+        config, index, counts = self.config, self.shards, self.shards.kept_counts
+        seed = component_seed(data.seed, self.name) if self.name else data.seed
+        assert counts is not None  # the choice of the reader sees to it
+        assert config.sampling is not None  # the settings are complete
+        cache, storages = CacheFolder(data.loader.cache_dir), _streamed_storages(data, index)
+        if config.balance:
+            from lightning_shards.build.balancing import ClassLabels
+
+            (field,) = (field for field in self.recipe.fields if field.name == config.balance)
+            joins = tuple(join for join in self.joins if join.settings.name == config.balance)
+            labels = ClassLabels(index, field, joins, cache, storages)
+            order: Order = labels.order(config.balance_weights or {}, seed)
+        else:
+            mixed = config.shuffle_run, config.shuffle_block
+            order = SampleOrder(counts, seed, config.sampling, *mixed)
+            if config.shuffle_strands > 1:
+                order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
+            order = order if index.kept is None else KeptOrder(order, index.kept)
+        if (alike := config.batch_alike) is None:
+            return order
+        from lightning_shards.build.alike import MemberSizes, suffixes_compared
+
+        suffixes = suffixes_compared(alike.field, data.fields_from(config))
+        sizes = MemberSizes(suffixes, index, cache, storages)
+        return AlikeOrder(order, seed, alike.group, ";".join(suffixes), sizes)
 
 
-def _indexed(
-    data: DataConfig,
-    split: SplitName,
-    parts: Sequence[_Part],
-    of_both: Mapping[str, Any],
-    ranks: int,
-    nodes: int,
-) -> Source:
-    """The source that reads samples of these shards by their offsets."""
-    index: ShardIndex = of_both["index"]
-    recipes: list[Recipe] = []
-    joins: list[tuple[Join, ...]] = []
-    orders: list[Order] = []
-    for part in parts:
-        with _errors_name(f"{split}.mix.{part.name}" if part.name else "", ConfigError):
-            _require_no_buffer(split, part.config)
-            of_part = _joins(data, part.config)
-            recipe = _recipe(data, part, of_part)
-            orders.append(_order(data, part, recipe, of_part))
-        recipes.append(recipe)
-        joins.append(of_part)
-    _require_same_classes(parts, recipes)
-    _warn_of_absent(parts, recipes)
-    order = orders[0]
-    if of_both["slots"] is not None:
-        order = make_order(of_both["slots"], index.parts, recipes, orders)
-    return IndexedSource(
-        **of_both,
-        order=order,
-        recipes=tuple(recipe.in_order_of(recipes[0]) for recipe in recipes),
-        cache=CacheFolder(data.loader.cache_dir),
-        storages=_storages(data, split, index, order, ranks, nodes),
-        joined=_joined(parts, joins, index.first_shards.tolist()),
-    )
-
-
-def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> None:
+def _require_same_classes(parts: Sequence[_Part]) -> None:
     """Check that no label has one number in one component and another one in the next.
 
     Raises:
         ConfigError: The classes of a field differ.
     """
     first_of: dict[str, tuple[str, ClassNames]] = {}
-    for part, recipe in zip(parts, recipes, strict=True):
-        for field in recipe.fields:
+    for part in parts:
+        for field in part.recipe.fields:
             if field.classes is None:
                 continue
             other, classes = first_of.setdefault(field.name, (part.name, field.classes))
@@ -338,14 +361,13 @@ def _require_same_classes(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> 
                 )
 
 
-def _warn_of_absent(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> None:
+def _warn_of_absent(parts: Sequence[_Part]) -> None:
     """Warn of optional fields without a member in the first local shards: a suffix may be wrong."""
-    optional = {field.name for recipe in recipes for field in recipe.fields if field.is_optional}
+    fields = [(number, field) for number, part in enumerate(parts) for field in part.recipe.fields]
+    optional = {field.name for _, field in fields if field.is_optional}
     known = [first_suffixes(part.shards.urls[:1]) if optional else set[str]() for part in parts]
     for name in sorted(optional if all(known) else ()):
-        of_each = zip(recipes, known, strict=True)
-        fields = [(field, there) for recipe, there in of_each for field in recipe.fields]
-        if not any(field.suffixes_in(there) for field, there in fields if field.name == name):
+        if not any(field.suffixes_in(known[n]) for n, field in fields if field.name == name):
             _log.warning(
                 "no sample at the beginning of %s has a member for the optional field %r, only %s; "
                 "correct its suffix in `fields`, or leave it out",
@@ -353,90 +375,21 @@ def _warn_of_absent(parts: Sequence[_Part], recipes: Sequence[Recipe]) -> None:
             )
 
 
-def _require_no_buffer(split: SplitName, config: SplitConfig) -> None:
-    """Refuse the shuffle buffer of a stream for shards that are read by offsets."""
-    if config.shuffle_buffer is not None:
-        raise ConfigError(
-            f"shuffle_buffer={config.shuffle_buffer} of {split!r} is that of a stream, and these "
-            "shards are read by offsets, shuffled by shuffle_run and shuffle_block; leave it out, "
-            "or take reader='stream'"
-        )
-
-
-def _recipe(data: DataConfig, part: _Part, joins: "tuple[Join, ...]" = ()) -> Recipe:
-    """How samples become rows."""
-    config, index = part.config, part.shards
-    transforms = config.transforms or {}
-    fields = with_found_classes(data.fields_from(config), index.urls, index.class_files)
-    if joins:
-        fields = with_kinds(fields, joins, config.decode or {}, transforms)
-    of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
-    buffer = _BUFFER if config.shuffle_buffer is None else config.shuffle_buffer
-    return Recipe(fields, transforms, of_samples, stages, buffer)
-
-
-def _joins(data: DataConfig, config: SplitConfig) -> "tuple[Join, ...]":
-    """The tables of a split or a component, and what joins them to its samples."""
-    if not config.join:
-        return ()
-    from lightning_shards.shards.joins.tables import find_join
-
-    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
-    return tuple(find_join(each, cache, storages) for each in join_settings(config.join))
-
-
-def _joined(
-    parts: Sequence[_Part], joins: "Sequence[tuple[Join, ...]]", first_shards: Sequence[int]
-) -> "tuple[Joined, ...]":
+def _joined(parts: Sequence[_Part], first_shards: Sequence[int]) -> "tuple[Joined, ...]":
     """The shards of the components that have joins."""
-    if not any(joins):
+    of_each = [(part, first) for part, first in zip(parts, first_shards, strict=True) if part.joins]
+    if not of_each:
         return ()
     from lightning_shards.shards.joins.kept import Joined
 
-    of_each = zip(parts, joins, first_shards, strict=True)
-    return tuple(Joined(of, each.shards, n, each.name) for each, of, n in of_each if of)
+    return tuple(Joined(part.joins, part.shards, first, part.name) for part, first in of_each)
 
 
-def _order(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:
-    """The order of the samples that are left, under the numbers that they have in the shards."""
-    _, config, index, seed = part
-    counts, sampling = index.kept_counts, config.sampling
-    assert counts is not None  # the choice of the reader sees to it
-    assert sampling is not None  # the settings are complete
-    if config.balance:
-        order = _balanced(data, part, recipe, joins)
-    else:
-        order = SampleOrder(counts, seed, sampling, config.shuffle_run, config.shuffle_block)
-        if config.shuffle_strands > 1:
-            order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
-        order = order if index.kept is None else KeptOrder(order, index.kept)
-    if (alike := config.batch_alike) is None:
-        return order
-    from lightning_shards.build.alike import MemberSizes, suffixes_compared
-
-    tables = (index, CacheFolder(data.loader.cache_dir), _streamed_storages(data, index))
-    sizes = MemberSizes(suffixes_compared(alike.field, data.fields_from(config)), *tables)
-    return AlikeOrder(order, seed, alike.group, ";".join(sizes.suffixes), sizes)
-
-
-def _balanced(data: DataConfig, part: _Part, recipe: Recipe, joins: "tuple[Join, ...]") -> Order:
-    """The draws of the classes of a field; labels that are not known are read now."""
-    from lightning_shards.build.balancing import ClassLabels
-
-    config = part.config
-    field = next(field for field in recipe.fields if field.name == config.balance)
-    joined = tuple(join for join in joins if join.settings.name == config.balance)
-    cache, storages = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
-    labels = ClassLabels(part.shards, field, joined, cache, storages)
-    return labels.order(config.balance_weights or {}, data.seed)
-
-
-def _require_forkable(data: DataConfig, config: SplitConfig, index: ShardIndex) -> None:
+def _require_forkable(data: DataConfig, configs: Iterable[SplitConfig], index: ShardIndex) -> None:
     """Refuse to fork workers after shards or tables of joins were read by what survives no fork."""
     loader = data.loader
     if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
-        parts = list(config.component_splits().values()) or [config]
-        joins = (join for part in parts for join in join_settings(part.join or {}))
+        joins = (join for config in configs for join in join_settings(config.join or {}))
         require_forkable([*index.urls, *(url for join in joins for url in join.table)])
 
 

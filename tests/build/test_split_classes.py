@@ -59,7 +59,6 @@ def test_numbers_that_agree_are_no_news(split, warnings_of, other):
     "settings",
     [
         {"fields": {"label": "cls"}, "decode": {"label": "text"}},
-        {"fields": {"key": "__key__.txt?"}},
         {"decode": {"label": "class"}, "classes": {"label": ["0", "1"]}},
     ],
 )

@@ -142,7 +142,7 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         (["--data.train.urls=shards/none-*.tar"], "train: no file matches shards/none-*.tar"),
         (
             ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
-            "stages of 'train' are for reader='stream'",
+            "reader='indexed' of 'train' reads samples by their offsets, and the split has stages",
         ),
         (["--data.train=null"], "there is no 'train' split; this module was given ['val']"),
         (

@@ -142,7 +142,7 @@ def test_a_checkpoint_of_the_other_reader_is_refused(urls, tmp_path, before, now
 
 def test_the_buffer_of_a_stream_is_no_setting_of_the_indexed_reader(urls, tmp_path):
     module = make(urls, tmp_path, sampling="resampled", reader="auto", shuffle_buffer=100)
-    with pytest.raises(ConfigError, match=r"shuffle_buffer=100 of 'train'.* take reader='stream'"):
+    with pytest.raises(ConfigError, match=r"train: shuffle_buffer=100 is.* take reader='stream'"):
         module.loader("train")
     make(urls, tmp_path, sampling="resampled", reader="stream", shuffle_buffer=9).loader("train")
 
@@ -150,7 +150,7 @@ def test_the_buffer_of_a_stream_is_no_setting_of_the_indexed_reader(urls, tmp_pa
 def test_shards_without_ranges_are_refused_by_the_indexed_reader(tmp_path):
     module = make("pipe:cat a.tar", tmp_path, sampling="resampled", dataset_size=10)
     module.allow_unsafe = ["pipe"]
-    with pytest.raises(ConfigError, match=r"reads ranges of shards, and pipe:cat .* copy it"):
+    with pytest.raises(ConfigError, match=r"by their offsets, and the split has pipe:cat.* copy"):
         module.loader("train")
 
 
