@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import closing
 
-from lightning_shards.build.sources import transport_settings
+from lightning_shards.build.sources import component_configs, transport_settings
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError
@@ -54,11 +54,9 @@ def warn_of_other_numbers(
 
 def _has_numbers(data: DataConfig, split: SplitName) -> bool:
     """Whether batches of a split have numbers of classes that no configuration gives."""
-    config = data.split(split)
-    parts = [config] if config.mix is None else config.component_splits().values()
     return any(
         CLASS_SUFFIX in field.suffixes and _NUMBERED & field.decoders and field.classes is None
-        for part in parts
+        for part in component_configs(data.split(split)).values()
         for field in data.fields_from(part)
     )
 
@@ -74,8 +72,7 @@ def names_of_classes(data: DataConfig) -> list[str]:
         ShardError: A store does not answer, or no shard has such a name.
     """
     split = next((name for name, config in data.splits.items() if config is not None), "train")
-    config = data.split(split)
-    parts = list(config.component_splits().values()) or [config]
+    parts = component_configs(data.split(split)).values()
     known = [classes for part in parts for classes in _classes_of(data, part)]
     if not known:
         raise ConfigError(

@@ -457,14 +457,12 @@ def epoch_samples(split: str, config: SplitConfig, index: ShardIndex) -> int:
         nominal = index.total if dataset_size is None else dataset_size
         if sampling == "resampled" and nominal is not None:
             return nominal
-        if sampling != "resampled":
-            raise ConfigError(
-                f"sampling={sampling!r} of {split!r} needs the number of samples of each shard, "
-                "and the shards have no counts; put a wids JSON or sizes.json beside them"
-            )
+        needed = f"sampling={sampling!r} of {split!r} needs the number of samples of each shard"
+        if sampling == "resampled":
+            needed = f"the number of samples of {split!r} is unknown"
         raise ConfigError(
-            f"the number of samples of {split!r} is unknown: its shards are remote and have no "
-            "wids JSON or sizes.json beside them; set dataset_size"
+            f"{needed}, and its remote shards have no wids JSON or sizes.json beside them; put one "
+            "there, or, under sampling='resampled', set dataset_size"
         )
     if known == 0:
         hold = f"the {index.num_shards} shards of {split!r} hold"

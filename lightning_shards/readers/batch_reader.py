@@ -238,7 +238,6 @@ class BatchReader:
         }
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
-            self._shards.release_joined()
             stops = np.array(self._stops[1:])
             self._ahead = ReadAhead(self._shards, self._buffer, self._suffixes_of, ids, stops)
 
@@ -340,7 +339,7 @@ class BatchReader:
             raise SampleError(f"components have the fields {list(of_parts[0])} and others")
         columns: dict[str, Column] = {}
         rows: Any = [part.rows for part in parts]
-        for name in self._components.in_order(of_parts[0]):
+        for name in of_parts[0]:
             pieces = list(zip(rows, (of_part[name] for of_part in of_parts), strict=True))
             column = joined_column(pieces, count, self._arena)
             if column is None:  # the rows tell which

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError, TransformError
+from lightning_shards.errors import TransformError
 from lightning_shards.plan.epoch import WorkerEpoch
 from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
@@ -74,18 +74,6 @@ class IndexedSource(ShardSource):
     cache: CacheFolder
     joined: "tuple[Joined, ...]" = ()
 
-    def __post_init__(self) -> None:
-        """Refuse two seeds, because a checkpoint holds only one.
-
-        Raises:
-            ConfigError: The order has another seed.
-        """
-        if self.order.identity().get("seed", self.seed) != self.seed:
-            raise ConfigError(
-                f"the order has seed={self.order.identity()['seed']}, its transforms have "
-                f"{self.seed}; give both the same"
-            )
-
     def identity(self) -> dict[str, int | str]:
         """The values that a resumed run must have, too: those of the shards and of the order."""
         order = self.order.identity()
@@ -139,7 +127,6 @@ class IndexedSource(ShardSource):
         worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
         known = self.index, self.cache, self.storages, self.order, self.epochs
         with reading_shards(*known, joined=self.joined, place=place, cursor=cursor) as reading:
-            reading.shards.on_open = self._require_members
             components, reader = self._making, None
             if all(can_decode(field) for recipe in self.recipes for field in recipe.fields):
                 reader = BatchReader(
@@ -381,7 +368,7 @@ class WorkerBatches:
             self.shards.reader(sample_id[0])
             with suppress(*BAD):
                 return StandIn(self._row(position, *sample_id))
-        error.add_note(_none_is_good(len(tried) - 1))
+        error.add_note(f"of {len(tried) - 1} other samples that follow in the order none is good")
         raise error
 
     def _following(self, position: int) -> Iterator[tuple[int, int]]:
@@ -399,11 +386,3 @@ def _seeded(make: Callable[[], _T]) -> _T:
     had_torch = torch_if_loaded() is not None
     made = make()
     return made if had_torch or torch_if_loaded() is None else make()
-
-
-def _none_is_good(tried: int) -> str:
-    """What to say of a bad sample after so many others, none of which is good."""
-    if not tried:
-        return "there is no other sample that could stand for it"
-    follow = "sample that follows" if tried == 1 else f"{tried} samples that follow"
-    return f"the {follow} it in the order {'is' if tried == 1 else 'are'} bad, too"

@@ -2,7 +2,7 @@
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Self
@@ -19,7 +19,7 @@ from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore, mapped_bytes
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.system.process import allow_open_files, files_allowed
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ class OpenShards:
     Attributes:
         urls: Of all shards, by their numbers.
         storages: Their storages.
-        mapped_bytes: Of the files that the member tables of the open shards are mapped from.
-        on_open: Called with the number and the table of each shard that was opened.
     """
 
     def __init__(
@@ -63,8 +61,6 @@ class OpenShards:
         self._joined = [each.opened(cache, self._store) for each in joined]
         # by URL: a shard that is listed twice is open once
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
-        self.mapped_bytes = 0
-        self.on_open: Callable[[int, MemberTable], None] | None = None
 
     def reader(self, shard: int) -> ShardReader:
         """The open shard with this number; it holds until the next call.
@@ -72,15 +68,12 @@ class OpenShards:
         Raises:
             ShardNotFoundError: It does not exist.
             IndexMismatchError: It changed since it was counted.
-            ShardError: A join of it cannot be made, or `on_open` refuses it.
+            ShardError: A join of it cannot be made.
         """
         url = self.urls[shard]
         reader = self._readers.get(url)
         if reader is None:
             reader = self._readers[url] = self._open(shard)
-            self.mapped_bytes += mapped_bytes(reader.table)
-            if self.on_open is not None:
-                self.on_open(shard, reader.table)
             if len(self._readers) > self._limit:
                 self._close_one()
         else:
@@ -145,11 +138,6 @@ class OpenShards:
         """The values of the samples of a shard that come from joins; None if it has none."""
         return next((joined for joined in self._joined if shard in joined.shards), None)
 
-    def release_joined(self) -> None:
-        """Count what was read of joins no longer as memory of this process."""
-        for joined in self._joined:
-            joined.release()
-
     def _require_same(self, shard: int, table: MemberTable) -> None:
         if (joined := self.joined(shard)) is not None:
             joined.require_same(shard, table)
@@ -174,7 +162,6 @@ class OpenShards:
     def _close_one(self) -> None:
         """Close the least recently used one."""
         _, reader = self._readers.popitem(last=False)
-        self.mapped_bytes -= mapped_bytes(reader.table)
         reader.close()
 
     def __enter__(self) -> Self:

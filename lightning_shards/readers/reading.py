@@ -116,14 +116,12 @@ class FetchMeter:
     def each(self, batches: Iterator[LoadedBatch]) -> Iterator[LoadedBatch]:
         """The batches; the time in which they waited for bytes from afar counts as `fetch`."""
         for loaded in batches:
-            yield self._measured(loaded)
-
-    def _measured(self, loaded: LoadedBatch) -> LoadedBatch:
-        totals = self._totals()
-        fetched, self._taken = totals.since(self._taken), totals
-        if fetched == NO_FETCHES:
-            return loaded
-        stages = dict(zip(STAGES, loaded.stages, strict=False))
-        stages["open"] = max(0.0, stages["open"] - fetched.table_wait_s)
-        stages["read"] = max(0.0, stages["read"] - fetched.member_wait_s)
-        return loaded._replace(stages=(*stages.values(), fetched.wait_s), fetched=fetched)
+            totals = self._totals()
+            fetched, self._taken = totals.since(self._taken), totals
+            if fetched == NO_FETCHES:
+                yield loaded
+                continue
+            stages = dict(zip(STAGES, loaded.stages, strict=False))
+            stages["open"] = max(0.0, stages["open"] - fetched.table_wait_s)
+            stages["read"] = max(0.0, stages["read"] - fetched.member_wait_s)
+            yield loaded._replace(stages=(*stages.values(), fetched.wait_s), fetched=fetched)

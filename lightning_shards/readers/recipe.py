@@ -6,16 +6,16 @@ the others of it are alike is checked where they are collated.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain
-from typing import Any, Final, Self, TypeAlias, cast
+from operator import attrgetter
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError
+from lightning_shards.errors import SampleError, ShardError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import Order, SampleOrder
@@ -184,26 +184,20 @@ class Recipe:
         The suffixes by which members are found may differ. Joins belong to the samples of one
         component, so none of them is like another.
         """
-        if len(self.fields) != len(other.fields) or any(field.is_joined for field in self.fields):
-            return False
-        steps = (self.transforms, self.sample_transforms)
         others = {field.name: field for field in other.fields}
-        return steps == (other.transforms, other.sample_transforms) and all(
-            field.name in others and decodes_alike(field, others[field.name])
-            for field in self.fields
+        steps = self.transforms, self.sample_transforms
+        return (
+            steps == (other.transforms, other.sample_transforms)
+            and {*self.names} == others.keys()
+            and all(_decodes_alike(field, others[field.name]) for field in self.fields)
         )
 
 
-def decodes_alike(field: Field, other: Field) -> bool:
+def _decodes_alike(field: Field, other: Field) -> bool:
     """Whether the same bytes become the same values in both fields."""
-    return (
-        field.decodings == other.decodings
-        and field.classes == other.classes
-        and field.gives_arrays == other.gives_arrays
-        and field.is_optional == other.is_optional
-        and are_same(field.default, other.default)
-        and field.is_joined == other.is_joined
-    )
+    kinds = attrgetter("decodings", "classes", "gives_arrays", "is_optional")
+    is_joined = field.is_joined or other.is_joined
+    return not is_joined and kinds(field) == kinds(other) and are_same(field.default, other.default)
 
 
 def _with_watched_decoder(field: Field) -> Field:
@@ -257,11 +251,6 @@ class Components:
         """The component of one shard."""
         return int(np.searchsorted(self.first_shards, shard, side="right")) - 1
 
-    def in_order(self, names: Iterable[str]) -> list[str]:
-        """The names as the first component of the mix has them, and then the others."""
-        places = {name: place for place, name in enumerate(self.recipes[0].names)}
-        return sorted(names, key=lambda name: places.get(name, len(places)))
-
     def batch_of(
         self,
         rows: Sequence[Sample],
@@ -285,7 +274,6 @@ class Components:
                 names = self.recipes[numbers[0] if numbers else 0].batch_names(
                     rows, self.batch_format
                 )
-            names = self.in_order(names) if numbers else names
             made = (rows, names, weights, self.batch_format, bad, arena)
             return self.collation.begun(*made, components=numbers)
 
@@ -304,23 +292,13 @@ class Components:
         """Check that rows of all components, one of each, fit into one batch.
 
         Raises:
-            ConfigError: Their fields have other names.
-            SampleError: The values of a field do not fit into one tensor.
+            SampleError: The fields differ, or values of one do not fit into one tensor.
         """
-        fields = [sorted(fields_of(row)) for row in rows]
-        for name, others in zip(self.names, fields, strict=True):
-            if others != fields[0]:
-                raise ConfigError(
-                    f"the components of one batch need the same fields, {self.names[0]!r} has "
-                    f"{fields[0]} and {name!r} has {others}; name them alike, or {_APART}, with "
-                    "batch_format='dict'"
-                )
         numbers = range(len(rows))
         self.batch_of(rows, numbers)
-        for name in fields[0]:
-            values = [row[name] for row in rows if row[name] is not None]
-            are_lists = {isinstance(column_of([{name: each}], name), list) for each in values}
-            if len(are_lists) > 1:
+        for name in fields_of(rows[0]):
+            having = [row for row in rows if row[name] is not None]
+            if len({isinstance(column_of([row], name), list) for row in having}) > 1:
                 with self._named_in_errors(numbers):
                     raise SampleError(f"field {name!r} has numbers in some components, not in all")
 
@@ -446,51 +424,32 @@ def _num_bytes(loaded: LoadedBatch) -> int:
     return sum(sizes)
 
 
-_NUMBERS: Final = (np.dtype(np.float64), np.dtype(np.int64), np.dtype(np.bool_))
-"""The types of columns of numbers: of several the first one holds all."""
-
-
 def joined_column(
-    parts: Sequence[tuple[Ints, Column]],
-    count: int,
-    arena: Arena | None = None,
+    parts: Sequence[tuple[Ints, Column]], count: int, arena: Arena | None = None
 ) -> "Column | None":
-    """A column of `count` rows from columns of some of them; None if these do not fit together.
+    """A column of `count` rows from columns of some of them; None if these are not all alike.
 
-    Numbers may be of several types, as in a batch that is made sample by sample; arrays next to
-    tensors become tensors.
+    Arrays next to tensors become tensors.
 
     Args:
         parts: The rows of each part, int64 of shape (n,), and its column.
         count: Rows of all parts.
         arena: Where the column is made, if it fits.
     """
-    rows, columns = [rows for rows, _ in parts], [column for _, column in parts]
-    if all(isinstance(column, list) for column in columns):
+    if all(isinstance(column, list) for _, column in parts):
         values: list[Any] = [None] * count
-        for row, value in zip(np.concatenate(rows).tolist(), chain(*columns), strict=True):
-            values[row] = value
+        for rows, column in parts:
+            for row, value in zip(rows.tolist(), column, strict=True):
+                values[row] = value
         return values
+    columns: list[Any] = [column for _, column in parts if not isinstance(column, list)]
     has_tensors = any(map(is_tensor, columns))
-    if any(isinstance(column, list) for column in columns):
-        return None
-    if has_tensors:
-        columns = list(map(tensor_of, columns))
-    dtype = _dtype_of(columns)
-    if dtype is None:
+    columns = list(map(tensor_of, columns)) if has_tensors else columns
+    kinds = [(column.dtype, column.shape[1:]) for column in columns]
+    if len(columns) < len(parts) or kinds != kinds[:1] * len(kinds):
         return None
     new: Any = new_tensor if has_tensors else new_array
-    joined = new((count, *cast("Any", columns[0]).shape[1:]), dtype, arena)
-    for places, column in zip(rows, columns, strict=True):
-        joined[places] = column
+    joined = new((count, *columns[0].shape[1:]), columns[0].dtype, arena)
+    for (rows, _), column in zip(parts, columns, strict=True):
+        joined[rows] = column
     return joined
-
-
-def _dtype_of(columns: Sequence[Any]) -> Any:
-    """The type of a column with all of these in it; None if there is none."""
-    shapes = {tuple(column.shape[1:]) for column in columns}
-    dtypes = {column.dtype for column in columns}
-    if len(shapes) == len(dtypes) == 1:
-        return dtypes.pop()
-    are_numbers = shapes == {()} and dtypes.issubset(_NUMBERS)
-    return next(dtype for dtype in _NUMBERS if dtype in dtypes) if are_numbers else None

@@ -29,7 +29,6 @@ from lightning_shards.readers.stream_stages import (
     exact_slices,
     read_again,
     read_shard,
-    require_no_stages,
     staged,
 )
 from lightning_shards.samples.collate import BUILT_IN_COLLATION, LoadedBatch, Sample
@@ -146,12 +145,14 @@ class StreamSource(ShardSource):
                 not the first epoch: how far the draws went before is unknown.
         """
         for recipe, shards in zip(self.recipes, self.index.parts, strict=True):
-            require_no_stages(recipe.stages)
-            if epoch and self.sampling == "resampled" and shards.kept_counts is None:
+            is_late = epoch and self.sampling == "resampled" and shards.kept_counts is None
+            if recipe.stages or is_late:
+                why = "the counts of the shards, and so what was read before, are unknown"
+                if recipe.stages:
+                    why = "`stages` may drop, add or move samples"
                 raise ConfigError(
-                    f"which samples come in epoch {epoch} depends on how far the shards were read "
-                    "before it, and their counts are unknown; ask of epoch 0, or make counts by "
-                    "`lightning-shards index`"
+                    f"the keys of these batches of epoch {epoch} are told by a run alone: {why}; "
+                    "iterate over ShardDataModule.loader() and read `__key__` of its batches"
                 )
         undecoded = tuple(Recipe(shuffle_buffer=each.shuffle_buffer) for each in self.recipes)
         bare = replace(self, recipes=undecoded, batch_format="dict", collation=BUILT_IN_COLLATION)
@@ -288,12 +289,10 @@ class _Pipeline:
     def _end_epoch(self) -> None:
         if self._samples is not None:
             self._samples.close()
-            self._samples = None
 
     def _end_draws(self) -> None:
         if self._opened is not None:
             self._opened.close()
-            self._opened = None
 
     def _is_last(self, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from lightning_shards.errors import (
-    ConfigError,
     DamagedShardError,
     ShardError,
     TransformError,
@@ -225,20 +224,6 @@ def staged(number: int, stage: Stage, samples: Iterator[Sample]) -> Iterator[Sam
             f"stages[{number}], which is {name}, failed: {type(error).__name__}: {error}; "
             "it is called with an iterator of samples, each a dict of fields"
         ) from error
-
-
-def require_no_stages(stages: Sequence[object]) -> None:
-    """Refuse a replay if stages may drop, add or move samples.
-
-    Raises:
-        ConfigError: There are stages.
-    """
-    if stages:
-        raise ConfigError(
-            f"the {len(stages)} `stages` of this split may drop, add or move samples, so that "
-            "their keys cannot be told without running them; iterate over "
-            "ShardDataModule.loader() and read `__key__` of its batches"
-        )
 
 
 def read_again(

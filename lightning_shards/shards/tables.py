@@ -281,12 +281,6 @@ def release_pages(table: MemberTable) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def mapped_bytes(table: MemberTable) -> int:
-    """Bytes of the file that a table is mapped from; 0 if it is in memory."""
-    mapping = _mapping_of(table)
-    return 0 if mapping is None else len(mapping)
-
-
 def _mapping_of(table: MemberTable) -> mmap.mmap | None:
     mapping = getattr(table.offsets.base, "obj", None)  # the base is a memoryview
     return mapping if isinstance(mapping, mmap.mmap) else None

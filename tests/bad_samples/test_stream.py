@@ -125,17 +125,3 @@ def test_what_a_stage_does_is_no_bad_sample(stream_data, stage, message):
     )
     with pytest.raises(SampleError, match=message):
         list(module.loader("train"))
-
-
-@pytest.mark.parametrize("spoilt", [None, 3, "ab", ("a", 1), (0, 1.5), (1, 2, 3), {}])
-def test_a_bad_sample_whose_id_a_stage_wrote_over_raises_its_own_error(stream_data, spoilt):
-    def write_over(samples):
-        for sample in samples:
-            yield sample | {"__id__": spoilt}
-
-    module = stream_data.module(
-        reader="stream", sampling="sequential", stages=[write_over], max_bad=99, batch_size=30
-    )
-    with pytest.raises(SampleError, match="cannot bear 20") as raised:
-        list(module.loader("train"))
-    assert raised.value.__cause__ is not None  # the stack of the transform

@@ -19,27 +19,6 @@ def source_of(tmp_path, split=None, components=None, **settings: Any):
     return module_of(tmp_path, mix, split, **settings).source("train")
 
 
-def weights_of(source):
-    weights = source.order.slots.weights_at(0)
-    return dict(zip(source.order.slots.names, weights, strict=True))
-
-
-def test_weights_passes_and_temperature_say_how_often_components_come(tmp_path):
-    passes = {name: {"weight": None, "passes": 1} for name in NAMES}
-    passes["more"]["passes"] = 2
-    source = source_of(tmp_path, {"round": None, "dataset_size": 62}, passes)
-    assert weights_of(source) == {"web": 17, "labels": 6, "more": 14}
-    assert source.order.slots.schedule.round_units == 37
-    assert source.epochs.samples == 37
-    bare = {name: {"weight": None} for name in NAMES}
-    source = source_of(tmp_path, {"round": 4096, "dataset_size": 4096, "temperature": 0}, bare)
-    assert weights_of(source) == {"web": 1, "labels": 1, "more": 1}
-
-
-def test_an_epoch_is_cut_to_whole_rounds_of_units(tmp_path):
-    assert source_of(tmp_path, {"unit": 8, "dataset_size": 200}).order.samples == 192
-
-
 def test_stages_of_the_configuration_come_to_the_order(tmp_path):
     schedule = [
         {"epoch": 1, "weights": {"web": 1, "labels": 1}},
@@ -76,46 +55,12 @@ def test_components_are_keyed_by_their_names_alone(tmp_path):
     assert urls[0] == urls[1]
 
 
-def test_one_data_set_under_two_names_has_two_orders(tmp_path):
-    mix = mix_of(tmp_path / "shards", ("web",))
-    mix |= {"again": mix["web"]}
-    order = module_of(tmp_path, mix, {"dataset_size": 64}).source("train").order
-    ids, numbers = order.at(0, 0, 64), order.slots.components(0, 0, 64)
-    ids[:, 0] %= len(COUNTS["web"])
-    first, second = (ids[numbers == number][:17].tolist() for number in range(2))
-    assert sorted(first) == sorted(second)
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
         (
-            {
-                "schedule": [
-                    {"epoch": 3, "weights": {"web": 1}},
-                    {"epoch": 1, "weights": {"more": 1}},
-                ]
-            },
-            r"stages must begin one after the other, .* sample 32 of the run behind one at 96; put",
-        ),
-        (
-            {"schedule": [{"epoch": 1, "samples": 3, "weights": {"web": 1}}]},
-            r"a stage begins either at an epoch or at samples .*got epoch=1 and samples=3; ",
-        ),
-        (
-            {"schedule": [{"epoch": 1, "weights": {"web": 1}, "over": 5}]},
-            r"over must be from 1 to the 4 rounds since the stage before, got 5; take fewer steps",
-        ),
-        (
             {"dataset_size": 7},
             r"at least one round of 8 samples, got dataset_size=7; make the epoch",
-        ),
-        ({"epoch_of": "code", "dataset_size": None}, r"epoch_of must be one of web.*, got 'code'"),
-        ({"round": 2}, r"round=2 is too short for the weights web=5, labels=2, more=1; the least"),
-        (
-            {"round": 2**20 + 1, "dataset_size": 2**21},
-            r"round must be from 1 to 1048576 units, got 1048577; weights that",
         ),
         ({"unit": 12}, r"unit=12 must be a multiple of batch_size=8, .*; set unit=16, leave it"),
         (
@@ -207,8 +152,6 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
     ("change", "message"),
     [
         ({"split": {"dataset_size": 64}}, r"with dataset_size=32, this run has 64; set it back"),
-        ({"split": {"round": 16}}, r"with round=8, this run has 16; set it back to resume"),
-        ({"split": {"unit": 2, "round": 4}, "batch_size": 2}, r"with round=8, this run has 4; set"),
         ({"seed": 8}, r"made with seed=7, this run has 8; set it back"),
         (
             {"split": {"schedule": [{"samples": 40, "weights": {"web": 1}}]}},
@@ -218,10 +161,6 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
         (
             {"components": {"more": {"sampling": "resampled"}}},
             r"the component 'more' of .*sampling=shuffled.*, this run has .*sampling=resampled",
-        ),
-        (
-            {"components": {"web": {"shuffle_run": 3}}},
-            r"the component 'web' of shuffle_run=2, this run has shuffle_run=3; .* another name",
         ),
         (
             {"components": {"web": {"keep": {"hash_of": "key", "of": 2, "parts": [0]}}}},
@@ -266,12 +205,6 @@ def test_states_of_a_mix_and_of_a_single_data_set_do_not_go_together(tmp_path, s
         resumed(tmp_path, of_single)
 
 
-@pytest.mark.parametrize("stages", ["", "[", "[[0]]", 3, None])
-def test_damaged_stages_are_an_error_of_the_state(tmp_path, state, stages):
-    with pytest.raises(StateError, match="stages in the checkpoint must be those of a mixture"):
-        resumed(tmp_path, state | {"stages": stages})
-
-
 def test_a_resume_that_would_cut_a_unit_is_refused_by_name(tmp_path):
     split = {"unit": 8, "dataset_size": 64}
     mix = mix_of(tmp_path / "shards", NAMES)
@@ -285,19 +218,6 @@ def test_a_resume_that_would_cut_a_unit_is_refused_by_name(tmp_path):
     rest = resumed(tmp_path, state, split, batch_size=2)
     assert len(rest) == 30
     assert all(len({key[:-3] for key in keys}) == 1 for keys in rest)
-
-
-def test_a_resume_that_would_cut_a_unit_within_a_step_is_refused_by_name(tmp_path):
-    """A step of all ranks is of one unit, as long as units are whole steps."""
-    split = {"unit": 16, "dataset_size": 128}
-    mix = mix_of(tmp_path / "shards", NAMES)
-    loader = module_of(tmp_path, mix, split, batch_size=8).loader("train")
-    next(batches := iter(loader))
-    state = loader.state_dict()
-    batches.close()
-    loader = module_of(tmp_path, mix, split, batch_size=8).loader("train", rank=0, world_size=2)
-    with pytest.raises(StateError, match=r"no multiple of the 16 of a step, .*, such as 8$"):
-        loader.load_state_dict(state)
 
 
 def test_components_that_number_classes_differently_are_refused(tmp_path):

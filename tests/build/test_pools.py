@@ -13,7 +13,6 @@ from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import batch_bytes
 from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.processes import ProcessPool
-from lightning_shards.workers.threads import ThreadPool
 
 
 @pytest.fixture
@@ -28,11 +27,6 @@ def made(source, num_workers=2, **config):
 def test_no_workers_are_the_trainers_own_thread(source):
     assert made(source, 0, pool="threads") == InlinePool()
     assert made(source, 2, pool="inline") == InlinePool()
-
-
-def test_threads_are_started_as_configured(source):
-    expected = ThreadPool(3, prefetch_factor=5)
-    assert made(source, 3, pool="threads", prefetch_factor=5) == expected
 
 
 def test_processes_know_their_threads_and_what_a_batch_takes(source):
@@ -80,17 +74,6 @@ def test_threads_that_would_share_random_numbers_are_refused(pack_shards, make_s
 def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
     with pytest.raises(MissingFieldError):
         made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))
-
-
-@pytest.mark.parametrize("config", [{"pool": "threads"}, {"pool": "processes"}])
-def test_the_timeout_reaches_the_pool(source, config):
-    assert made(source, worker_timeout_s=7, **config).worker_timeout_s == 7
-
-
-@pytest.mark.parametrize(("shards", "words"), [([9], "from 1 shard,"), ([4, 5], "from 2 shards,")])
-def test_the_log_line_counts_shards(pack_shards, make_source, shards, words):
-    source = make_source(pack_shards(shards), batch_size=4)
-    assert words in describe("train", source, 1, PoolDescription("inline"))
 
 
 def test_the_log_line_says_when_workers_are_more_than_cores(source, monkeypatch):

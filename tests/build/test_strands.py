@@ -92,11 +92,6 @@ def test_a_checkpoint_of_other_strands_is_refused(make, saved, resumed, message)
         epoch_of(make(**resumed), 1, state=state)
 
 
-def test_more_strands_than_runs_are_refused(make):
-    with pytest.raises(ConfigError, match=r"shuffle_strands=17 must be at most .* 33 samples make"):
-        make(shuffle_strands=17, shuffle_block=40).source("train")
-
-
 def test_components_of_a_mix_have_strands_of_their_own(tmp_path):
     mix = mix_of(tmp_path / "shards", ("web", "labels"), web=STRANDS)
     order = module_of(tmp_path, mix).source("train").order

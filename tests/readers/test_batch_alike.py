@@ -166,8 +166,3 @@ def test_a_checkpoint_is_refused_where_sizes_have_changed(make, folder, tmp_path
 def test_settings_that_do_not_go_together_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         SplitConfig(**{"urls": "a.tar", "batch_alike": ALIKE} | settings)
-
-
-def test_a_field_without_members_is_refused(make):
-    with pytest.raises(ConfigError, match=r"the field 'image', and .* \['label', 'text'\]; name"):
-        make(batch_alike={"field": "image", "group": 4}).loader("train")

@@ -4,7 +4,7 @@ import copy
 import logging
 import random
 from collections import UserDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -28,10 +28,6 @@ class Kept:
 
     def __call__(self, samples):
         return samples
-
-
-def listed(samples):
-    return list(samples)
 
 
 def labels_alone(samples):
@@ -130,17 +126,15 @@ class Gives:
 
 TARGET = Target(torch.ones(3), "t")
 NESTED = [1, {"targets": [TARGET], "deep": UserDict(list=[torch.ones(2), (None, "text")])}]
-ODD = [None, NESTED, 5, torch.ones(2), np.ones(2), (1, None), TARGET]
 
 
-@pytest.mark.parametrize("value", ODD, ids=lambda value: type(value).__name__)
-def test_a_batch_may_be_anything(pack_shards, make_module, value):
-    split = split_of(pack_shards([2]), "indexed", collate_fn=Gives(value))
+def test_a_batch_may_be_anything(pack_shards, make_module):
+    split = split_of(pack_shards([2]), "indexed", collate_fn=Gives(NESTED))
     fork = LoaderConfig(multiprocessing_context="fork")
     module = make_module(split, loader=fork, num_workers=1)
     with module.loader("train") as loader:
         (batch,) = loader
-    assert plain(batch) == plain(torch.as_tensor(value) if isinstance(value, np.ndarray) else value)
+    assert plain(batch) == plain(NESTED)
 
 
 @pytest.mark.parametrize("on_bad_sample", ["raise", "substitute"])
@@ -170,34 +164,6 @@ def test_one_that_cannot_be_pickled_is_refused_at_once(pack_shards, make_module)
         assert len(list(loader)) == 2
 
 
-def test_what_cannot_travel_is_named(pack_shards, make_module):
-    def loader(value):
-        split = split_of(pack_shards([4]), "indexed", collate_fn=Gives(value))
-        fork = LoaderConfig(multiprocessing_context="fork")
-        return make_module(split, loader=fork, num_workers=1).loader("train")
-
-    with pytest.raises(ConfigError, match=r"^field 'f' cannot travel from a worker process"):
-        loader({"f": [lambda: 1]})
-    with pytest.raises(ConfigError, match=r"^the batch cannot travel from a worker process"):
-        loader([lambda: 1])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"collate_fn": 5}, "collate_fn must be a callable, its import path"),
-        ({"collate_fn": "torch.no_such"}, "collate_fn is 'torch.no_such', which cannot be loaded"),
-        (
-            {"collate_fn": listed, "batch_format": "tuple"},
-            "collate_fn of 'train' makes whole batches, and batch_format='tuple'",
-        ),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(make_module, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_module(SplitConfig("a.tar"), **settings)
-
-
 def test_a_split_has_its_own_and_a_configuration_names_it(pack_shards, make_module):
     urls = pack_shards([2])
     module = make_module(
@@ -215,42 +181,10 @@ def mixed(samples):
     return {"label": share * samples[0]["label"]}
 
 
-def mixed_by_numpy(samples):
-    return {"label": np.random.permutation(len(samples))}  # noqa: NPY002
-
-
-def mixed_by_torch(samples):
-    return {"label": torch.randperm(len(samples))}
-
-
-@dataclass
-class Mixer:
-    """Draws from a generator of its own."""
-
-    rng: object = field(default_factory=np.random.default_rng)
-
-    def __call__(self, samples):
-        return {"label": [sample["label"] + self.rng.random() for sample in samples]}
-
-
-@pytest.mark.parametrize("collate_fn", [mixed, mixed_by_numpy, mixed_by_torch, Mixer()])
 @READERS
-def test_one_that_draws_is_warned_about(pack_shards, make_module, reader, caplog, collate_fn):
-    split = split_of(pack_shards([3]), reader, collate_fn=collate_fn)
+def test_one_that_draws_is_warned_about(pack_shards, make_module, reader, caplog):
+    split = split_of(pack_shards([3]), reader, collate_fn=mixed)
     with caplog.at_level(logging.WARNING):
         make_module(split).source("train").first_sample(Place())
-    name = getattr(collate_fn, "__name__", "Mixer")
-    assert f"collate_fn, which is {name}, made two results of the same values" in caplog.text
+    assert "collate_fn, which is mixed, made two results of the same values" in caplog.text
     assert caplog.text.count("so that no run can be repeated") == 1
-
-
-@pytest.mark.parametrize("collate_fn", [labels_alone, fail_on_three])
-@READERS
-def test_one_that_draws_nothing_is_not_warned_about(
-    pack_shards, make_module, reader, caplog, collate_fn
-):
-    split = split_of(pack_shards([3]), reader, collate_fn=collate_fn)
-    module = make_module(split, fields=FIELDS, decode={"image": "gray"})
-    with caplog.at_level(logging.WARNING):
-        module.source("train").first_sample(Place())
-    assert not caplog.text

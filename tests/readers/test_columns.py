@@ -128,8 +128,3 @@ def test_a_member_that_cannot_be_decoded_is_a_sample_error(decoder, member):
     field = Field("x", ("a",), decoder)
     with pytest.raises(SampleError, match=r"field 'x' cannot be decoded|such numbers fit no int64"):
         decode_column(field, ListedBytes([good.get(decoder, b""), member]))
-
-
-def test_a_tensor_with_gradients_is_batched():
-    samples = [{"x": torch.ones(2, requires_grad=True), "__key__": "k"}] * 2
-    assert column_of(samples, "x").tolist() == [[1, 1]] * 2

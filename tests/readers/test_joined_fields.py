@@ -2,7 +2,6 @@
 
 import json
 import logging
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -18,39 +17,18 @@ COUNTS = [3, 0, 4, 2]
 KEYS = list(range(sum(COUNTS)))
 SHUFFLED = [4, 8, 1, 6, 0, 3, 7, 2, 5]
 
-KINDS = OrderedDict(
-    text=(pa.string(), lambda n: f"é{n}" * n),
-    large_text=(pa.large_string(), str),
-    whole=(pa.int16(), lambda n: n - 4),
-    unsigned=(pa.uint64(), lambda n: n + 2**62),
-    real=(pa.float32(), lambda n: n / 4),
-    half=(pa.float16(), np.float16),
-    flag=(pa.bool_(), lambda n: n % 2 == 0),
-    data=(pa.binary(), lambda n: bytes(range(n))),
-    fixed_data=(pa.binary(2), lambda n: bytes([n, 0])),
-    embedding=(pa.list_(pa.float32(), 3), lambda n: [n, 0.5, -n]),
-    tokens=(pa.list_(pa.uint16()), lambda n: [n, n + 1]),
-    small=(pa.list_(pa.int8()), lambda n: [-n, n]),
-    mask=(pa.large_list(pa.bool_()), lambda n: [n > 3, True]),
-    struct=(
-        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}),
-        lambda n: {"a": n, "b": ["x"]},
-    ),
-    boxes=(pa.list_(pa.list_(pa.float64())), lambda n: [[n, 1.5]] * 2),
-)
-ARRAYS = {
-    "embedding": np.float32,
-    "tokens": np.uint16,
-    "small": np.int8,
-    "mask": np.bool_,
+KINDS = {
+    "text": (pa.large_string(), lambda n: f"é{n}" * n),
+    "whole": (pa.int16(), lambda n: n - 4),
+    "half": (pa.float16(), np.float16),
+    "data": (pa.binary(), lambda n: bytes(range(n))),
+    "embedding": (pa.list_(pa.float32(), 3), lambda n: [n, 0.5, -n]),
+    "mask": (pa.large_list(pa.bool_()), lambda n: [n > 3, True]),
+    "struct": (pa.struct({"a": pa.int64()}), lambda n: {"a": n}),
+    "boxes": (pa.list_(pa.list_(pa.float64())), lambda n: [[n, 1.5]] * 2),
 }
-NUMBERS = {
-    "whole": torch.int64,
-    "unsigned": torch.int64,
-    "real": torch.float64,
-    "half": torch.float64,
-    "flag": torch.bool,
-}
+ARRAYS = {"embedding": np.float32, "mask": np.bool_}
+NUMBERS = {"whole": torch.int64, "half": torch.float64}
 
 
 @pytest.fixture

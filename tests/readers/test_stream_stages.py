@@ -117,12 +117,6 @@ def test_a_stage_that_drops_a_field_is_an_error(urls, make_source):
         labels(make_source(urls, stages=(drop_label,)), 1)
 
 
-def test_a_transform_of_a_field_that_a_stage_dropped_is_an_error(urls, make_source):
-    source = make_source(urls, stages=(drop_label,), transforms={"label": float})
-    with pytest.raises(SampleError, match=r"no field 'label' to transform: a stage dropped"):
-        labels(source, 1)
-
-
 # --- stages ---------------------------------------------------------------------------------------
 
 
@@ -162,11 +156,6 @@ def test_a_stage_may_drop_samples_under_resampled(urls, make_source):
     found = labels(make_source(urls, stages=(keep_odd,)), 20)
     assert len(found) == 40
     assert set(found) == {1, 3, 5, 7, 9}
-
-
-def test_a_stage_may_add_samples_under_resampled(urls, make_source):
-    found = labels(make_source(urls, stages=(repeat_each,)), 20)
-    assert found[::2] == found[1::2]
 
 
 def drop_first(samples):
@@ -214,11 +203,3 @@ def test_one_sample_is_enough_to_see_that_a_transform_fails(urls, make_source):
     source = make_source(urls, sampling="sequential", batch_size=12, transforms={"label": fail})
     with pytest.raises(SampleError, match="out of luck"):
         source.first_sample(Place(1, 2))
-
-
-def test_looking_at_a_first_sample_reads_one_sample(urls, make_source):
-    seen = []
-    source = make_source(urls, batch_size=12, transforms={"label": seen.append})
-    source.first_sample(Place(1, 2))
-    assert len(seen) == 3  # one sample, made twice on the side: it is seen whether it repeats
-    assert len(set(seen)) == 1

@@ -110,11 +110,6 @@ class KeptJoin:
         has_value = self._are_there[samples >> 3] >> (samples & 7) & 1 == 1
         return np.where(has_value, starts, -1), np.where(has_value, stops - starts, -1)
 
-    def release(self) -> None:
-        """Count the pages that were read no longer as memory of this process."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._mapped.madvise(mmap.MADV_DONTNEED)
-
 
 class JoinedValues:
     """The values of the joins of some shards; joins are opened, or made, when one is asked for.
@@ -173,11 +168,6 @@ class JoinedValues:
         shards = ids[:, 0] - self.shards.start
         numbers = (self._stops - self._counts)[shards] + ids[:, 1]
         return {name: (kept.data, *kept.extents(numbers)) for name, kept in self._kept.items()}
-
-    def release(self) -> None:
-        """Count the pages that were read no longer as memory of this process."""
-        for kept in vars(self).get("_kept", {}).values():
-            kept.release()
 
     @cached_property
     def _kept(self) -> dict[str, KeptJoin]:

@@ -9,7 +9,6 @@ from pyarrow import parquet
 
 from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.readers import indexed
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
 WEB, LABELS, MORE = ("web", "labels", "more")
@@ -86,21 +85,6 @@ def test_components_of_the_same_shards_have_each_its_own_table(tmp_path, write, 
             kinds.add(text.partition(" ")[0])
             assert text.lower().partition(" ")[2] == str(int(key[-3:]))
     assert kinds == {"WEB", "other"}
-
-
-def test_a_field_may_be_a_member_of_one_component_and_joined_to_another(
-    tmp_path, write, monkeypatch
-):
-    def refused(*arguments):
-        raise AssertionError("a batch is made sample by sample")
-
-    monkeypatch.setattr(indexed.WorkerBatches, "_batch_by_samples", refused)
-    table = write(MORE, column="label", values=list(range(100, 100 + sum(COUNTS[MORE]))))
-    join = {"label": {"table": table, "missing": "raise"}}
-    joined = {"fields": {"image": "png"}, "join": join}
-    for each in batches(made(tmp_path, mix_of(tmp_path / "shards", (WEB, MORE), more=joined))):
-        expected = [int(key[-3:]) + 100 * key.startswith(MORE) for key in each["__key__"]]
-        assert each["label"].tolist() == expected
 
 
 def test_missing_rows_are_those_of_one_component(tmp_path, write):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_shards.errors import ConfigError, MissingFieldError, SampleError
+from lightning_shards.errors import MissingFieldError, SampleError
 from lightning_shards.plan.digest import add_digests
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers import indexed
@@ -136,7 +136,6 @@ def halved(label):
     return label / 2
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
 def test_whole_and_other_numbers_of_components_are_joined_as_those_of_one(tmp_path, names):
     components = {"web": {"transforms": {"label": halved}}}
@@ -231,11 +230,12 @@ def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
 def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp_path):
     renamed = {"labels": {"sample_transforms": [lambda sample: {"target": sample["label"]}]}}
     source = mixture(tmp_path, components=renamed).source("train")
-    message = r"'web' has \['image', 'label'\] and 'labels' has \['target'\]"
-    with pytest.raises(ConfigError, match=message):
-        source.first_sample(Place())
-    with pytest.raises(SampleError, match=r"has no 'image' for its batch(.|\n)*'web', 'labels'"):
-        next(source.batches(Place(), Cursor()))
+    for make in (
+        partial(source.first_sample, Place()),
+        partial(next, source.batches(Place(), Cursor())),
+    ):
+        with pytest.raises(SampleError, match=r"has no 'image' for its ba(.|\n)*'web', 'labels'"):
+            make()
 
 
 def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):

@@ -1,17 +1,13 @@
 """Components that differ, fail or end, in one batch and before a fit."""
 
 import gc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_shards import DecodeCenterCrop
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.recipe import Recipe
-from lightning_shards.samples.fields import make_fields
 from tests.readers.mixtures.conftest import (
     ALONE,
     PAIR,
@@ -37,21 +33,6 @@ def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
     source = make_mixture(PAIR, {"labels": {"transforms": {"label": as_float}}}, batch_size=8)
     with pytest.raises(SampleError, match=r"is a tensor .* and a number .*\n.*'web', 'labels'"):
         batches(source, 1)
-
-
-@pytest.mark.parametrize("cropped", [("web",), ("labels",), ("web", "labels")])
-def test_crops_and_plain_images_of_two_components_are_stacked(make_mixture, cropped):
-    source = make_mixture(PAIR, batch_size=8, decode={"image": "rgb"}, **IMAGE)
-    crop = {"image": DecodeCenterCrop(size=4, resize=4)}
-    fields = make_fields(IMAGE["fields"], {}, frozenset(), crop)
-    recipes = (
-        Recipe(fields, crop) if name in cropped else each
-        for name, each in zip(PAIR, source.recipes, strict=True)
-    )
-    (loaded,) = batches(replace(source, recipes=tuple(recipes)), 1)
-    image = torch.as_tensor(loaded.batch["image"])
-    assert (image.shape, image.dtype) == ((8, 3, 4, 4), torch.uint8)
-    assert image[:, 0, 0, 0].tolist() == list(map(int, loaded.batch["__key__"]))
 
 
 def test_sample_transforms_may_give_fields_the_same_names(make_mixture):

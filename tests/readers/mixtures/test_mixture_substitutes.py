@@ -50,9 +50,9 @@ def test_a_substitute_is_of_the_same_component(tmp_path, names, suffix, spoilt):
 @pytest.mark.parametrize(
     ("counts", "note"),
     [
-        ([2, 1], "the 2 samples that follow it in the order are bad, too"),
-        ([0, 2], "the sample that follows it in the order is bad, too"),
-        ([1], "there is no other sample that could stand for it"),
+        ([2, 1], "of 2 other samples that follow in the order none is good"),
+        ([0, 2], "of 1 other samples that follow in the order none is good"),
+        ([1], "of 0 other samples that follow in the order none is good"),
     ],
 )
 def test_the_samples_that_were_tried_are_those_of_the_component(tmp_path, counts, note):
