@@ -1,25 +1,20 @@
 """The stream reader replaces bad samples by those beside them."""
 
 from collections import Counter
-from itertools import accumulate
 
 import pytest
 from spoilt_shards import (
     IDS,
-    NUM_SAMPLES,
     READERS,
     REMAINDERS,
-    STREAM_BAD,
     all_bad,
     all_rows,
     epoch_of,
-    made_by_workers,
     require_lockstep,
     rows_of,
 )
 
 from lightning_shards.errors import SampleError
-from lightning_shards.plan.place import Place
 
 
 @pytest.mark.parametrize(("world_size", "num_workers"), [(1, 1), (1, 3), (2, 2), (3, 1)])
@@ -42,15 +37,6 @@ def test_a_stream_serves_each_good_sample_once_and_counts_each_bad_one(
     assert len(served) + len(bad) == plan.served
     assert all(stream_data.bad_ids[each[:2]] == each.reason for each in all_bad(ranks))
     assert not {each for each, _ in all_rows(ranks)} & stream_data.bad_ids.keys()
-
-
-def test_a_stream_takes_the_sample_before_or_at_its_beginning_the_next(stream_data):
-    made = made_by_workers(
-        stream_data.module(reader="stream", sampling="sequential"), Place(), 1, NUM_SAMPLES // 2
-    )
-    labels = [label for each in made for label in each.batch["label"].tolist()]
-    expected = list(accumulate(range(1, 30), lambda last, n: last if n in STREAM_BAD else n))
-    assert labels == [1, *expected]
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -82,12 +82,6 @@ def test_classes_come_by_their_weights_and_numbers_have_the_names_of_classes(
         assert shares(module) == pytest.approx(expected, abs=SHARE)
 
 
-def test_only_what_a_filter_leaves_is_drawn(make, folder):
-    (folder / "out.txt").write_text("000\n050\n")  # the owls
-    found = shares(make({"exclude": str(folder / "out.txt")}))
-    assert found == pytest.approx({"cat": 0.5, "dog": 0.5}, abs=SHARE)
-
-
 def test_a_run_goes_on_with_the_next_draw(make):
     loader = make().loader("train")
     keys = [batch["__key__"] for epoch in range(2) for batch in loader]
@@ -118,12 +112,7 @@ REFUSED = {
     "no field": ({"balance": "nope"}, r"none of the fields, which are \['kind', 'name'"),
     "unknown": ({"balance_weights": {"9": 1}}, r"of \['9'\] there is no sample, .* of 3 classes"),
     "all 0": ({"balance_weights": dict.fromkeys("012", 0)}, "a weight above 0, at least one"),
-    "text": ({"balance_weights": {"0": "much"}}, "has '0': 'much'; write numbers from 0"),
     "below 0": ({"balance_weights": {"0": -1}}, "has '0': -1; write numbers from 0"),
-    "alone": ({"balance": None, "balance_weights": {"0": 1}}, "name the field .* in balance"),
-    "sampling": ({"sampling": "shuffled"}, "does not go with sampling='shuffled'"),
-    "reader": ({"reader": "stream"}, "does not go with reader='stream'"),
-    "stages": ({"stages": [iter]}, "does not go with stages"),
 }
 
 
@@ -133,12 +122,7 @@ def test_what_cannot_be_balanced_is_refused(make, split, message):
         make(split).source("train")
 
 
-def test_a_mix_an_evaluation_and_a_class_without_samples_are_refused(make, folder):
-    urls = str(folder / "shard-*.tar")
-    with pytest.raises(ConfigError, match="does not go with a mix"):
-        SplitConfig(mix={"a": {"urls": urls, "weight": 1}}, balance="kind", dataset_size=9)
-    with pytest.raises(ConfigError, match="does not go with sampling='sequential'"):
-        ShardDataModule(val=SplitConfig(urls, balance="kind"), fields={"kind": "cls"})
+def test_a_class_without_samples_is_refused(make):
     classes = {"decode": {"kind": "class"}, "classes": {"kind": [*CLASSES, "yak"]}}
     with pytest.raises(ConfigError, match=r"of \['yak'\] there is no sample"):
         make(**classes).source("train")

@@ -4,7 +4,6 @@ from itertools import chain, islice, product
 
 import numpy as np
 import pytest
-from webdataset.writer import TarWriter
 
 from lightning_shards.plan.draws import shard_draws, shard_order, stream_start
 from lightning_shards.plan.place import Cursor, Place
@@ -44,14 +43,6 @@ def single_samples(pack_shards, make_source):
     return make
 
 
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
-def test_another_epoch_or_seed_is_another_order(sampling, pack_shards, make_source):
-    given = {"urls": pack_shards([4, 3, 5]), "sampling": sampling, "shuffle_buffer": 4}
-    source, other = (make_source(**given, seed=seed) for seed in (0, 1))
-    orders = [ids(source, 6, epoch=epoch) for epoch in (0, 1, 2)]
-    assert len({tuple(order) for order in [*orders, ids(other, 6)]}) == 4
-
-
 def test_a_batch_holds_the_sample_that_its_id_names(pack_shards, make_source):
     """Sample i of the data set has the key i and the class i % 10."""
     counts = [4, 3, 5]
@@ -66,12 +57,6 @@ def test_a_shuffle_buffer_mixes_samples_of_several_shards(pack_shards, make_sour
     source = make_source(pack_shards([20] * 5), sampling="shuffled", shuffle_buffer=60)
     first_shards = {shard for shard, _ in ids(source, 10)}
     assert len(first_shards) > 1
-
-
-def test_places_shuffle_in_orders_of_their_own(pack_shards, make_source):
-    """Both ranks read the one shard from its start and hold all of it."""
-    source = make_source(pack_shards([40]), shuffle_buffer=40, counted=False, samples=80)
-    assert ids(source, 10, Place(0, 2)) != ids(source, 10, Place(1, 2))
 
 
 def test_shuffled_opens_the_shards_in_a_new_order(single_samples):
@@ -135,17 +120,6 @@ def test_the_rank_is_never_read_from_the_environment(monkeypatch, pack_shards, m
         monkeypatch.setenv(name, "41")
     monkeypatch.setenv("NUM_WORKERS", "43")
     assert ids(source, 4, place) == expected
-
-
-def test_keys_may_repeat_over_shards(tmp_path, make_source):
-    """The last sample of one shard and the first of the next are two, although their key is one."""
-    urls = [str(tmp_path / name) for name in ("a.tar", "b.tar")]
-    for shard, url in enumerate(urls):
-        with TarWriter(url) as writer:
-            writer.write({"__key__": "000000", "cls": str(shard)})
-    source = make_source(urls, sampling="sequential")
-    batch = next(source.batches(ALONE, Cursor())).batch
-    assert (batch["__key__"], batch["label"].tolist()) == (["000000"] * 2, [0, 1])
 
 
 @pytest.mark.parametrize("counts", [[0, 0, 0, 0, 0, 0, 0, 3], [0] * 60 + [1]])

@@ -102,14 +102,6 @@ def test_a_collate_fn_is_given_the_component_of_each_sample(tmp_path, names):
         assert batch["__component__"].tolist() == [number for number, _ in batch["pairs"]]
 
 
-@pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
-@pytest.mark.parametrize("keys", [[], ["__id__"], ["__component__"], ["__key__", "__weight__"]])
-def test_batch_keys_say_whether_a_batch_tells_components(tmp_path, names, keys):
-    batch = next(iter(mixture(tmp_path, names, batch_keys=keys).loader("train")))
-    assert {name for name in batch if name.startswith("__")} == {*keys} - {"__weight__"}
-
-
 def tenfold(label, rng):
     return 10 * label + int(rng.integers(2))
 
@@ -155,17 +147,6 @@ def test_each_component_has_decoders_of_its_own(tmp_path, names):
     components = {"labels": {"decode": {"image": "gray", "label": hundredfold}}}
     for batch in mixture(tmp_path, names, components=components).loader("train"):
         wanted = [100 * number if own == 1 else number for own, number in as_numbers(batch)]
-        assert batch["label"].tolist() == wanted
-
-
-@pytest.mark.usefixtures("way")
-def test_what_stands_for_a_missing_member_is_that_of_its_component(tmp_path):
-    names = ("web", "more")
-    components = {
-        "more": {"fields": {"image": "png", "label": "other.cls?"}, "defaults": {"label": -1}}
-    }
-    for batch in mixture(tmp_path, names, components=components).loader("train"):
-        wanted = [-1 if component == 2 else number for component, number in as_numbers(batch)]
         assert batch["label"].tolist() == wanted
 
 

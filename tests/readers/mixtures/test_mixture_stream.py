@@ -2,11 +2,9 @@
 
 import random
 from collections import Counter
-from dataclasses import replace
 from itertools import chain, islice
 from math import gcd
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.shards.index import ShardIndex, join_indexes
 from tests.readers.mixtures.conftest import COUNTS, rows_in_turn, rows_of
 
 ALONE = Place()
@@ -101,17 +98,6 @@ def test_rows_are_the_draws_of_the_component_alone(
         first_shard += len(shards_of[name])
 
 
-def test_a_component_without_weight_is_not_opened(make_mixture, make_source, tmp_path):
-    gone = str(tmp_path / "gone.tar")
-    source = make_mixture({"web": 1, "labels": 0}, rounds=10)
-    index = ShardIndex((gone,), np.array([3]))
-    source = replace(source, index=join_indexes([source.index.components[0], index]))
-    assert len(rows_in_turn(source)) == 10
-    with pytest.raises(Exception, match=r"gone\.tar") as caught:
-        source.first_sample(ALONE)
-    assert "component 'labels'" in caught.value.__notes__[-1]
-
-
 # --- resuming -------------------------------------------------------------------------------------
 
 
@@ -144,25 +130,3 @@ def draw_for_each(samples):
 
 def drawn(value):
     return float(torch.rand(()))
-
-
-@pytest.mark.parametrize(
-    "own", [{"web": {"stages": (draw_for_each,)}}, {"labels": {"transforms": {"label": drawn}}}]
-)
-def test_what_draws_from_the_global_generators_repeats_itself_and_leaves_them(make_mixture, own):
-    def numbers(epoch):
-        made = islice(source.batches(PLACES[1], Cursor(epoch)), 6)
-        return [loaded.batch["label"].tolist() for loaded in made]
-
-    source = make_mixture({"web": 1, "labels": 1}, own, batch_size=4, rounds=20)
-    random.seed(1), torch.manual_seed(1)
-    before = random.getstate(), torch.get_rng_state().tolist()
-    first = numbers(2)
-    random.seed(7), torch.manual_seed(8)
-    assert numbers(2) == first
-    assert numbers(3) != first
-    random.seed(1), torch.manual_seed(1)
-    numbers(2)
-    assert (random.getstate(), torch.get_rng_state().tolist()) == before
-    name = next(iter(own))
-    assert f"of component {name!r}" in source.describe().draws_from_globals[0]
