@@ -11,7 +11,6 @@ from io import BytesIO
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table
 from lightning_shards.samples.decoders import Decoding, decoding_of
@@ -57,23 +56,6 @@ class TabledShards:
             return Counter(
                 reader.read(sample, suffix).strip().decode("utf-8", "replace") for sample in samples
             )
-
-
-def choose_samples(counts: NDArray[np.int64], num: int) -> dict[int, list[int]]:
-    """The numbers of the samples to show, by shard: evenly spaced over all.
-
-    Args:
-        counts: Samples of each shard, shape (num_shards,).
-        num: How many samples; all of them if there are fewer.
-    """
-    total, stops = int(counts.sum()), np.cumsum(counts)
-    num = min(num, total)
-    numbers = np.arange(num) * total // max(num, 1)
-    shards = np.searchsorted(stops, numbers, side="right")
-    chosen: dict[int, list[int]] = {}
-    for shard, sample in zip(shards.tolist(), numbers - (stops - counts)[shards], strict=True):
-        chosen.setdefault(shard, []).append(int(sample))
-    return chosen
 
 
 def image_field(suffixes: Iterable[str]) -> str | None:

@@ -3,6 +3,8 @@
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -11,11 +13,11 @@ import numpy as np
 from lightning_shards.dataprep.show import (
     Picture,
     TabledShards,
-    choose_samples,
     contact_sheet,
     image_field,
 )
 from lightning_shards.errors import ConfigError
+from lightning_shards.plan.order import SampleOrder
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.index import load_index
@@ -53,9 +55,14 @@ def _show(options: Namespace) -> int:
         counts = load_index(urls, cache=options.cache, storages=storages).counts
         if counts is None:
             counts = np.array([tables.table_of(url).num_samples for url in urls])
-        for shard, numbers in choose_samples(counts, options.samples).items():
-            with tables.reader(urls[shard]) as reader:
-                pictures += _pictures(reader, numbers, options)
+        order = SampleOrder(counts, 0, "sequential")
+        num = min(options.samples, order.samples)
+        starts = [number * order.samples // num for number in range(num)]
+        ids = (order.at(0, start, start + 1)[0] for start in starts)
+        named = [(urls[int(shard)], int(sample)) for shard, sample in ids]
+        for url, of_shard in groupby(named, itemgetter(0)):
+            with tables.reader(url) as reader:
+                pictures += _pictures(reader, [sample for _, sample in of_shard], options)
     if not pictures:
         wanted = options.image or "with images"
         raise ConfigError(f"none of the samples has a field {wanted}; see `lightning-shards info`")
