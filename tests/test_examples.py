@@ -20,6 +20,14 @@ SAID = {
         r"tokens: padding is 67\.6% of a batch, 4\.7% with",
     ],
     "dict_storage": [r"^192 samples from 4 shards\n$"],
+    "experiments each_once data.train.batch_size=8 data.num_workers=0 trainer.max_epochs=1": [
+        r"1,500 samples from 7 shards, shuffled by the indexed reader, 187 steps",
+        r"val accuracy: ",
+    ],
+    "hydra_train data=each_once data.num_workers=1 data.batch_size=50 trainer.max_epochs=1": [
+        r"shuffled by the indexed reader, 30 steps of 1 x 50 samples",
+        r"val accuracy: ",
+    ],
     "mixture": [
         r"crawl: 1,440 digits, each trained 1x\n",
         r"by_hand: 60 digits, each trained 20x\n",
