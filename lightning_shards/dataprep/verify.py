@@ -1,7 +1,7 @@
 """The check of local shards, every header, byte and image, and the repair of damaged ones.
 
 A shard is compared with all that is known of it: its own checksums, the member tables of earlier
-indexes (whose crc32s show which member changed), and the wids JSON beside it.
+indexes (whose crc32s show which member changed), and its MD5 in the wids JSON beside it.
 The check writes nothing, so that the table of a sound shard is kept if it is damaged later.
 
 A repair copies the samples that are whole to a new shard. Behind a damaged header the next sound
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -65,31 +65,33 @@ def verify_shards(
         processes: Number of processes.
     """
     folders = dict.fromkeys(Path(path).parent for path in paths)
-    beside = {folder: _stated_in(folder) for folder in folders}
-    check = partial(_check, cache=cache, decodes=decodes, beside=beside)
+    md5s = {folder / name: md5 for folder in folders for name, md5 in _stated_md5s(folder)}
+    check = partial(_check, cache=cache, decodes=decodes, md5s=md5s)
     return survey(paths, check, processes=processes)
 
 
-def _stated_in(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """What the wids JSON of a folder says of its shards, by their names."""
+def _stated_md5s(folder: Path) -> list[tuple[str, object]]:
+    """The MD5s that the wids JSON of a folder has of its shards, by their names."""
     entries = shard_entries(read_json(folder / WIDS)) or ()
-    return {Path(str(entry.get("url"))).name: entry for entry in entries}
+    return [(Path(str(entry.get("url"))).name, entry.get("md5sum")) for entry in entries]
 
 
 def _check(
-    path: str,
-    *,
-    cache: CacheFolder,
-    decodes: bool,
-    beside: Mapping[Path, Mapping[str, Mapping[str, Any]]],
+    path: str, *, cache: CacheFolder, decodes: bool, md5s: Mapping[Path, object]
 ) -> ShardSurvey:
     known = known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
     seen = describe_table(path, table)
     changed = [finding for old in known for finding in _find_changes(path, table, old)]
     seen.findings += dict.fromkeys(changed)  # two tables say the same as a rule
-    stated = beside[Path(path).parent].get(Path(path).name, {})
-    seen.findings += _find_differences(seen, stated)
+    if stated := md5s.get(Path(path)):
+        seen.md5 = file_md5(path)
+        if seen.md5 != stated:
+            message = (
+                f"its MD5 is {seen.md5}, {str(stated)[:40]} by the {WIDS} beside it; index it "
+                "again if it was written anew, else fetch it again"
+            )
+            seen.findings.append(Finding("changed shard", message, path))
     seen.has_checksums = seen.md5 is not None or any(old.crc32 is not None for old in known)
     if decodes:
         seen.findings += _find_undecodable(path, table)
@@ -136,21 +138,6 @@ def _about(
     key, suffix = table.key(sample), table.suffixes[int(table.suffix_ids[members[0]])]
     message = f"{len(members):,} {fact}, first '{key}.{suffix}'; fetch the shard again"
     return [Finding(rule, message, path, key, int(table.offsets[members[0]]), len(members))]
-
-
-def _find_differences(seen: ShardSurvey, stated: Mapping[str, Any]) -> list[Finding]:
-    """A finding about a fact that the wids JSON beside the shard states differently."""
-    facts: dict[str, object] = {"filesize": seen.size_bytes, "nsamples": seen.samples}
-    if stated.get("md5sum"):
-        facts["md5sum"] = seen.md5 = file_md5(seen.path)
-    for name, fact in facts.items():
-        if stated.get(name) not in (None, fact):
-            message = (
-                f"its {name} is {fact}, {str(stated[name])[:40]} by the {WIDS} beside it; index it "
-                "again if it was written anew, else fetch it again"
-            )
-            return [Finding("changed shard", message, seen.path)]
-    return []
 
 
 def _find_undecodable(path: str, table: MemberTable) -> list[Finding]:

@@ -17,7 +17,7 @@ from lightning_shards.tools.shard_options import shard_parser, shards_of, status
 _EPILOG = """\
 Every header, every byte and every image of local shards is read; training holds each member that it
 reads against its crc32, remote ones too. Changed bytes are found where `index --checksums` was run
-before; the last line says for how many shards. The wids.json beside the shards is
+before; the last line says for how many shards. The MD5s in the wids.json beside the shards are
 compared, too. --repair writes a copy of each bad shard, with the samples that are whole, to an
 empty folder, with a repair.json, which lists what was lost, and the places of which it is not known
 what stood there; the originals stay as they are. Exit status: 0 all is well, 1 something is wrong,
