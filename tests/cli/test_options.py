@@ -12,7 +12,6 @@ from lightning_shards import (
     LoaderConfig,
     SetEpoch,
     ShardCLI,
-    ShardDataModule,
     SplitConfig,
 )
 
@@ -21,16 +20,6 @@ OURS = (SetEpoch, ExactResume, EpochDigest, DataThroughputMonitor)
 
 def kinds(cli: ShardCLI) -> list[type]:
     return [type(callback) for callback in cli.trainer.callbacks]
-
-
-def test_a_yaml_becomes_a_data_module_of_frozen_values(make_cli):
-    data = make_cli().datamodule
-    assert isinstance(data, ShardDataModule)
-    assert data.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=8)
-    assert data.splits["val"] == SplitConfig(["val-0.tar", "val-1.tar"], sampling="sequential")
-    assert data.splits["test"] is None
-    assert data.loader_config == LoaderConfig(prefetch_factor=4)
-    assert data.fields == {"image": "jpg;png", "label": "cls"}
 
 
 def test_options_win_over_the_yaml(make_cli):

@@ -9,19 +9,6 @@ import yaml
 from lightning_shards.__main__ import main
 
 
-def test_a_wrong_setting_of_a_mix_names_split_and_component(refused, config):
-    mix = {"web": {"urls": "a.tar", "weight": 1}, "labels": {"urls": "b.tar", "weight": 2}}
-    data = config["data"] | {"train": {"mix": mix, "dataset_size": 64}}
-    told = refused("--data.train.mix.web.shuffle_run=-1", data=data)
-    assert told.startswith("data.train: mix.web.shuffle_run must be a whole number of at least")
-    told = refused("--data.train.mix.web.weight=heavy", data=data)
-    assert told.startswith(
-        "data.train: the weight of 'web' must be a number of at least 0, got 'he"
-    )
-    told = refused("--data.train.mix.web.weigth=3", data=data)
-    assert told.endswith("; did you mean 'weight'?")
-
-
 @pytest.mark.parametrize(
     ("where", "key", "meant"),
     [

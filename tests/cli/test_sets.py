@@ -1,6 +1,5 @@
 """Evaluation sets on the command line: a file makes them, options change them."""
 
-import re
 from typing import Any
 
 import pytest
@@ -47,11 +46,6 @@ def test_options_change_one_set_and_leave_the_others(options, changed, make_cli,
     assert list(found) == ["val/web", "val/by-hand"]
 
 
-def test_an_option_adds_a_set_that_no_file_has(make_cli):
-    cli = make_cli("--data.test_sets.new={urls: x.tar}")
-    assert cli.datamodule.splits["test/new"] == SplitConfig("x.tar")
-
-
 def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
     given = {
         "seen": "${data.train}",
@@ -61,28 +55,6 @@ def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
         "val/seen": SplitConfig("train-{000..003}.tar", batch_size=8),
         "val/web": SplitConfig("w.tar", batch_size=8),
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data.val=v.tar"], "data: val and val_sets are both given, and a trainer reads one"),
-        (
-            ["--data.val_sets.web.batchsize=8"],
-            r"data\.val_sets: .*'web\.batchsize'.*; did you mean 'batch_size'\?",
-        ),
-        (["--data.val_sets.web.batch_size=many"], r"data\.val_sets: .* batch_size: .*many"),
-        (["--data.val_sets.wbe.batch_size=8"], r"data\.val_sets.*: urls is empty"),
-        (
-            ["--data.val_sets.by-hand.batch_size=0"],
-            r"data\.val_sets.*: batch_size must be a whole number of at least 1, got 0",
-        ),
-    ],
-)
-def test_a_wrong_option_of_a_set_ends_in_one_line_with_its_key(options, message, refused, sets):
-    told = refused(*options, data=sets())
-    assert re.match(message, told), told
-    assert "\n" not in told
 
 
 @pytest.mark.parametrize(
