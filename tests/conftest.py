@@ -71,7 +71,6 @@ LONGEST_FIRST = [
         "options/test_one_process.py",
         "tools/packing/test_pack_killed.py",
         "system/test_guard.py",
-        "ddp_kill/test_evaluation.py",
         "test_examples_classifier.py",
         "test_examples_fabric_loop.py",
         "workers/test_processes.py",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from lightning_shards.errors import WorkerError
@@ -193,30 +192,13 @@ class _ProcessStream(WorkerStream):
 
     def _whereabouts(self, worker: int) -> str:
         pid, stage = self._workers[worker].pid, stage_of(self._ends[worker].stage)
-        return f"process {pid} {_state(pid)}, and the stage that it began last is {stage!r}"
+        return f"the stage that its process {pid} began last is {stage!r}"
 
 
 def _end_of(code: int | None) -> str:
     if code is None:  # other code of this process has fetched it
         return "exit status unknown"
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-
-_STATES = {
-    "T": "was stopped by a signal",
-    "D": "waits for a disk or a file server",
-    "R": "is running",
-    "S": "is waiting",
-}
-
-
-def _state(pid: int | None) -> str:
-    """The state of a process, as the system reports it."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "is in a state that is not known"
-    return _STATES.get(state, f"is in state {state}")
 
 
 def _end_stream(

@@ -4,7 +4,6 @@ import json
 import os
 import time
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import lightning.pytorch as pl
 import psutil
 import torch
 import torchmetrics
-from lightning.pytorch.callbacks import ModelCheckpoint, TQDMProgressBar
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_shards import (
@@ -24,8 +22,6 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
-from lightning_shards.plan.mixture import MixtureOrder
-from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.workers.fork_server import fork_server
 
 HARMLESS = [
@@ -78,26 +74,6 @@ class FailOnRank1:
         return label
 
 
-class OtherOrderOnRank1(IndexedSource):
-    """A mixture of whose first component rank 1 is served in an order of its own."""
-
-    def batches(self, *given: Any) -> Any:
-        if not isinstance(self.order, MixtureOrder):  # the first sample of a component
-            return super().batches(*given)
-        first, *others = self.order.mix
-        if number_of_this_rank() == 1:
-            first = replace(first, order=replace(first.order, seed=first.order.seed + 1))
-        order = replace(self.order, mix=(first, *others))
-        return IndexedSource(**vars(self) | {"order": order}).batches(*given)
-
-
-class TamperedModule(ShardDataModule):
-    """Trains on such a mixture."""
-
-    def source(self, *given: Any) -> Any:
-        return OtherOrderOnRank1(**vars(super().source(*given)))
-
-
 class Saver(ModelCheckpoint):
     """Leaves no trace in its checkpoints: Lightning asks for callbacks that have a state."""
 
@@ -125,8 +101,6 @@ class Module(pl.LightningModule):
             ids=batch["__id__"].tolist(),
             workers=self.record.workers() if batch_idx == 0 else [],
         )
-        if "number" in batch:  # a joined column
-            assert batch["number"].tolist() == list(map(int, batch["__key__"]))
         if self.block_at == self.global_step:
             self.record("blocked", pid=os.getpid(), workers=self.record.workers())
             time.sleep(300)  # until this rank is killed
@@ -154,11 +128,6 @@ class Module(pl.LightningModule):
         self.record("metrics", accuracy=accuracy, n=count, sanity=self.trainer.sanity_checking)
         self.accuracy.reset()
         self.count.reset()
-
-    def on_train_epoch_end(self) -> None:
-        bar: Any = self.trainer.progress_bar_callback
-        if bar is not None and bar.is_enabled:
-            self.record("bar", total=bar.train_progress_bar.total, n=bar.train_progress_bar.n)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -191,8 +160,7 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
     if case.get("fail_on_rank_1"):
         options["transforms"] = {"label": FailOnRank1()}
     loader = LoaderConfig(cache_dir=f"{folder}/cache-{rank}", **case.get("loader", {}))
-    kind = TamperedModule if case.get("tampered") else ShardDataModule
-    return kind(**splits, **options, loader=loader)
+    return ShardDataModule(**splits, **options, loader=loader)
 
 
 def fit(case: dict[str, Any], record: Record) -> None:
@@ -200,8 +168,6 @@ def fit(case: dict[str, Any], record: Record) -> None:
     callbacks: list[Any] = [SetEpoch(), EpochDigest(), DataThroughputMonitor()]
     if case.get("bare"):
         callbacks = []
-    if case.get("bar"):
-        callbacks.append(TQDMProgressBar())
     if "save_every" in case:
         folder = record.folder / "saved"
         callbacks.append(
@@ -217,8 +183,8 @@ def fit(case: dict[str, Any], record: Record) -> None:
         default_root_dir=record.folder,
         **{
             "max_epochs": 2,
-            "enable_progress_bar": "bar" in case,
-            "logger": CSVLogger(record.folder, case["csv"]) if "csv" in case else False,
+            "enable_progress_bar": False,
+            "logger": False,
         }
         | case.get("trainer", {}),
     )

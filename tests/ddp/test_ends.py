@@ -1,4 +1,4 @@
-"""Two real ranks that do not end well: killed, or started from a script that cannot work."""
+"""Two real ranks that do not end well: killed, or at a bad sample."""
 
 import json
 import signal
@@ -87,37 +87,3 @@ def test_a_bad_sample_deep_in_a_shard_ends_both_ranks_and_all_workers(
     assert "SampleError: sample '0000" in output
     assert "member 'png'" in output
     assert "of field 'image': this is no image" in output
-
-
-UNGUARDED = """
-import lightning.pytorch as pl
-from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning_shards import ShardDataModule, SplitConfig
-
-def same(label):
-    return label
-
-trainer = pl.Trainer(
-    strategy="ddp", accelerator="cpu", devices=2, max_epochs=1, logger=False,
-    enable_checkpointing=False, enable_progress_bar=False,
-)
-data = ShardDataModule(
-    SplitConfig("shard-*.tar"), fields={"label": "cls"}, transforms={"label": same}, batch_size=2,
-    num_workers=1,
-)
-trainer.fit(BoringModel(), data)
-"""
-
-
-def test_a_script_without_a_main_guard_ends_with_an_error_that_says_how_to_write_one(
-    tmp_path, pack_into, forked_programs
-):
-    pack_into(tmp_path, [20], "shard")
-    (tmp_path / "script.py").write_text(UNGUARDED)
-    output, statuses = forked_programs.run(["script.py"], tmp_path, ranks=2)
-    assert 0 not in statuses
-    assert 'script.py has no `if __name__ == "__main__":`' in output
-    assert "def main" in output or "into a function main()" in output
-    assert "num_workers=0" in output
-    for rank in RANKS:
-        assert f"[rank{rank}]: lightning_shards.errors.WorkerError: " in output

@@ -4,11 +4,9 @@
 LONG_RUNS=1 there are 200 dead actors, 20 dead nodes and 20 dead trainers: hours.
 """
 
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -19,17 +17,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lightning_shards import Cursor, Place, RayConfig
+from lightning_shards import RayConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.generators import are_same
-from lightning_shards.samples.tensors import with_tensors
 from tests.ray.actor_samples import ACTORS, actors_of, endless, made_here, make_module
 from tests.ray.actor_transforms import ByProcess
 from tests.ray.local_clusters import NEEDS_RAY, cluster_of_nodes, local_cluster
 
 IS_LONG = bool(os.environ.get("LONG_RUNS"))
 KILLS, NODES, TRAINERS = (200, 20, 20) if IS_LONG else (12, 3, 1)
-ACTORS_ON_NODES = [(nodes, actors) for nodes in (1, 2, 3) for actors in (1, 2, 3, 5, 8)]
 
 pytestmark = [
     NEEDS_RAY,
@@ -113,27 +109,6 @@ def test_nodes_removed_without_grace_and_added_change_no_batch(urls, tmp_path):
         print(f"{NODES} nodes removed, {len(made)} batches: {loader.times.received}")
 
 
-@pytest.mark.parametrize(
-    ("nodes", "actors"), ACTORS_ON_NODES if IS_LONG else [(3, 5)], ids="{}".format
-)
-def test_any_number_of_actors_on_any_nodes_gives_the_batches_of_any_cursor(
-    nodes, actors, urls, tmp_path
-):
-    spread = replace(ACTORS, ray=RayConfig(cpus_per_worker=0.1))
-    draws = random.Random(100 * nodes + actors)
-    place = Place(draws.randrange(2), 2)
-    cursor = Cursor(draws.randrange(3), 4 * draws.randrange(20))
-    module = make_module(tmp_path, loader=spread, train={"urls": urls}, num_workers=actors)
-    with cluster_of_nodes(nodes), module.loader("train") as loader:
-        stream = loader.pool.start(loader.source, place, cursor)
-        made = [with_tensors(next(stream).batch) for _ in range(50)]
-        hosts = {found.node for found in stream._where}
-        stream.close()
-        alone = loader.source.batches(place, cursor)
-        assert are_same(made, [with_tensors(next(alone).batch) for _ in made])
-    print(f"{actors} actors on {len(hosts)} of {nodes} nodes from {cursor}: {len(made)} batches")
-
-
 def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, tmp_path):
     other = {"transforms": {"label": ByProcess()}}
     module = make_module(tmp_path, loader=ACTORS, train={"urls": urls}, **other)
@@ -193,23 +168,6 @@ def test_a_killed_trainer_leaves_nothing_behind(urls, tmp_path, start_program):
                 process.kill()
         print(f"SIGKILL of the trainer: {len(gone)} processes gone in 5 s, left {names}")
         assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
-
-
-def test_two_ranks_share_the_cluster_that_the_first_one_starts(tmp_path):
-    """The weights are those of worker processes to the bit."""
-    from benchmarks import fashion_mnist
-    from tests.ray.test_pool import write_images
-
-    write_images(tmp_path)
-    fashion_mnist.pack(tmp_path, tmp_path)
-    cells = []
-    for pool in ("processes", "ray"):
-        script = ROOT / "benchmarks" / "fashion_mnist.py"
-        command = [sys.executable, script, "--epochs", "2", "--cell", tmp_path, pool, "2"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600)
-        cells.append(json.loads(next(x for x in done.stdout.splitlines() if x[:1] == "{")))
-    print(cells)
-    assert cells[0]["weights"] == cells[1]["weights"]
 
 
 def test_packed_actors_are_on_one_node(urls, tmp_path):

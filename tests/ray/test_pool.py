@@ -3,7 +3,6 @@
 All tests share one cluster on this machine, which the pool has started itself.
 """
 
-import gzip
 import os
 import pickle
 import signal
@@ -11,11 +10,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 
-from benchmarks import fashion_mnist
 from lightning_shards import Place, RayConfig
 from lightning_shards.errors import ConfigError, ShardNotFoundError, WorkerError
 from lightning_shards.samples.generators import are_same
@@ -185,22 +182,3 @@ def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path,
         ShardNotFoundError, match=rf"node far cannot make the first sample: .*{urls[0]}.*{remedy}"
     ):
         pool._raise_of_node("far", pool._unpacked(sent)[0].error)
-
-
-def write_images(folder):
-    """FashionMNIST's four files with a few images of noise."""
-    draws = np.random.default_rng(0)
-    for name, samples in (("train", 3000), ("t10k", 200)):
-        for kind, content in (
-            ("images-idx3", bytes(16) + draws.bytes(784 * samples)),
-            ("labels-idx1", bytes(8) + bytes(draws.integers(10, size=samples, dtype=np.uint8))),
-        ):
-            (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content, 1))
-
-
-def test_a_hundred_steps_on_images_give_the_same_weights_to_the_bit(tmp_path):
-    write_images(tmp_path)
-    fashion_mnist.pack(tmp_path, tmp_path)
-    cells = [fashion_mnist.run_cell(tmp_path, pool, 1, 4, 100) for pool in ("inline", "ray")]
-    assert cells[0]["weights"] == cells[1]["weights"]
-    assert cells[0]["accuracy"] == cells[1]["accuracy"]

@@ -1,6 +1,5 @@
 """The settings of `pool: ray`, what is refused, and what imports Ray."""
 
-import subprocess
 import sys
 
 import pytest
@@ -15,7 +14,6 @@ from lightning_shards.plan.place import Place
     ("settings", "words"),
     [
         ({"ray": RayConfig("local")}, "RayConfig.* goes with pool='ray', not 'processes'"),
-        ({"ray": "auto"}, "ray must be a RayConfig, got 'auto'"),
         ({"pool": "ray", "threads_per_worker": 2}, "threads_per_worker=2 goes with"),
         ({"pool": "ray", "pin_memory": True}, "pin_memory=True goes with"),
     ],
@@ -29,7 +27,6 @@ def test_settings_that_do_not_go_together_are_refused(settings, words):
     ("settings", "words"),
     [
         ({"address": "ray://head:10001"}, "ray.address='ray://head:10001' would send each byte"),
-        ({"address": 5}, "ray.address must be a text, got 5"),
         ({"cpus_per_worker": -1}, "ray.cpus_per_worker must be a number of at least 0, got -1"),
         ({"placement": "spread"}, "ray.placement must be one of"),
     ],
@@ -62,19 +59,3 @@ def test_a_configuration_names_the_cluster(pack_shards):
     module = ShardDataModule.from_config(settings | {"loader": {"pool": "ray", "ray": ray}})
     assert module.loader_config.ray == RayConfig("head:6379", placement="PACK")
     assert "made by 2 actors\n" in repr(module)
-
-
-LOADS = """
-import sys
-from lightning_shards import ShardDataModule
-if __name__ == "__main__":
-    module = ShardDataModule(sys.argv[1], fields={"x": "cls"}, num_workers=1, batch_size=2)
-    with module.loader("train") as loader:
-        next(iter(loader))
-    assert "ray" not in sys.modules
-"""
-
-
-def test_other_workers_import_no_ray(pack_shards, tmp_path):
-    command = [sys.executable, "-c", LOADS, *pack_shards([4])]
-    subprocess.run(command, cwd=tmp_path, check=True, timeout=120)

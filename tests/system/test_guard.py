@@ -62,6 +62,8 @@ def main():
     stream = ProcessPool(2, start_method=start_method).start(source, Place(), Cursor())
     print("has started", flush=True)
     next(stream)
+    print("has a batch", flush=True)
+    time.sleep(120)
 
 if __name__ == "__main__":
     main()
@@ -82,8 +84,8 @@ def start_owner(tmp_path, sockets, pack_shards, forked_programs):
     script = tmp_path / "owner.py"
     with ExitStack() as programs:
 
-        def start(*arguments, program=OWNER):
-            script.write_text(program)
+        def start(*arguments):
+            script.write_text(OWNER)
             command, environment = [script, url, *arguments], {"TMPDIR": str(sockets)}
             return programs.enter_context(
                 forked_programs.started(command, tmp_path, environment=environment)
@@ -154,40 +156,10 @@ def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start
     assert list(temporary.iterdir()) == []
 
 
-IDLE = """
-import os
-import sys
-import time
-
-def main():
-    from lightning_shards.build.sources import find_shards, make_source
-    from lightning_shards.config.loading import LoaderConfig
-    from lightning_shards.config.splits import SplitConfig
-    from lightning_shards.config.module import DataConfig
-    from lightning_shards.plan.place import Cursor
-    from lightning_shards.plan.place import Place
-    from lightning_shards.workers.processes import ProcessPool
-
-    url, cache, start_method = sys.argv[1:]
-    split = SplitConfig(url, reader="indexed", sampling="shuffled")
-    data = DataConfig(
-        split, fields={"label": "cls"}, batch_size=2, loader=LoaderConfig(cache_dir=cache)
-    )
-    source = make_source(data, "train", find_shards(data, "train"))
-    stream = ProcessPool(1, start_method=start_method).start(source, Place(), Cursor())
-    next(stream)
-    print("has a batch", flush=True)
-    time.sleep(120)
-
-if __name__ == "__main__":
-    main()
-"""
-
-
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_no_file_outlives_an_owner_whose_workers_wait_for_it(start_method, start_owner, tmp_path):
+def test_no_file_outlives_an_owner_whose_workers_wait_for_it(start_method, start_owner):
     """A worker that ended by itself would leave its guard no time to remove the folder."""
-    owner, temporary = start_owner(str(tmp_path / "cache"), start_method, program=IDLE)
+    owner, temporary = start_owner("none", start_method)
     read_until(owner, "has a batch")
     assert left_after_kill(owner, 10) == []
     assert list(temporary.iterdir()) == []

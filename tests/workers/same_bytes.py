@@ -33,10 +33,6 @@ def jitter_label(label: int, rng: np.random.Generator) -> torch.Tensor:
     return label + torch.from_numpy(rng.random(3))
 
 
-def drawn_globally(sample):
-    return sample | {"drawn": float(np.random.random())}  # noqa: NPY002
-
-
 def as_bytes(batch):
     return [
         (name, str(value.dtype), tuple(value.shape), value.numpy().tobytes())

@@ -10,9 +10,8 @@ from types import ModuleType
 
 import psutil
 import pytest
-from webdataset.writer import TarWriter
 
-from lightning_shards.errors import ConfigError, SampleError, WorkerError
+from lightning_shards.errors import SampleError, WorkerError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.workers.fork_server import fork_server
@@ -42,33 +41,6 @@ def test_an_error_brings_the_users_part_of_the_stack_of_its_worker(pack_shards, 
     assert "in refuse\n" in cause
     assert "\nRuntimeError: no " in cause
     assert "in _transformed" not in cause
-
-
-@pytest.mark.filterwarnings("ignore:Got pickle error")  # torch's own
-@pytest.mark.parametrize("kind", ["transforms", "stages"])
-def test_a_function_that_cannot_be_sent_is_named_with_its_remedy(kind, pack_shards, make_source):
-    given = {"transforms": {"label": lambda label: label}, "stages": (lambda samples: samples,)}
-    source = make_source(pack_shards([4]), **{kind: given[kind]})
-    with pytest.raises(ConfigError) as caught:
-        first_batch(ProcessPool(1, start_method="spawn"), source)
-    named = {"transforms": "the transform of 'label' is ", "stages": "stages[0] is "}[kind]
-    assert str(caught.value).startswith(named)
-    assert "<lambda>, which cannot be sent to worker processes" in str(caught.value)
-    assert "at the top level of a module" in str(caught.value)
-    assert "set num_workers=0" in str(caught.value)
-
-
-@pytest.mark.slow  # torch looks for the dead every five seconds
-def test_a_worker_that_is_killed_is_an_error_with_a_remedy(tmp_path, make_source):
-    url = str(tmp_path / "kill.tar")
-    with TarWriter(url) as writer:
-        writer.write({"__key__": "0", "cls": str(int(signal.SIGKILL))})
-    source = make_source([url], samples=2, transforms={"label": signal.raise_signal})
-    with pytest.raises(WorkerError) as caught:
-        first_batch(ProcessPool(1), source)
-    assert "ended without being asked to" in str(caught.value)
-    assert "out of memory" in str(caught.value)
-    assert "num_workers=0 shows the crash itself" in str(caught.value)
 
 
 @pytest.mark.slow  # torch asks a worker for five seconds to end

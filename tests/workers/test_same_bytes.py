@@ -14,13 +14,9 @@ from PIL import Image
 
 from lightning_shards import PadCollate
 from tests.workers.same_bytes import (
-    CONTEXTS,
     STEPS,
     STOPS,
-    THREADS,
     WORKERS_OF_STOPS,
-    drawn_globally,
-    jitter_globally,
     jitter_label,
     require_same_after_stops,
     require_same_from_pools,
@@ -34,22 +30,14 @@ pytestmark = [
 ]
 
 
-def crop_alike(sample, rng):
-    """Two fields by one draw, of another size for each sample, and a field of its own."""
+def crop_rows(sample, rng):
+    """Two fields by one draw, of another size for each sample; the label travels by columns."""
     top = int(rng.integers(4))
     image = sample["image"].repeat(1, 2, 1)[:, top : top + 4]
     return sample | {"image": image, "mask": image[0, 0] + top, "length": top}
 
 
-def crop_rows(sample, rng):
-    """The same, without the label, which then travels by columns."""
-    return crop_alike(sample, rng)
-
-
 crop_rows.takes_fields = ("image",)
-
-
-JOINT = {"joint": [crop_rows], "joint, globally": [crop_alike, drawn_globally]}
 
 
 def decoded_plainly(data: bytes) -> torch.Tensor:
@@ -66,18 +54,6 @@ class Scaled:
         return self.factor * int(data)
 
 
-DECODERS = {"image": decoded_plainly, "label": Scaled(5)}
-
-
-def side_by_side(samples):
-    """A batch of its own shape: the images in one row, and a list of small tensors."""
-    return {
-        "row": torch.cat([sample["image"] for sample in samples], dim=-1),
-        "labels": torch.cat([sample["label"] for sample in samples]),
-        "weights": [sample["__weight__"] for sample in samples],
-    }
-
-
 def crop_rows_ragged(sample, rng):
     """As many rows as are drawn, and boxes, of which there may be none."""
     rows = int(rng.integers(1, 4))
@@ -85,17 +61,14 @@ def crop_rows_ragged(sample, rng):
     return sample | {"image": sample["image"][:, :rows, : 5 - rows], "boxes": boxes}
 
 
-COLLATES = {
-    "own": ({"collate_fn": side_by_side}, {"row", "labels", "weights"}),
-    "PadCollate": (
-        {
-            "collate_fn": PadCollate(["image", "boxes"], to_multiple=2),
-            "joint": [crop_rows_ragged],
-        },
-        {"image", "image_length", "boxes", "boxes_length", "label"},
-    ),
+SETTINGS = {
+    "PadCollate": {
+        "collate_fn": PadCollate(["image", "boxes"], to_multiple=2),
+        "joint": [crop_rows_ragged],
+    },
+    "joint transforms": {"joint": [crop_rows]},
+    "decoders": {"decode": {"image": decoded_plainly, "label": Scaled(5)}},
 }
-"""Settings, and what stands in batches then."""
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +87,7 @@ def test_two_epochs_differ_in_their_bytes(expected):
 
 @pytest.mark.parametrize(
     ("context", "num_workers", "sampling"),
-    [
-        ("fork", 3, "resampled"),
-        ("fork", 8, "shuffled"),
-        ("forkserver", 3, "shuffled"),
-        ("spawn", 1, "resampled"),
-    ],
+    [("fork", 8, "shuffled"), ("forkserver", 3, "shuffled"), ("spawn", 1, "resampled")],
 )
 def test_processes_give_the_bytes_of_the_trainers_thread(
     make_loader, expected, context, num_workers, sampling
@@ -127,26 +95,11 @@ def test_processes_give_the_bytes_of_the_trainers_thread(
     assert take(make_loader(num_workers, context, sampling), STEPS) == expected[sampling]
 
 
-POOLS_OF_THREADS = {
-    "8 threads": (8, {"pool": "threads"}),
-    "2 threads in each of 2 processes": (2, {"threads_per_worker": 2}),
-}
-
-
-@pytest.mark.parametrize(("num_workers", "pool"), POOLS_OF_THREADS.values(), ids=POOLS_OF_THREADS)
-def test_threads_give_the_bytes_of_the_trainers_thread(make_loader, num_workers, pool):
-    expected = take(make_loader(label=jitter_label), STEPS)
-    assert take(make_loader(num_workers, label=jitter_label, **pool), STEPS) == expected
-
-
-@pytest.mark.parametrize(("settings", "names"), COLLATES.values(), ids=COLLATES)
-def test_a_collate_fn_gives_the_same_bytes_from_processes_threads_and_after_resumes(
-    make_loader, settings, names
-):
-    make = partial(make_loader, label=jitter_label, **settings)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_bytes_are_the_same_from_processes_threads_and_after_resumes(make_loader, name):
+    make = partial(make_loader, label=jitter_label, **SETTINGS[name])
     expected = take(make(), STEPS)
     assert len({repr(batch) for batch in expected}) == STEPS
-    assert {name for name, *_ in expected[0]} >= names
     require_same_from_pools(make, expected)
     require_same_after_stops(make, expected, WORKERS_OF_STOPS)
 
@@ -157,26 +110,3 @@ def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(
     """One worker more or less for each resume, from the first step to the one after the epoch."""
     workers = [1 + stop % 3 for stop in STOPS]
     require_same_after_stops(make_loader, expected["shuffled"], workers, 3)
-
-
-@pytest.mark.parametrize("joint", JOINT.values(), ids=JOINT)
-def test_joint_transforms_give_the_same_bytes_from_processes_threads_and_after_resumes(
-    make_loader, joint
-):
-    label = jitter_label if joint == [crop_rows] else jitter_globally
-    make = partial(make_loader, label=label, joint=joint)
-    expected = take(make(), STEPS)
-    assert len({repr(batch) for batch in expected}) == STEPS
-    # threads cannot seed what all of them draw from
-    pools = THREADS if label is jitter_label else ()
-    require_same_from_pools(make, expected, CONTEXTS, pools)
-    require_same_after_stops(make, expected, WORKERS_OF_STOPS)
-
-
-def test_own_decoders_give_the_same_bytes_from_processes_threads_and_after_resumes(make_loader):
-    make = partial(make_loader, label=jitter_label, decode=DECODERS)
-    expected = take(make(), STEPS)
-    assert len({repr(batch) for batch in expected}) == STEPS
-    assert expected != take(make_loader(label=jitter_label), STEPS)
-    require_same_from_pools(make, expected, ())
-    require_same_after_stops(make, expected, WORKERS_OF_STOPS)

@@ -63,8 +63,7 @@ def test_a_process_that_stands_still_is_ended_and_named_with_its_stage(start):
         numbers(stream, 4)
     text = str(caught.value)
     assert "worker 1 has given no batch for 4 s" in text
-    assert f"process {processes[1].pid} was stopped by a signal, and the stage" in text
-    assert "it began last is 'transform'" in text
+    assert f"that its process {processes[1].pid} began last is 'transform'" in text
     assert "set a larger worker_timeout_s" in text
     assert psutil.wait_procs(processes, timeout=5)[1] == []
 
@@ -81,7 +80,7 @@ def test_a_process_that_dies_in_the_middle_of_a_message_is_an_error_where_it_is_
     victim = stream._workers[0]
     victim.kill()
     assert wait([victim.sentinel], timeout=30)
-    with pytest.raises(WorkerError, match=rf"ended without being .*pid {victim.pid}: SIGKILL\)"):
+    with pytest.raises(WorkerError, match=rf"pid {victim.pid}: SIGKILL\).*out of memory"):
         numbers(stream, 9)
 
 

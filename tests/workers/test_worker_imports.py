@@ -80,16 +80,3 @@ def test_of_two_transforms_the_one_that_cannot_travel_is_named(pack_shards, make
     )
     with pytest.raises(ConfigError, match=r"^the transform of .key. is Adds, which cannot be sent"):
         require_sendable(source)
-
-
-class Refuses(Adds):
-    """Has a word of its own for what cannot be pickled."""
-
-    def __reduce__(self):
-        raise ValueError("not me")
-
-
-def test_whatever_a_transform_raises_when_it_is_pickled_names_it(pack_shards, make_source):
-    source = make_source(pack_shards([4]), transforms={"label": Refuses()})
-    with pytest.raises(ConfigError, match=r"label. is Refuses, which cannot be .*Error: not me"):
-        require_sendable(source)
