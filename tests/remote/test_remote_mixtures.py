@@ -45,7 +45,7 @@ def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **spli
     }
     mix[REMOTE] |= {
         "fields": {"image": "img.png", "label": "class.txt"},
-        "decode": {"label": "int"},
+        "decode": {"image": "gray", "label": "int"},
     }
     own = {"sampling": "shuffled", "shuffle_run": 2, "round": 8, "dataset_size": 32}
     return ShardDataModule(
