@@ -52,16 +52,6 @@ def test_everything_else_stays_a_list(values):
     assert column(*values) == list(values)
 
 
-@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
-@pytest.mark.parametrize("size", [1, 10_000])
-def test_numbers_that_torch_lacks_are_an_error_that_names_the_sample(dtype, size):
-    described = (
-        rf"does not fit into a tensor: \({size},\) {np.dtype(dtype)} in sample 'k0': torch has"
-    )
-    with pytest.raises(SampleError, match=described):
-        column(*[np.ones(size, dtype)] * 2)
-
-
 def test_lists_come_first_then_tensors_in_the_order_of_the_fields():
     rows = [{"a": 1, "b": "text", "c": torch.zeros(2), "__key__": "k", "__id__": (0, 1)}]
     batch = collate(rows, ["a", "b", "c"], [1])

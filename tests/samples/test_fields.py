@@ -33,13 +33,8 @@ def test_a_suffix_has_its_decoder(suffix, data, expected):
 
 @pytest.mark.parametrize("suffix", ["bin", "jpg;bin", "jpg.bin", "cls2x"])
 def test_a_suffix_without_a_decoder_is_an_error_and_no_bytes(suffix):
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="a suffix without a decoder"):
         make_field(suffix)
-    assert str(caught.value) == (
-        f"field 'x' comes from members {suffix.split(';')[-1]!r}, a suffix without a decoder; for "
-        "their bytes set decode: {x: raw}, for a value name a decoder, or a function of your own, "
-        "as in decode: {x: my_module.my_decoder}"
-    )
     with pytest.raises(ConfigError, match="a suffix without a decoder"):
         Field("x", tuple(suffix.split(";"))).decode(MEMBERS | {suffix.split(";")[-1]: b""})
     for field in (make_field(suffix, "raw"), bytes_field(suffix)):

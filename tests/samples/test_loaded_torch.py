@@ -19,7 +19,6 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
-from lightning_shards.errors import SampleError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.tensors import Arena, is_tensor, with_tensors
 
@@ -109,13 +108,6 @@ def test_arrays_whose_memory_torch_cannot_share_are_copied(array):
     (made,) = with_tensors((array,))
     assert is_tensor(made)
     assert made.tolist() == array.tolist()
-
-
-@pytest.mark.parametrize("dtype", [np.longdouble, np.clongdouble])
-def test_numbers_of_which_there_is_no_tensor_are_an_error(dtype):
-    for batch in ({"x": np.ones((2, 3), dtype)}, (np.ones((2, 3), dtype),)):
-        with pytest.raises(SampleError, match=rf"array of {np.dtype(dtype)}, shape \(2, 3\), and"):
-            with_tensors(batch)
 
 
 class Kept:

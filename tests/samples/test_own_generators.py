@@ -112,13 +112,8 @@ def hidden(value):
     return float(value) + HIDDEN.random()
 
 
-def hidden_beside_rng(value, rng):
-    return hidden(value)
-
-
-@pytest.mark.parametrize("transform", [hidden, hidden_beside_rng])
-def test_a_hidden_generator_is_named_once(source_of, caplog, transform):
-    source_of(transform).first_sample(Place())
+def test_a_hidden_generator_is_named_once(source_of, caplog):
+    source_of(hidden).first_sample(Place())
     (record,) = caplog.records
     assert "transform of field 'label' made two results" in record.getMessage()
     assert "a parameter `rng`" in record.getMessage()
@@ -145,7 +140,6 @@ def test_the_comparison_leaves_generators_and_batches_alone(source_of):
 SEEDS = itertools.count(3)
 DRAWS = {
     "python": random.random,
-    "numpy": np.random.rand,
     "torch": lambda: torch.rand(1),
     "a seed": lambda: torch.manual_seed(next(SEEDS)),
 }
@@ -210,15 +204,12 @@ SAME = [
     (torch.tensor([NAN]), torch.tensor([NAN])),
     (torch.tensor(2, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16)),
     ({"a": [np.zeros(2), b"x"]}, {"a": [np.zeros(2), b"x"]}),
-    (complex(NAN, 2), complex(float("nan"), 2)),
     (Foreign(), Foreign()),
 ]
 OTHERS = [
-    (1, 1.0),
     (np.zeros(2), np.zeros(3)),
     (np.zeros(2), np.zeros(2, np.float32)),
     (torch.zeros(2), torch.ones(2)),
-    ({"a": [np.zeros(2)]}, {"a": [np.ones(2)]}),
     ([1], [1, 2]),
     ("a", "b"),
     ([Foreign(), 3], [Foreign(), 4]),

@@ -61,11 +61,6 @@ def first_batch(tmp_path, url):
     return load
 
 
-def test_pickled_members_are_not_loaded_by_default(first_batch, canary):
-    assert first_batch({"label": "cls"})["label"].tolist() == [1, 1]
-    assert not canary.exists()
-
-
 @pytest.mark.parametrize("suffix", ["pkl", "cls;PKL", "v1.pkl"])
 def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix):
     with pytest.raises(UnsafeError, match=r"field 'x'.*'pickle'.*allow_unsafe=\['pickle'\]"):

@@ -57,12 +57,6 @@ def describe_arrays(sample):
 describe_arrays.takes_arrays = True
 
 
-def fail_on_label_3(sample):
-    if sample["label"] == 3:
-        raise ValueError("no threes")
-    return sample
-
-
 @pytest.fixture
 def urls(tmp_path):
     """Images whose mask has the same pixels, of which no two are alike."""
@@ -226,16 +220,6 @@ def test_what_identifies_a_sample_is_kept(make_module, reader):
 
 def test_a_field_that_was_not_given_may_be_replaced(make_module, reader):
     assert batches(make_module(adds_untaken, reader=reader))[0]["label"].tolist() == [2] * 4
-
-
-def test_a_sample_that_it_fails_on_is_substituted(make_module, reader):
-    split = {"on_bad_sample": "substitute", "max_bad": 1}
-    made = batches(make_module(fail_on_label_3, crop_alike, reader=reader, split=split))
-    weights = torch.cat([batch["__weight__"] for batch in made])
-    labels = torch.cat([batch["label"] for batch in made])
-    assert 3 not in labels
-    assert (weights == 0).sum() <= 1
-    assert all(batch["image"].equal(batch["mask"]) for batch in made)
 
 
 def drop_some(sample):

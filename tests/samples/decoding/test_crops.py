@@ -60,13 +60,6 @@ def test_random_parts_are_those_that_uniform_draws_give(width, height, seed, lea
     assert rng.random() == again.random()
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "box"), [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13))]
-)
-def test_of_a_strip_that_holds_no_part_the_centre_is_taken(width, height, box):
-    assert DecodeRandomResizedCrop(size=8, scale=(0.9, 1.0))._box(width, height, generator()) == box
-
-
 # --- the pixels -----------------------------------------------------------------------------------
 
 

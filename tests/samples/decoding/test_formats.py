@@ -66,6 +66,8 @@ def test_a_member_is_decoded_as_webdataset_does(suffix, packed):
     decoded = decode(suffix, data)
     assert type(decoded) is type(expected)
     assert plain(decoded) == plain(expected)
+    for array in decoded.values() if isinstance(decoded, dict) else [decoded]:
+        assert not isinstance(array, np.ndarray) or array.flags.writeable
     column = decode_column(field_of(suffix), ListedBytes([data, data]))
     assert plain(list(column)) == [plain(expected)] * 2
 
