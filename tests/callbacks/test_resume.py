@@ -303,24 +303,6 @@ def test_a_checkpoint_without_our_state_is_refused_within_an_epoch(
         make(tmp_path).fit(Ledger(estimates=estimates), data, ckpt_path=path)
 
 
-@MAKERS
-@pytest.mark.parametrize("name", ["step=12", "epoch=0"])
-@pytest.mark.parametrize("batch_size", [2, 4, 8])
-def test_a_checkpoint_without_our_state_resumes_at_an_epochs_end(
-    batch_size: int, name: str, make: Any, saved_bare: dict[str, Path], tmp_path: Path
-) -> None:
-    path, model = without_our_state(saved_bare[name], tmp_path), Ledger()
-    if name.startswith("step") and batch_size == 2:
-        # its epoch has yet to end, and Lightning would go on with batch 7 of 13 of the next one
-        with pytest.raises(StateError, match="after batch 6 of an epoch, before its end"):
-            make(tmp_path).fit(model, ToyData(batch_size), ckpt_path=path)
-        return
-    make(tmp_path).fit(model, ToyData(batch_size), ckpt_path=path)
-    done = {"step=6": 1, "step=12": 2, "epoch=0": 1, "epoch=1": 2}[name]
-    ends = [24] * done + [26 - 26 % batch_size] * (3 - done)
-    assert positions_of(model.steps) == {epoch: list(range(end)) for epoch, end in enumerate(ends)}
-
-
 # --- damaged states ------------------------------------------------------------------------------
 
 MISSING = object()

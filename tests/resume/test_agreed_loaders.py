@@ -92,17 +92,6 @@ def test_a_rank_that_fails_meets_the_others_only_where_they_make_new_loaders_too
     assert len(asking.agreed) == agreements
 
 
-def test_each_fit_and_validation_agrees_anew(asking, tmp_path):
-    data = ToyData()
-    for _ in range(2):
-        make_trainer(tmp_path, max_epochs=1).fit(Ledger(), data)
-    assert len(asking.agreed) == 4
-    trainer = make_trainer(tmp_path)
-    for _ in range(2):
-        trainer.validate(Ledger(), data, verbose=False)
-    assert len(asking.agreed) == 6
-
-
 @pytest.mark.parametrize(("batch_size", "is_said"), [(4, True), (2, False)])
 def test_the_first_line_remarks_when_more_than_one_percent_is_dropped(
     batch_size, is_said, tmp_path, caplog

@@ -93,19 +93,6 @@ def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(variant, tm
     assert failures(tmp_path, variant, slice(None)) == {}
 
 
-@pytest.mark.parametrize("steps", [7, 12])
-def test_a_fit_that_max_steps_ended_goes_on_within_its_epoch(steps, tmp_path):
-    """Lightning counts the epoch that `max_steps` cut, and would begin the next one."""
-    variant = Variant("more steps", {"max_steps": 18}, {"val_samples": 0})
-    whole = fit(tmp_path, variant)
-    first = make_trainer(tmp_path, max_steps=steps)
-    first.fit(Ledger(), ToyData(val_samples=0))
-    first.save_checkpoint(tmp_path / "ended.ckpt")
-    resumed = fit(tmp_path, variant, tmp_path / "ended.ckpt")
-    del whole["epoch_ends"], resumed["epoch_ends"]  # where max_steps ends a fit is an end more
-    assert resumed == whole
-
-
 def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path):
     whole = fit(tmp_path, Variant("whole"))
     checkpoint = None

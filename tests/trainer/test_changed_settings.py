@@ -6,7 +6,6 @@ import pytest
 from fit_recorder import Recorder
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards import datamodule as module
 
 COUNTS = [4, 4]
 
@@ -41,21 +40,6 @@ def test_another_fold_is_read_as_soon_as_its_filter_is_set(make_data):
     assert folds[0]
     assert folds[1]
     assert not folds[0] & folds[1]
-
-
-def test_shards_are_found_once_while_nothing_of_theirs_is_changed(make_data, monkeypatch):
-    find, found = module.find_shards, list[str]()
-
-    def noted(data, split, **more):
-        found.append(split)
-        return find(data, split, **more)
-
-    monkeypatch.setattr(module, "find_shards", noted)
-    data = make_data()
-    for batch_size in (2, 1, 2):  # as a tuner tries
-        data.batch_size = batch_size
-        data.loader("train")
-    assert found == ["train"]
 
 
 def test_the_same_trainer_takes_a_changed_loader_config(make_data, make_trainer):

@@ -144,21 +144,6 @@ def test_a_fit_that_loses_the_gradients_of_an_open_window_warns_of_it(
     assert all(f"gradients of the last {lost} of them" in each for each in told)
 
 
-@pytest.mark.parametrize(("steps", "at"), [(STEPS, STEPS), (STEPS + 4, STEPS + 4)])
-def test_a_fit_that_leaves_nothing_out_does_not_warn(steps, at, make_data, make_trainer, tmp_path):
-    saver = Saver(tmp_path, "{step}", every_n_train_steps=at)
-    first = make_trainer(max_steps=steps, callbacks=[saver])
-    first.fit(Recorder(), make_data())
-    paths = [tmp_path / f"step={at}.ckpt"]
-    if steps % STEPS == 0:
-        paths.append(tmp_path / "hand.ckpt")
-        first.save_checkpoint(paths[-1])
-    for path in paths:
-        model = Recorder()
-        make_trainer().fit(model, make_data(), ckpt_path=path)  # warnings are errors
-        assert len(model.steps) == 3 * STEPS - steps
-
-
 @pytest.mark.parametrize(("limit", "kind"), [(3, Recorder), (4, EstimatingRecorder)])
 def test_an_epoch_that_ends_before_the_checkpoint_now_is_not_trained_again(
     limit, kind, checkpoints, make_data, make_trainer
