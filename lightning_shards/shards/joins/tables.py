@@ -185,7 +185,8 @@ def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
         opened = cache.open(kept)
         if opened is None:
             checksum = _crc32_of(local)
-            if shard_stat(path, storages.of(path)) != stat:
+            now = shard_stat(path, storages.of(path))
+            if now != stat or Path(local).stat().st_size != stat.size:
                 raise replaced(path)
             cache.write(kept, f"{checksum}".encode())
         else:
