@@ -85,7 +85,7 @@ class KeptJoin:
 
     Attributes:
         data: The bytes of all values, uint8.
-        stamps: Size and time of change of each shard then.
+        stamps: Size and time of change of each shard then, int64 of shape (num_shards, 2).
         rows: Rows of the table.
         unmatched: Rows whose key no sample has.
     """
@@ -102,7 +102,7 @@ class KeptJoin:
         self.data = np.frombuffer(data or b"", np.uint8)
         facts = json.loads(reader.schema.metadata[_FACTS])
         self.rows, self.unmatched = int(facts["rows"]), int(facts["unmatched"])
-        self.stamps: list[list[int]] = facts["stamps"]
+        self.stamps: _Ints = np.array(facts["stamps"], np.int64).reshape(-1, 2)
 
     def extents(self, samples: _Ints) -> tuple[_Ints, _Ints]:
         """Where in `data` the values of these samples begin, and their sizes; both -1 for none."""
@@ -153,7 +153,7 @@ class JoinedValues:
             ShardError: A join cannot be made.
         """
         for kept in self._kept.values():
-            if tuple(kept.stamps[shard - self.shards.start]) != table.stamp:
+            if tuple(kept.stamps[shard - self.shards.start].tolist()) != table.stamp:
                 raise replaced(self._index.urls[shard - self.shards.start])
 
     def extents(self, ids: _Ints) -> dict[str, tuple[NDArray[np.uint8], _Ints, _Ints]]:
