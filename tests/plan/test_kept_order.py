@@ -14,16 +14,6 @@ def pairs(array):
     return list(map(tuple, array.tolist()))
 
 
-@given(MASKS)
-def test_the_nth_kept_sample_is_the_nth_that_is_left_in_file_order(masks):
-    order = kept_order(masks, "sequential")
-    left = ids_left(masks)
-    assert order.samples == len(left)
-    assert pairs(order.at(0, 0, len(left))) == left
-    by_shard = [(s, n) for s in range(len(masks)) for n in order.kept.of_shard(s).tolist()]
-    assert by_shard == left
-
-
 @given(MASKS.flatmap(lambda m: st.tuples(st.just(m), kept_orders(m))), st.integers(0, 9))
 def test_the_sequence_is_that_of_a_data_set_of_the_kept_samples_alone(drawn, epoch):
     """As if they had been packed anew: sample k of a shard is the k-th that is left of it."""

@@ -163,16 +163,6 @@ def test_workers_get_no_cached_arrays():
 # How well it mixes.
 
 
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled"])
-@pytest.mark.parametrize(("seed", "epoch"), [(2, 0), (1, 1), (0, 1)])
-@pytest.mark.parametrize(("run", "block"), [(1, 0), (5, 0), (5, 64)])
-def test_another_seed_or_epoch_is_unrelated(sampling, seed, epoch, run, block):
-    counts = np.full(40, 50)
-    one = make(counts, 1, sampling, run, block).at(0, 0, 2000)
-    other = make(counts, seed, sampling, run, block).at(epoch, 0, 2000)
-    assert (one == other).all(axis=1).sum() <= 6 * run  # one by chance, in runs
-
-
 @pytest.mark.parametrize("run", [1, 2, 5, 50])
 def test_every_sample_is_equally_likely_at_every_position_of_a_draw(run):
     counts = np.array([1, 9, 0, 30, 3])
