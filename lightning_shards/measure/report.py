@@ -44,7 +44,8 @@ def write_report(ranks: Sequence[TimeTotals], context: RunContext) -> str:
         f"data throughput: {few * (steps < ENOUGH_STEPS)}{rates.side}: {said[rates.side]} "
         f"({'rank 0 alone: ' * alone}trained {rate_text(rates.trained)} samples/s, loader alone "
         f"{rate_text(rates.loader)}, trainer alone {rate_text(rates.trainer)}, waited for data "
-        f"{rates.fraction('wait'):.1%} of the time{_stages_text(rates.totals)})"
+        f"{rates.fraction('wait'):.1%} of the time{_stages_text(rates.totals)}"
+        f"{_fetched_text(rates.totals) * rates.totals.is_fetched})"
         f"{advice * (steps >= ENOUGH_STEPS)}"
     )
 
@@ -53,6 +54,19 @@ def _stages_text(totals: TimeTotals) -> str:
     shares = sorted(totals.stage_shares().items(), key=lambda share: -share[1])
     named = [f"{stage} {share:.0%}" for stage, share in shares if share >= NAMED]
     return f"; the loader's time: {', '.join(named)}" if named else ""
+
+
+def _fetched_text(job: TimeTotals) -> str:
+    """What all ranks have fetched from afar, whose price users know.
+
+    >>> _fetched_text(TimeTotals(requests=1930, fetched_bytes=12.3e9, read_bytes=23.6e9))
+    '; fetched 12.3 GB in 1,930 requests, 48% of 23.6 GB came from the cache'
+    """
+    requests = count_of(round(job.requests), "request")
+    return (
+        f"; fetched {job.fetched_bytes / 1e9:,.3g} GB in {requests}, {job.cached_fraction:.0%} of "
+        f"{job.read_bytes / 1e9:,.3g} GB came from the cache"
+    )
 
 
 def advise_change(throughput: Throughput, slow_rank: int | None) -> str:
