@@ -175,7 +175,7 @@ def test_a_node_without_the_shards_is_named_with_the_remedy(pack_into, tmp_path,
         packed = travel.packed_source(loader.source)
     Path(urls[0]).unlink()
     made = maker.BatchMaker(Place(), None)
-    made.source = pickle.loads(packed)
+    made._source = pickle.loads(packed)
     sent = made.try_node([], Place(), is_elsewhere=is_elsewhere)
     remedy = "let all nodes reach the shards, by s3:// or a shared file system"
     with pytest.raises(
