@@ -55,13 +55,31 @@ class ShardArgumentParser(SettingsParser, LightningArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Parse the command line, on which the urls of a split may stand for the split."""
-        named = _with_urls_named(sys.argv[1:] if args is None else list(args))
+        given = sys.argv[1:] if args is None else list(args)
+        command = given[0] if given and not given[0].startswith("-") else ""
+        named = [_below(command, each) for each in _with_urls_named(given)]
         return cast("Any", super()).parse_args(named, *others, **options)
+
+    def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
+        content = _below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
+        return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 it is ours
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
         if file is not sys.stderr:
             cast("Any", super()).print_usage(file)
+
+
+def _below(command: str, text: str) -> str:
+    """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
+
+    jsonargparse resolves interpolations where all settings stand below the command's name.
+    """
+    if not command:
+        return text
+    key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
+    begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
+    return re.sub(begin, lambda _: f"${{{command}.", text)
 
 
 class KeepConfigCallback(SaveConfigCallback):
@@ -92,7 +110,7 @@ class ShardCLI(LightningCLI):
 
     A misspelt option is an error: options cannot be abbreviated (LightningCLI by itself reads
     ``--data.batch`` as ``--data.batch_size``). omegaconf resolves interpolations like
-    ``${..trainer.devices}`` in a YAML.
+    ``${trainer.devices}`` in a YAML.
 
     An error of this package, of a transform or of a stage ends the command with one line and exit
     status 2. With ``--traceback`` it is raised.

@@ -101,3 +101,26 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, 
         assert module.batch_size == 1
         assert module.transforms["label"] is first.datamodule.transforms["label"]
         assert vars(module.transforms["image"]) == {"factor": 4}
+
+
+@pytest.mark.parametrize(
+    ("size", "options", "wanted"),
+    [
+        ("${trainer.max_epochs}", [], 7),
+        ("${ trainer.max_epochs }", ["--trainer.max_epochs=9"], 9),
+        ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
+        (1, ["--data.batch_size=${data.loader.prefetch_factor}"], 4),
+    ],
+)
+def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
+    size, options, wanted, config, tmp_path, capsys
+):
+    """jsonargparse would look for them beside the settings of `fit`."""
+    path = tmp_path / "config.yaml"
+    trainer = config["trainer"] | {"max_epochs": 7}
+    path.write_text(
+        yaml.safe_dump({"trainer": trainer, "data": config["data"] | {"batch_size": size}})
+    )
+    with pytest.raises(SystemExit):
+        ShardCLI(BoringModel, args=["fit", "--config", str(path), *options, "--print_config"])
+    assert yaml.safe_load(capsys.readouterr().out)["data"]["batch_size"] == wanted
