@@ -1,6 +1,7 @@
 """`PadCollate`, a `collate_fn` that pads fields of several lengths."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -117,7 +118,11 @@ class PadCollate:
 def _filled(shape: Sequence[int], value: float, dtype: Any, name: str) -> Any:
     """An array or tensor of one value, which its type must be able to hold."""
     make: Any = np.full if isinstance(dtype, np.dtype) else load_torch().full
-    held = make((), value, dtype=dtype).item()
+    held: object = None
+    # numpy and torch have an error or a warning of their own for what a type cannot hold
+    kinds = ArithmeticError, RuntimeError, TypeError, ValueError
+    with suppress(*kinds), np.errstate(over="raise", invalid="raise"):
+        held = make((), value, dtype=dtype).item()
     if held != value and not isinstance(held, float):  # a float may be rounded
         raise ConfigError(
             f"PadCollate pads field {name!r} with {value!r}, which {dtype} cannot hold; give "

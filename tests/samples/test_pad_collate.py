@@ -103,11 +103,13 @@ def test_values_that_cannot_be_padded_are_named(values, message):
         ({"value": {"y": 0}}, r"value of PadCollate names \['y'\], and its fields are \['x'\]"),
         ({"fields": ["x", "y"]}, r"pads \['x', 'y'\] and .*the samples have \['x', 'z_length'\]"),
         ({"fields": ["x", "z"]}, r"adds \['x_length', 'z_length'\], and the samples have"),
-        ({"value": 0.5}, "pads field 'x' with 0.5, which torch.uint8 cannot hold"),
+        ({"value": 0.5}, "pads field 'x' with 0.5, which (torch.)?uint8 cannot hold"),
+        ({"value": -100}, "pads field 'x' with -100, which (torch.)?uint8 cannot hold; give"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings, message):
-    values = torch.ones(2, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8)
+@pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor], ids=["array", "tensor"])
+def test_settings_that_cannot_work_are_refused(settings, message, kind):
+    values = kind(np.ones(2, np.uint8)), kind(np.ones(1, np.uint8))
     with pytest.raises(ConfigError, match=message):
         PadCollate(**{"fields": ["x"]} | settings)(samples(*values, z_length=1))
 
@@ -116,6 +118,8 @@ def test_floats_are_padded_with_what_they_can_hold():
     rows = samples(np.ones(2, np.float16), np.ones(1, np.float16))
     assert PadCollate(["x"], value=-np.inf)(rows)["x"].tolist() == [[1, 1], [1, -np.inf]]
     assert PadCollate(["x"], value=0.1)(rows)["x"][1, 1] == np.float16(0.1)
+    with pytest.raises(ConfigError, match=r"'x' with 1000000000\.0, which float16 cannot hold"):
+        PadCollate(["x"], value=1e9)(rows)
 
 
 @pytest.fixture
