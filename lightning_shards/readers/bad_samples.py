@@ -112,6 +112,8 @@ def first_good(make: Callable[[int], Sample], max_bad: int | None) -> Sample:
         except BAD as error:
             errors.append(error)
     if len(errors) > 1:  # on_bad_sample is 'substitute' already
+        notes: list[str] = getattr(errors[0], "__notes__", [])
+        errors[0].__notes__ = [note for note in notes if note != _ADVICE]
         errors[0].add_note(
             f"all {len(errors)} samples that were tried before the start are bad, which is no case "
             "for on_bad_sample='substitute'; look at fields, decode and transforms"

@@ -83,6 +83,15 @@ def test_neighbours_that_are_bad_keep_no_fit_from_its_start(make_data, reader, w
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_samples_that_are_all_bad_are_no_case_for_the_setting_that_is_set(make_data, reader):
+    data = make_data(dict.fromkeys(range(20), "image"), counts=(20,))
+    with pytest.raises(SampleError) as caught:
+        data.module(reader=reader, max_bad=8).loader("train").source.first_sample(Place())
+    (note,) = caught.value.__notes__
+    assert note.startswith("all 8 samples that were tried before the start are bad, which is no")
+
+
+@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(("settings", "has_weight"), [({"max_bad": 3}, True), (STRICT, False)])
 def test_the_first_sample_has_a_weight_if_the_batches_have(
     clean_data, reader, settings, *, has_weight
