@@ -4,7 +4,7 @@ Which slices a worker reads in an epoch, `plan/` decides.
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +30,8 @@ from lightning_shards.shards.storage.schemes import (
     StreamOnlyStorage,
     program_problem,
 )
-from lightning_shards.shards.tar.tar_bytes import read_samples, stream_samples
+from lightning_shards.shards.tar.tar_bytes import open_tar, read_samples, stream_samples
+from lightning_shards.shards.tar.walk import group_members, walk_members
 from lightning_shards.shards.urls import expand_urls, is_local, redact
 
 _DRAWS_AT_ONCE = 64
@@ -114,16 +115,18 @@ def exact_slices(
 
 
 _SAMPLES_LOOKED_AT = 100
-"""Samples that are read to see which suffixes there are."""
+"""Samples whose headers are read to see which suffixes there are."""
 
 
 def first_suffixes(urls: str | Sequence[str]) -> set[str]:
     """The suffixes of the first samples of the first shard; empty if it cannot be read here."""
     with suppress(ShardError, OSError, StopIteration):
         first = next(filter(is_local, expand_urls(urls)[:1]))
-        with closing(read_shard(first, None)) as samples:
-            looked_at = islice(samples, _SAMPLES_LOOKED_AT)
-            return {name for sample in looked_at for name in sample if not name.startswith("__")}
+        with open_tar(first) as data:
+            samples = group_members(walk_members(data, first), first)
+            return {
+                suffix for _, members in islice(samples, _SAMPLES_LOOKED_AT) for suffix in members
+            }
     return set()
 
 
