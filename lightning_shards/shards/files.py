@@ -183,11 +183,14 @@ def not_written(path: Path, error: OSError) -> OSError:
 def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
     """A new file beside `path` that no other program has open; locked for as long as it is open."""
     remove_parts(path.parent)
-    part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{secrets.token_hex(_RANDOM_BYTES)}.part")
-    # O_EXCL: no link of this name is followed
-    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    take_lock(file)
-    return part, os.fdopen(file, "wb")
+    while True:
+        token = secrets.token_hex(_RANDOM_BYTES)
+        part = path.with_name(f".{path.name[:_NAME_IN_PART]}.{token}.part")
+        # O_EXCL: no link of this name is followed
+        file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        if take_lock(file) and part.exists():
+            return part, os.fdopen(file, "wb")
+        os.close(file)  # before it was locked, another rank took it for a leftover file
 
 
 @lru_cache(maxsize=1024)

@@ -41,6 +41,20 @@ def test_what_another_program_is_writing_is_not_removed(tmp_path):
         assert names(tmp_path) == [LEFT, "a.json"]
 
 
+def test_part_that_another_rank_takes_for_a_leftover_is_begun_again(tmp_path, monkeypatch):
+    lock, taken = fcntl.flock, []
+
+    def late(file, operation):
+        if not taken:
+            taken.extend(tmp_path.iterdir())
+            taken[0].unlink()
+        lock(file, operation)
+
+    monkeypatch.setattr(files.fcntl, "flock", late)
+    replace_file(tmp_path / "a.json", "new")
+    assert names(tmp_path) == ["a.json"]
+
+
 def test_file_is_written_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
     def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
