@@ -185,8 +185,7 @@ def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
         opened = cache.open(kept)
         if opened is None:
             checksum = _crc32_of(local)
-            now = shard_stat(path, storages.of(path))
-            if now != stat or Path(local).stat().st_size != stat.size:
+            if shard_stat(path, storages.of(path)) != stat:
                 raise replaced(path)
             cache.write(kept, f"{checksum}".encode())
         else:
@@ -199,6 +198,7 @@ def _fetch(path: str, copy: Path, stat: ShardStat, storages: Storages) -> None:
     """Copy a remote file.
 
     Raises:
+        IndexMismatchError: It was replaced while it was fetched; no copy is left.
         FileAccessError: The copy cannot be written.
         StorageError: The file could not be had to its end, after all retries.
     """
@@ -210,6 +210,8 @@ def _fetch(path: str, copy: Path, stat: ShardStat, storages: Storages) -> None:
         while data := stream.read(_READ_BYTES):
             file.write(data)
             step(len(data))
+        if file.tell() != stat.size or shard_stat(path, storages.of(path)) != stat:
+            raise replaced(path)
 
 
 def replaced(path: str) -> IndexMismatchError:

@@ -1,8 +1,10 @@
 """What is kept of a join: made once, in parts, whole or not at all, and again when it must be."""
 
+import io
 import random
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +14,11 @@ from pyarrow import parquet
 from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, StateError
 from lightning_shards.shards.joins import kept
+from lightning_shards.shards.joins.tables import look_at
+from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
+from tests.seams.fakes import example
 
 COUNTS = [3, 4, 2]
 NUM = sum(COUNTS)
@@ -180,6 +186,7 @@ from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.joins.tables import find_join
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
+from tests.seams.fakes import example
 from lightning_shards.shards.urls import expand_urls
 cache = CacheFolder(sys.argv[3])
 index = load_index(expand_urls(sys.argv[1]), cache=cache)
@@ -212,3 +219,15 @@ def test_members_of_tars_are_never_in_memory_together(tmp_path, write_tar):
     (path,) = kept_files(tmp_path)
     assert path.stat().st_size > 290_000_000
     path.unlink()
+
+
+def test_a_copy_of_a_remote_table_that_came_short_is_fetched_again(tmp_path):
+    url, data = "dict://t.parquet", b"all of a table"
+    storage = example("dict_storage").DictStorage({url: data})
+    whole, storages = storage.open_stream, Storages({"dict": lambda: storage})
+    storage.open_stream = lambda url: io.BytesIO(whole(url).read(3))
+    cache = CacheFolder(tmp_path / "cache")
+    with pytest.raises(IndexMismatchError, match=r"t\.parquet was replaced while the run looked"):
+        look_at(url, storages, cache)
+    storage.open_stream = whole
+    assert look_at(url, storages, cache).crc32 == zlib.crc32(data)
