@@ -367,7 +367,8 @@ def _warn_of_absent(parts: Sequence[_Part]) -> None:
     optional = {field.name for _, field in fields if field.is_optional}
     known = [first_suffixes(part.shards.urls[:1]) if optional else set[str]() for part in parts]
     for name in sorted(optional if all(known) else ()):
-        if not any(field.suffixes_in(known[n]) for n, field in fields if field.name == name):
+        of_name = [(number, field) for number, field in fields if field.name == name]
+        if not any(field.is_joined or field.suffixes_in(known[n]) for n, field in of_name):
             _log.warning(
                 "no sample at the beginning of %s has a member for the optional field %r, only %s; "
                 "correct its suffix in `fields`, or leave it out",

@@ -121,7 +121,7 @@ def test_other_tars_are_decoded_by_their_suffix(make_module, pack_shards, write_
 
 
 def test_a_default_stands_for_missing_values_before_transforms(
-    make_module, pack_shards, write_table
+    make_module, pack_shards, write_table, caplog
 ):
     join = {
         "score": write_table(KEYS[:-1], {"score": [*map(float, KEYS[:-2]), None]}),
@@ -129,6 +129,7 @@ def test_a_default_stands_for_missing_values_before_transforms(
     settings = {"defaults": {"score": -1.0}, "transforms": {"score": lambda score: score * 2}}
     (batch,) = batches(make_module, pack_shards(COUNTS), join, **settings)
     assert batch["score"].tolist() == [*(2.0 * key for key in KEYS[:-2]), -2.0, -2.0]
+    assert "optional" not in caplog.text  # that shards have no such member is as it should be
 
 
 def test_decoders_classes_and_sample_transforms_take_joined_fields(
