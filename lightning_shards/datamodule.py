@@ -8,7 +8,6 @@ reads a URL).
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
@@ -45,7 +44,7 @@ from lightning_shards.errors import (
     require_choice,
 )
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.place import Cursor, Place, place_if_given
+from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
@@ -57,8 +56,6 @@ from lightning_shards.progress import (
 )
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.samples.generators import preserved_globals
-from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,
@@ -69,7 +66,7 @@ from lightning_shards.stages import (
     trainer_stage,
 )
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
-from lightning_shards.workers.inline import produce, try_first_sample
+from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.worker_imports import prepare_workers
 
@@ -399,8 +396,9 @@ class ShardDataModule(pl.LightningDataModule):
         Raises:
             ShardError: It cannot be made.
         """
-        with preserved_globals(), closing(produce(self.source(split), Place(), Cursor())) as made:
-            return with_tensors(next(made).batch)
+        source = self.source(split)
+        with make_loader(source, Place(), self.loader_config, 0, name=split) as loader:
+            return next(iter(loader))
 
     def source(self, split: SplitName, index: ShardIndex | None = None, ranks: int = 1) -> Source:
         """The source of a split, of `index` or its own shards; `ranks` of a node without trainer.

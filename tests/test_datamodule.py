@@ -72,6 +72,14 @@ def test_a_peek_is_the_first_batch_and_disturbs_no_generator(make_module, urls):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_peek_says_what_a_loader_says_of_too_few_samples(make_module, urls):
+    module = make_module(SplitConfig(urls, sampling="shuffled", batch_size=500))
+    with pytest.raises(
+        PlanError, match=r"train: 11 samples do not fill one step .*lower the batch"
+    ):
+        module.peek()
+
+
 def test_a_nominal_epoch_may_be_longer_than_the_data(make_module, urls):
     loader = make_module(SplitConfig(urls, dataset_size=100)).loader("train")
     assert len(loader) == len(list(loader)) == 50
