@@ -206,6 +206,10 @@ class ExactResume(pl.Callback):
         if stage == TrainerFn.FITTING.value:
             self._forget()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing; by this method Lightning knows that a trainer can have only one of these."""
+        return {}
+
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:

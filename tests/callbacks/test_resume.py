@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
 
-from lightning_shards import plan_epoch
+from lightning_shards import ExactResume, plan_epoch
 from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
@@ -327,3 +327,8 @@ def test_a_damaged_value_is_named_with_what_it_should_be(
         StateError, match=rf"^(?:{name}|ended) in the checkpoint must be .*, got .*: resume f"
     ):
         make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=path)
+
+
+def test_two_of_them_are_refused_by_the_trainer(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="more than one stateful callback of type `ExactResume`"):
+        make_trainer(tmp_path, [ExactResume()])
