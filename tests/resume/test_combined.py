@@ -65,6 +65,21 @@ def test_an_epoch_that_ends_with_our_loader_is_resumed_within(other, mode, tmp_p
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
 
 
+class ContainedData(ToyData):
+    """Gives our loader alone, in a container."""
+
+    def train_dataloader(self) -> Any:
+        return {"shards": super().train_dataloader()}
+
+
+def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(tmp_path):
+    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
+    make_trainer(tmp_path, [saver], max_steps=4).fit(Pairs(), ContainedData(4))
+    model = Pairs()
+    make_trainer(tmp_path).fit(model, ContainedData(2), ckpt_path=tmp_path / "step=4.ckpt")
+    assert positions_of(model.steps) == {epoch: list(range(26)) for epoch in range(3)}
+
+
 @pytest.mark.parametrize("mode", ["min_size", "max_size_cycle"])
 def test_an_epoch_ends_with_our_loader_where_weight_averaging_counts_one_batch_more(mode, tmp_path):
     model = Pairs()
