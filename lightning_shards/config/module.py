@@ -19,7 +19,7 @@ from lightning_shards.config.mixtures import (
     errors_of_component,
     require_same_fields_of,
 )
-from lightning_shards.config.parsing import build, load_yaml, with_urls
+from lightning_shards.config.parsing import build, load_yaml
 from lightning_shards.config.settings import Settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
@@ -79,8 +79,6 @@ class DataConfig(Settings):
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        for split in SPLITS:
-            put(self, **{split: with_urls(getattr(self, split))})
         for setting, split in SET_SETTINGS.items():
             sets = named_sets(setting, getattr(self, setting), getattr(self, split))
             put(self, **{setting: sets})

@@ -15,6 +15,7 @@ from lightning_shards.config.parsing import (
     build,
     load_callable,
     load_callables,
+    with_urls,
 )
 from lightning_shards.errors import (
     MOST_SEED,
@@ -79,7 +80,8 @@ def _kinds_of(settings_class: type) -> dict[str, tuple[Any, bool]]:
 def require_kinds(settings: Any, prefix: str = "") -> None:
     """Check settings against their annotations; `prefix` stands before their names in messages.
 
-    A dict of settings, where an object of a class of settings is wanted, becomes that object.
+    A dict of settings, where an object of a class of settings is wanted, becomes that object; urls
+    alone do so, too, where these settings have urls.
 
     Raises:
         ConfigError: A value is of another type, none of the choices, or a number below the least.
@@ -112,13 +114,15 @@ def _made(name: str, value: Any, kind: Any, least: int) -> object:
 
 
 def _made_settings(name: str, value: Any, kind: Any) -> object:
+    has_urls = issubclass(kind, ShardSettings)
+    value = with_urls(value) if has_urls else value
     if isinstance(value, Mapping):
         value = build(kind, cast("Mapping[str, Any]", value), name)
     if not isinstance(value, kind):
         shards = "; shards alone are a path, a pattern or a list of them"
         raise ConfigError(
             f"{name} must be a {kind.__name__} or a dict of its settings"
-            f"{shards * issubclass(kind, ShardSettings)}, got {type(value).__name__}"
+            f"{shards * has_urls}, got {type(value).__name__}"
         )
     if not hasattr(kind, "__post_init__"):  # else it has checked itself
         require_kinds(value, f"{name}.")

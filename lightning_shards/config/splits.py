@@ -17,7 +17,7 @@ from lightning_shards.config.mixtures import (
     check_weights,
     errors_of_component,
 )
-from lightning_shards.config.parsing import with_torch_words, with_urls
+from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.settings import ShardSettings, put
 from lightning_shards.errors import ConfigError, ShardError, count_of, name_set, require_mapping
 from lightning_shards.plan.mixture_schedule import check_component_names, require_one_length
@@ -339,7 +339,7 @@ def named_sets(setting: str, given: object, single: object) -> dict[str, object]
                 f"{setting} has a set named {name!r}, and names stand in options and in names of "
                 "files; make it a text of letters, digits, _ and -"
             )
-    return {name: with_urls(split) for name, split in sets.items()} or None
+    return dict(sets) or None
 
 
 @contextmanager

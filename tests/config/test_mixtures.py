@@ -136,7 +136,7 @@ def with_web(**settings: Any) -> dict[str, Any]:
     [
         ({"urls": "a.tar"}, "^a split has either urls or mix, got both; leave one of them out"),
         ({"mix": {}}, "^a mixture needs at least one component, got none; name one below mix$"),
-        ({"mix": {"web": "a.tar"}}, "^mix.web must be a ComponentConfig or a dict of .*got str$"),
+        ({"mix": {"web": 3}}, "^mix.web must be a ComponentConfig or a dict of .*got int$"),
         ({"mix": {"web": {"url": "a"}}}, "^Group 'mix.web' does not accept option 'url'"),
         (with_web(urls=[]), "^component 'web': urls is empty; give a path"),
         (with_web(shuffle_run=-1), "^mix.web.shuffle_run must be .* least 0, got -1$"),
