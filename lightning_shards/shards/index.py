@@ -207,9 +207,8 @@ def load_index(
             total = folder_total(urls, unknown, reading) if wants_total else None
             return ShardIndex(tuple(urls), None, total)
     scanned = [url_of[folder, name] for folder, names in unknown.items() for name in names]
-    tables = TableStore(cache, takes_split=True)
-    build_tables(scanned, tables)
-    known |= {split_url(url): tables.table_of(url).num_samples for url in scanned}
+    counts = build_tables(scanned, TableStore(cache, takes_split=True))
+    known |= {split_url(url): samples for url, samples in counts.items()}
     empty = [redact(url_of[path]) for path, samples in known.items() if not samples]
     if 0 < len(empty) < len(known):
         what = "%d of %d shards hold no sample, first %s; fetch it again if it should hold some"

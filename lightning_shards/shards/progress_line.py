@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 from tqdm import tqdm
 
 _LARGE: Final = 10_000  # from here on numbers are shown as 12.3k
+_DELAY_S: Final = 1.0  # what takes less needs no bar
 
 
 class _Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument] only its stubs take one
@@ -27,11 +28,11 @@ cast("Any", _Bar).set_lock(RLock())
 def progress_bar(text: str, total: int, unit: str) -> Generator[Callable[..., object]]:
     """A function to call with the units of each step: `join 'text':  25%|##5       | 3/12`.
 
-    It is drawn on a terminal only, and nowhere where stderr is closed.
+    It is drawn on a terminal only, after a second, and nowhere where stderr is closed.
     """
     disable = True if sys.stderr is None else None
-    look: Any = {"unit_scale": total >= _LARGE, "ascii": True, "miniters": 1, "disable": disable}
-    with _Bar(total=total, desc=text, unit=unit, **look) as bar:
+    look: Any = {"unit_scale": total >= _LARGE, "ascii": True, "miniters": 1, "delay": _DELAY_S}
+    with _Bar(total=total, desc=text, unit=unit, disable=disable, **look) as bar:
         yield bar.update
 
 

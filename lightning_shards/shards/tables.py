@@ -109,12 +109,6 @@ class TableStore:
         """Whether the table of this shard is made by a scan; if not, it is fetched."""
         return not self._storages.of(_url_of(path)).is_remote
 
-    def has_current(self, path: str | os.PathLike[str]) -> bool:
-        """Whether there is a current table of this shard, so that it need not be scanned."""
-        url = _url_of(path)
-        table = self.kept_table(url)
-        return table is not None and self._is_current(table, url)
-
     def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
         """The stored table of this shard, even if the shard has changed since.
 
@@ -223,24 +217,25 @@ def _url_of(path: str | os.PathLike[str]) -> str:
     return plain_path(os.fspath(path)) if isinstance(path, os.PathLike) else path
 
 
-def build_tables(paths: Sequence[str], store: TableStore) -> None:
+def build_tables(paths: Iterable[str], store: TableStore) -> dict[str, int]:
     """Make the tables that the store lacks; finished ones stay if a later shard is damaged.
 
     Those of remote shards are fetched when they are needed: there may be 10^6 of them.
 
+    Returns:
+        How many samples each of the other shards holds.
+
     Raises:
-        ShardNotFoundError: A shard does not exist.
-        DamagedShardError: A shard is not one whole tar archive.
+        ShardError: As of `TableStore.table_of`.
     """
-    missing = [path for path in dict.fromkeys(paths) if store.is_scanned(path)]
-    missing = [path for path in missing if not store.has_current(path)]
-    if not missing:
-        return
-    where = os.path.dirname(missing[0])  # noqa: PTH120 - a leading ./ stays
-    with progress_line("listed", len(missing), where) as step:
-        for path in missing:
-            store.table_of(path)
+    scanned = [path for path in dict.fromkeys(paths) if store.is_scanned(path)]
+    where = os.path.dirname(next(iter(scanned), ""))  # noqa: PTH120 - a leading ./ stays
+    counts: dict[str, int] = {}
+    with progress_line("listed", len(scanned), where) as step:
+        for path in scanned:
+            counts[path] = store.table_of(path).num_samples
             step()
+    return counts
 
 
 def write_table(path: Path, table: MemberTable, cache: CacheFolder) -> None:

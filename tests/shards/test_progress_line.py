@@ -3,11 +3,13 @@
 import subprocess
 import sys
 
+from lightning_shards.shards import progress_line as module
 from lightning_shards.shards.progress_line import progress_line
 
 
 def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(module, "_DELAY_S", 0)
     with progress_line("counted", 2, "/data/{a}") as step:
         step()
         step()
@@ -15,6 +17,13 @@ def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
     assert shown.startswith("\rcounted shards in /data/{a}:   0%|")
     assert "100%|##########| 2/2" in shown
     assert shown.endswith("\n")
+
+
+def test_nothing_is_drawn_of_what_takes_no_time(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress_line("counted", 1, "/data") as step:
+        step()
+    assert capsys.readouterr().err == ""
 
 
 def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):

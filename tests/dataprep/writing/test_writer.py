@@ -105,8 +105,7 @@ def test_a_run_counts_and_lists_nothing_anew(tmp_path, write, load, forbid_scans
     urls = [str(path) for path in tars(tmp_path / "out")]
     assert load(urls).counts.tolist() == [6, 6, 6, 2]
     store = TableStore(CacheFolder(tmp_path / "cache"))
-    assert all(store.has_current(url) for url in urls)
-    assert all(store.kept_table(url).crc32 is not None for url in urls)
+    assert all(store.table_of(url).crc32 is not None for url in urls)
 
 
 # --- what is refused
