@@ -10,6 +10,7 @@ from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.remote.backend import LOOK_UP
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import TransportSettings
+from lightning_shards.shards.counts import shards_listed
 from lightning_shards.shards.index import ShardIndex, load_index, remote_class_files
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import SCHEMES
@@ -88,8 +89,9 @@ class ReaderChoice:
         Raises:
             ShardError: The shards or what `indexed` needs cannot be found.
         """
-        remote = _one_of_each_scheme(urls)
         with closing(Storages(remote_storages(replace(settings, policy=LOOK_UP)))) as storages:
+            urls = [shard for url in urls for shard in shards_listed(url, storages)]
+            remote = _one_of_each_scheme(urls)
             index = load_index(urls, cache=cache, wants_total=wants_total, storages=storages)
             is_exact = self.reader == "indexed" or self.sampling != "resampled"
             if index.counts is None and (is_exact or (wants_total and index.total is None)):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.beside import (
     MARKER,
     MAX_INDEX_BYTES,
@@ -27,7 +28,14 @@ from lightning_shards.shards.beside import (
 )
 from lightning_shards.shards.files import is_newer
 from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.urls import is_local, redact, unescaped, url_beside
+from lightning_shards.shards.urls import (
+    escaped,
+    is_local,
+    redact,
+    split_url,
+    unescaped,
+    url_beside,
+)
 
 _INFO: Final = "_info.json"  # of timm
 _STATS: Final = "_stats.json"  # img2dataset writes 00000_stats.json beside 00000.tar
@@ -154,6 +162,26 @@ def bytes_beside(url: str, max_bytes: int, storages: Storages) -> bytes | None:
         ShardError: The store does not answer.
     """
     return storages.of(url).read_beside([url], max_bytes + 1)[0][0]
+
+
+def shards_listed(url: str, storages: Storages) -> list[str]:
+    """The shards beside a remote `wids.json` that is named in their place; else the URL alone.
+
+    Raises:
+        ConfigError: It lists no shards.
+        ShardError: The store does not answer.
+    """
+    if is_local(url) or split_url(url)[1] != WIDS:
+        return [url]
+    data = bytes_beside(url, MAX_INDEX_BYTES, storages) or b"null"
+    try:
+        entries = shard_entries(json.loads(data)) or []
+    except ValueError:
+        entries = []
+    names = [str(entry.get("url")).rpartition("/")[2] for entry in entries]
+    if not names:
+        raise ConfigError(f"{redact(url)} lists no shards, or is not there; name the shards")
+    return [url_beside(url, escaped(name, url)) for name in names]
 
 
 def folder_total(

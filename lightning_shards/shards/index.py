@@ -186,13 +186,11 @@ def load_index(
     """Find out how many samples each of these expanded urls holds.
 
     Files beside the shards are believed first, and then the member tables of local ones in `cache`.
-    If a remote shard has no count, there are none, and nothing is scanned.
-    `wants_total` asks for a total of the one remote folder of all shards without counts. `storages`
-    read what is beside remote shards; None: those that their schemes have by default.
+    If a remote shard has no count, there are none; `wants_total` then asks for that of its folder.
 
     Raises:
-        ShardNotFoundError: A local shard does not exist.
-        DamagedShardError: A shard that had to be scanned is not a whole tar.
+        ShardNotFoundError: A shard does not exist.
+        DamagedShardError: One that had to be scanned is not a whole tar.
     """
     require_local_shards(urls)
     url_of = {split_url(url): url for url in urls}
@@ -203,6 +201,8 @@ def load_index(
             sizes += [claim.size_bytes for claim in claims.values()]
             known |= {(folder, name): claim.samples for name, claim in claims.items()}
             unknown[folder] = [name for name in names if name not in claims]
+            for name in unknown[folder][:1] if claims and not is_local(folder) else ():
+                _require_there(url_of[folder, name], reading)
         if any(names and not is_local(folder) for folder, names in unknown.items()):
             total = folder_total(urls, unknown, reading) if wants_total else None
             return ShardIndex(tuple(urls), None, total)
@@ -228,6 +228,12 @@ def digest_with_shards(digest: str, index: ShardIndex, cache: CacheFolder) -> st
             stamp = None  # a local shard that is missing is an error elsewhere
         hashed.update(os.fsencode(f"\n{sidecar_name(url)} {count} {stamp}"))
     return hashed.hexdigest()[:32]
+
+
+def _require_there(url: str, storages: Storages) -> None:
+    """Look for a shard that is not among those that are counted: braces may name one too many."""
+    storages.of(url).stat(url)
+    _log.warning("%s is counted in no file beside it; index the shards again", redact(url))
 
 
 def _sum_if_known(sizes: Iterable[int | None], number: int) -> int | None:

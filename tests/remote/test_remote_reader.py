@@ -16,6 +16,7 @@ from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
     IndexMismatchError,
+    ShardNotFoundError,
     StorageError,
 )
 from lightning_shards.plan.place import Cursor, Place
@@ -187,6 +188,23 @@ def test_to_try_a_sample_one_table_and_one_sample_are_fetched(published_shards, 
     assert kinds.count(".members") <= 1
     assert kinds.count(".tar") <= 3  # its version, and each member
     assert len(kinds) <= 4
+
+
+def test_a_brace_too_many_is_named(published_shards, tmp_path):
+    urls = published_shards.replace("000002}", "000004}")
+    with pytest.raises(ShardNotFoundError, match=r"shard-000003\.tar cannot be read"):
+        module(urls, tmp_path).source("train")
+
+
+def test_a_wids_json_stands_for_the_shards_that_it_lists(published_shards, server, tmp_path):
+    listed = [{"url": f"shard-{n:06d}.tar", "nsamples": count} for n, count in enumerate(COUNTS)]
+    wids = {"wids_version": 1, "shardlist": listed}
+    server.objects["data/wids.json"] = json.dumps(wids).encode()
+    given = published_shards.replace("shard-{000000..000002}.tar", "wids.json")
+    assert batches(module(given, tmp_path)) == batches(module(published_shards, tmp_path, "other"))
+    server.objects["data/wids.json"] = b"[]"
+    with pytest.raises(ConfigError, match=r"data/wids.json lists no shards"):
+        module(given, tmp_path, "third").source("train")
 
 
 # --- settings
