@@ -271,12 +271,12 @@ def _raw_where_bytes_are_taken(
 
 
 def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
-    are_plain = all(re.fullmatch(r"[^.*?][^*?]*", suffix) for suffix in field.suffixes)
+    are_plain = all(re.fullmatch(r"(?!__)[^.*?][^*?]*", suffix) for suffix in field.suffixes)
     if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', none empty, no dot before them, no `*`, a `?` only after all, and let no "
-            "field's name begin with '__' or '.'"
+            "'jpg;png', none empty, no dot or '__' before them, no `*`, a `?` only after all, and "
+            "let no field's name begin with '__' or '.'; batches have `__key__` without a field"
         )
     _require_decoders(field, allow_unsafe)
 

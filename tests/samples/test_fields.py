@@ -77,6 +77,7 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
         ({"__key__": "txt"}, {}, "let no field's name begin with '__'"),
         ({"__x": "txt"}, {}, r"no field's name begin with '__'|let no field's name begin"),
         ({"x": "png;.jpg?"}, {}, r"suffixes \['png', '\.jpg'\].*no dot before them"),
+        ({"x": "__key__"}, {}, r"suffixes \['__key__'\].*batches have `__key__` without a field"),
         ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),
         ({"x": ""}, {}, r"suffixes \[''\]"),
     ],
