@@ -126,6 +126,3 @@ def test_the_rank_is_never_read_from_the_environment(monkeypatch, pack_shards, m
 def test_empty_shards_do_not_end_a_stream(counts, pack_shards, make_source):
     source = make_source(pack_shards(counts), samples=2000)
     assert {shard for shard, _ in ids(source, 300)} == {len(counts) - 1}
-
-
-# --- fairness -------------------------------------------------------------------------------------

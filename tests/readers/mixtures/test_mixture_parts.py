@@ -18,9 +18,6 @@ from tests.readers.mixtures.conftest import (
     rows_of,
 )
 
-IMAGE = {"fields": {"image": "png"}}
-
-
 # --- components that differ -----------------------------------------------------------------------
 
 

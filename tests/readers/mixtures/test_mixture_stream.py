@@ -1,12 +1,10 @@
 """Streams in a mixture: exact counts for all ranks and workers, and each component's own draws."""
 
-import random
 from collections import Counter
 from itertools import chain, islice
 from math import gcd
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -115,18 +113,3 @@ def test_a_resumed_stream_goes_on_in_its_draws(make_mixture):
     source = make_mixture(EIGHT, batch_size=8, rounds=20)
     whole, resumed = rows_in_turn(source), rows_in_turn(source, cursor=Cursor(0, 80))
     assert whole[80:] == resumed
-
-
-# --- pools ----------------------------------------------------------------------------------------
-
-
-# --- what is drawn by stages and transforms -------------------------------------------------------
-
-
-def draw_for_each(samples):
-    for sample in samples:
-        yield sample | {"label": random.random()}
-
-
-def drawn(value):
-    return float(torch.rand(()))
