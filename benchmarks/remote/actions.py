@@ -21,13 +21,13 @@ _RUNS_IN_BLOCK = 32
 
 
 def publish(job: RemoteJob) -> Result:
-    """Write member tables and `sizes.json` beside the files; the mean bytes of a table."""
+    """Write member tables and `wids.json` beside the files; the mean bytes of a table."""
     from lightning_shards.tools.index import main as index
 
     tables = [Path(f"{path}.members") for path in job.local_shards]
     if not all(path.exists() for path in tables):
         cache = str(job.home / "tables")
-        index(["--format", "members,sizes", "--cache-dir", cache, *job.local_shards])
+        index(["--format", "wids,members", "--cache-dir", cache, *job.local_shards])
     return {"table_bytes": sum(path.stat().st_size for path in tables) / len(tables)}
 
 
