@@ -321,7 +321,9 @@ class HubLocations:
     """Where objects are that `hf://datasets/OWNER/NAME[@REVISION]/PATH` names; models, spaces, too.
 
     The hub allows few requests, and its storage many. So a signed location is kept until it is
-    refused, for all processes of this machine in a file that only this user can read.
+    refused, for all processes of this machine in a file that only this user can read. Its name has
+    the commit of the branch, which the first answer of the hub tells each process: what was pushed
+    since the last run is not read at its old location.
 
     Args:
         options: `endpoint`, of a mirror, and `anonymous`, to send no token.
@@ -333,6 +335,7 @@ class HubLocations:
         self._endpoint = str(options.get("endpoint", "https://huggingface.co")).rstrip("/")
         self._cache = CacheFolder(cache_dir)
         self._known: dict[str, str] = {}
+        self._commits: dict[str, str] = {}  # by branch
         self._asking: dict[str, Lock] = {}
 
     def forget(self, url: str) -> None:
@@ -358,12 +361,15 @@ class HubLocations:
 
     def _asked(self, url: str, request: Callable[..., BaseHTTPResponse]) -> str:
         """Where the hub redirects to, its own redirects apart."""
-        resolved = self._resolved(url)
+        branch, path = self._resolved(url)
+        resolved = f"{branch}/{path}"
         for _ in range(MAX_REDIRECTS):
             response = request("HEAD", self._target(resolved), follows=False)
             if response.status >= _REFUSED:
                 raise refusal(response)
             response.drain_conn()
+            if commit := response.headers.get("X-Repo-Commit"):
+                self._commits[branch] = commit
             following = urljoin(resolved, response.get_redirect_location() or resolved)
             if following == resolved or not following.startswith(f"{self._endpoint}/"):
                 return following
@@ -376,15 +382,15 @@ class HubLocations:
         token = hub_token() if is_hub and not self._is_anonymous else ""
         return location, {"Authorization": f"Bearer {token}"} if token else {}
 
-    def _resolved(self, url: str) -> str:
-        """The URL of the object at the hub."""
+    def _resolved(self, url: str) -> tuple[str, str]:
+        """The URL of a branch or a commit at the hub, and the path of the object there."""
         match = _HUB_PATH.fullmatch(url)
         if match is None:
             remedy = "write hf://datasets/OWNER/NAME@REVISION/PATH"
             raise RequestFailure("the URL cannot be read", "final", remedy)
         revision = quote(unquote(match["revision"] or "main"), safe="")
         repo, path = quote(match["repo"]), quote(match["path"])
-        return f"{self._endpoint}/{repo}/resolve/{revision}/{path}"
+        return f"{self._endpoint}/{repo}/resolve/{revision}", path
 
     def _read(self, url: str) -> str:
         file = self._cache.open(self._file(url))
@@ -394,7 +400,9 @@ class HubLocations:
             return opened.read().decode()
 
     def _file(self, url: str) -> Path:
-        return self._cache.root / "locations" / sha256(self._resolved(url).encode()).hexdigest()
+        branch, path = self._resolved(url)
+        name = f"{branch}@{self._commits.get(branch, '')}/{path}"
+        return self._cache.root / "locations" / sha256(name.encode()).hexdigest()
 
 
 def hub_token() -> str:

@@ -70,6 +70,7 @@ class FaultServer:
         always: A fault of all requests for objects.
         upstream: Host and port of a store whose answers to GETs are passed on, faults apart; None:
             this server answers for its own objects.
+        commit: What the branches of the hub stand for, as it says.
         asked: All requests.
         connections: How often a client connected.
     """
@@ -84,6 +85,7 @@ class FaultServer:
     has_dates: bool = True
     checks_if_match: bool = True
     signed_until: int = 4_000_000_000
+    commit: str = "a"
     upstream: str | None = None
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
@@ -115,6 +117,7 @@ class FaultServer:
         self.asked.clear()
         self.always, self.has_etags, self.checks_if_match = None, True, True
         self.signed_until, self.upstream, self.has_dates = 4_000_000_000, None, True
+        self.commit = "a"
 
 
 class _Server(ThreadingHTTPServer):
@@ -192,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._reply(404, b"")
             return
         query = f"Expires={self.state.signed_until}&Signature=s3cr3t-query"
-        self._reply(302, b"", Location=f"{self.state.other_url}/signed/{path}?{query}")
+        location = f"{self.state.other_url}/signed/{path}?{query}"
+        self._reply(302, b"", Location=location, **{"X-Repo-Commit": self.state.commit})
 
     def _object(self, name: str) -> None:
         fault = self.state.next_fault()

@@ -32,12 +32,26 @@ def asked_of_hub(server):
 
 
 def test_the_hub_is_asked_once_for_all_ranges_of_a_shard(hub, transport, make_transport):
-    """By one process of this machine."""
+    """By one process of this machine; each other one asks once which commit a branch is."""
+    transport.read(OTHER, 0, 9)
     for begin in range(0, 90_000, 9_000):
         assert transport.read(URL, begin, begin + 99).data == DATA[begin : begin + 99]
-    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
-    assert asked_of_hub(hub) == ["/datasets/me/data/resolve/main/a.tar"]
-    assert len(hub.asked) == 12
+    another = make_transport()
+    assert another.read(OTHER, 5, 9).data == another.read(URL, 5, 9).data == DATA[5:9]
+    shards = [path.rpartition("/")[2] for path in asked_of_hub(hub)]
+    assert shards == ["c%20d.tar", "a.tar", "c%20d.tar"]
+
+
+def test_what_was_pushed_since_the_last_run_is_not_read_at_its_old_location(
+    hub, transport, make_transport
+):
+    transport.read(OTHER, 0, 9)
+    transport.read(URL, 0, 9)
+    hub.commit = "b"
+    another = make_transport()
+    another.read(OTHER, 0, 9)
+    another.read(URL, 0, 9)
+    assert len(asked_of_hub(hub)) == 4
 
 
 def test_a_revision_may_be_a_branch_whose_name_is_escaped(hub, transport):
@@ -45,11 +59,10 @@ def test_a_revision_may_be_a_branch_whose_name_is_escaped(hub, transport):
     assert asked_of_hub(hub) == ["/datasets/me/data/resolve/refs%2Fpr%2F1/b/c%20d.tar"]
 
 
-def test_a_location_that_expired_is_asked_for_again(hub, transport, make_transport):
+def test_a_location_that_expired_is_asked_for_again(hub, transport):
     transport.read(URL, 0, 9)
     hub.signed_until -= 1
     assert transport.read(URL, 5, 9).data == DATA[5:9]
-    assert make_transport().read(URL, 5, 9).data == DATA[5:9]
     assert len(asked_of_hub(hub)) == 2
 
 
