@@ -275,8 +275,8 @@ def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
     if not are_plain or field.name.startswith(("__", ".")):
         raise ConfigError(
             f"field {field.name!r} comes from suffixes {list(field.suffixes)}: write them as "
-            "'jpg;png', none empty, no dot or '__' before them, no `*`, a `?` only after all, and "
-            "let no field's name begin with '__' or '.'; batches have `__key__` without a field"
+            "'jpg;png', none empty, no dot before them, no `*`, a `?` only after all, and let no "
+            "suffix and no field's name begin with '__' or '.': batches have `__key__` anyway"
         )
     _require_decoders(field, allow_unsafe)
 
