@@ -209,6 +209,10 @@ _LONGEST_END: Final = 1 << 20
 _ONE_EXTENDED: Final = 3 * BLOCK
 """An extended header, its body, and the header of the member, as webdataset writes each member."""
 
+_TYPE: Final = slice(156, 157)
+_EXTENDED_TYPES: Final = (b"x", b"L")
+"""The type in a header, and those of extended headers, which PAX and GNU tar write."""
+
 
 def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     """Findings about what is in a local tar and in no sample, and about its end.
@@ -219,9 +223,10 @@ def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     stops = up_to_block(table.offsets + table.sizes)
     end = int(stops.max(initial=0))
     gaps = np.unique(table.offsets - np.append(0, stops[:-1]))
-    is_even = len(gaps) == 1 and gaps[0] in (BLOCK, _ONE_EXTENDED)
     others: list[OtherEntry] = []
     with open_tar(path) as data:
+        # Two links before each member take as many blocks as one extended header.
+        is_even = gaps.tolist() == [_ONE_EXTENDED if data[_TYPE] in _EXTENDED_TYPES else BLOCK]
         is_short = table.file_size - end <= _LONGEST_END
         if is_even and is_short and not any(data[end : table.file_size]):
             return []
