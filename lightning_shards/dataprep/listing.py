@@ -192,10 +192,9 @@ def _parquet_rows(path: str, names: Sequence[str]) -> Iterator[Row]:
 
 def _require_columns(names: Iterable[str], present: Sequence[str]) -> None:
     for name in names:
-        if name not in present:
-            raise ConfigError(
-                f"the table has no column {name!r}, but {', '.join(map(str, present))}"
-            )
+        if present.count(name) != 1:  # a row as a dict keeps the last of two
+            what = "two columns" if name in present else "no column"
+            raise ConfigError(f"the table has {what} {name!r}, but {', '.join(map(str, present))}")
 
 
 def _sample_of_row(row: Row, columns: Columns, folder: Path) -> InputSample:

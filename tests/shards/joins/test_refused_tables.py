@@ -134,6 +134,13 @@ def prepare(make_module, urls, join, **more):
     make_module(SplitConfig(urls, join=join), **more).source("train").prepare()
 
 
+def test_two_columns_of_one_name_are_refused(make_module, pack_shards, tmp_path):
+    doubled = pa.table([["000000"], ["a"], ["b"]], names=["__key__", "t", "t"])
+    parquet.write_table(doubled, tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match="has 2 columns 't'; name one of"):
+        prepare(make_module, pack_shards([2, 1]), {"t": str(tmp_path / "t.parquet")})
+
+
 def test_numbers_take_no_decoder(make_module, pack_shards, tmp_path):
     join = {"t": table(tmp_path / "t.parquet", __key__=["000000"], t=[1])}
     with pytest.raises(ConfigError, match=r"its column holds numbers \(one int64\)"):

@@ -98,6 +98,7 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
     ("text", "arguments", "message"),
     [
         ("id,x\n1,a\n", ["--values", "y=txt"], "row 1: the table has no column 'y', but id, x"),
+        ("id,x,x\n1,a,b\n", ["--values", "x=txt"], "the table has two columns 'x', but id, x, x"),
         ("id,x\n1,a\n2\n", ["--values", "x=txt"], "row 2: it has not as many cells"),
         ("id,x\n,a\n", ["--values", "x=txt"], "row 1: the column 'id' is empty"),
         ("id,x\n1,none.jpg\n", ["--files", "x"], "No such file or directory: '"),
