@@ -155,9 +155,7 @@ class RemoteStorage(Storage):
         begun = [self._threads.begin(call) for call in calls]
         try:
             with Fetching():
-                answers = list(
-                    map(result_of, begun)
-                )  # which can be called off, as a request cannot
+                answers = list(map(result_of, begun))
         finally:
             self._table_wait_s += perf_counter() - began
             for future in begun:
@@ -237,6 +235,7 @@ class RemoteStorage(Storage):
             with Fetching():
                 return result_of(begun)
         finally:
+            begun.cancel()
             self._member_wait_s += perf_counter() - began
 
 
