@@ -136,8 +136,9 @@ class ProcessPool:
 def _not_started(error: Exception) -> str:
     return (
         f"worker processes cannot be started ({type(error).__name__}: {error}). Likely causes: "
-        "the fork server was killed, too many processes or open files (ulimit -u, -n), out of "
-        "memory; mend that, lower num_workers, or take pool='threads'"
+        "a module that fails where workers import it (its traceback stands above), the fork server "
+        "was killed, too many processes or open files (ulimit -u, -n), out of memory; mend that, "
+        "lower num_workers, or take pool='threads'"
     )
 
 
@@ -186,8 +187,9 @@ class _ProcessStream(WorkerStream):
             raise WorkerError(
                 f"a worker process ended without being asked to ({ended}). Likely causes: out of "
                 "memory (SIGKILL: fewer workers, a smaller prefetch_factor), a crash in a decoder "
-                "(SIGSEGV), or a file that was cut while it was read through a map (SIGBUS); "
-                "num_workers=0 shows the crash itself"
+                "(SIGSEGV), a file that was cut while it was read through a map (SIGBUS), or a "
+                "module that fails where workers import it (exit status 1: its traceback stands "
+                "above); num_workers=0 shows the crash itself"
             )
 
     def _whereabouts(self, worker: int) -> str:

@@ -84,6 +84,17 @@ def test_a_process_that_dies_in_the_middle_of_a_message_is_an_error_where_it_is_
         numbers(stream, 9)
 
 
+class Unloadable(Halts):
+    def __setstate__(self, state):
+        raise ImportError("its module fails here")
+
+
+@pytest.mark.ddp
+def test_a_worker_that_cannot_load_what_it_is_sent_is_an_error_that_says_so(start):
+    with pytest.raises(WorkerError, match=r"exit status 1\).*fails where workers import it"):
+        numbers(start(ProcessPool(1, worker_timeout_s=0), Unloadable(os.getpid)), 1)
+
+
 @pytest.mark.ddp
 def test_workers_that_cannot_all_be_started_are_an_error_and_leave_none(start, monkeypatch):
     launch, started = Popen._launch, []
