@@ -57,29 +57,28 @@ class ShardArgumentParser(SettingsParser, LightningArgumentParser):
         """Parse the command line, on which the urls of a split may stand for the split."""
         given = sys.argv[1:] if args is None else list(args)
         command = given[0] if given and not given[0].startswith("-") else ""
-        named = [_below(command, each) for each in _with_urls_named(given)]
+        named = [self._below(command, each) for each in _with_urls_named(given)]
         return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        content = _below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
+        content = self._below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 it is ours
+
+    def _below(self, command: str, text: str) -> str:
+        """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
+
+        jsonargparse resolves interpolations where all settings stand below the command's name.
+        """
+        if not command or self.parser_mode != PARSER_MODE:
+            return text
+        key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
+        begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
+        return re.sub(begin, lambda _: f"${{{command}.", text)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
         if file is not sys.stderr:
             cast("Any", super()).print_usage(file)
-
-
-def _below(command: str, text: str) -> str:
-    """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
-
-    jsonargparse resolves interpolations where all settings stand below the command's name.
-    """
-    if not command:
-        return text
-    key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
-    begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
-    return re.sub(begin, lambda _: f"${{{command}.", text)
 
 
 class KeepConfigCallback(SaveConfigCallback):

@@ -186,7 +186,7 @@ def with_urls(split: object) -> object:
     return split
 
 
-NOT_URLS = re.compile(r"(?:null)?|\$\{[^{}]*\}|.*\.(?:ya?ml|json)|\{.*:\s.*\}", re.DOTALL)
+NOT_URLS = re.compile(r"(?:null|~)?|\$\{[^{}]*\}|.*\.(?:ya?ml|json)|\{.*(?::\s|\":).*\}", re.DOTALL)
 """The whole of a text that stands for a split's settings: an interpolation, their file, a dict."""
 
 

@@ -124,3 +124,12 @@ def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
     with pytest.raises(SystemExit):
         ShardCLI(BoringModel, args=["fit", "--config", str(path), *options, "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["data"]["batch_size"] == wanted
+
+
+def test_a_parser_without_interpolation_leaves_texts_as_they_are(config, tmp_path, capsys):
+    path, settings = tmp_path / "config.yaml", {"parser_kwargs": {"parser_mode": "yaml"}}
+    path.write_text(yaml.safe_dump({"data": config["data"] | {"val": "${trainer.max_epochs}.tar"}}))
+    with pytest.raises(SystemExit):
+        ShardCLI(BoringModel, args=["fit", "--config", str(path), "--print_config"], **settings)
+    printed = yaml.safe_load(capsys.readouterr().out)["data"]
+    assert printed["val"]["urls"] == "${trainer.max_epochs}.tar"

@@ -50,6 +50,7 @@ def test_options_win_over_the_yaml(make_cli):
         ("${data.train}", [], SplitConfig("train-{000..003}.tar", batch_size=8)),
         ("${oc.select:nowhere,a}.tar", [], SplitConfig("a.tar")),
         ("a.tar", ["--data.val=null"], None),
+        (None, ['--data.val={"urls":"a","batch_size":8}'], SplitConfig("a", batch_size=8)),
     ],
 )
 def test_a_split_may_be_its_urls_alone(val, options, wanted, make_cli, config):
