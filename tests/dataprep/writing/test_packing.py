@@ -55,6 +55,11 @@ def test_every_sample_is_in_one_shard_within_the_limits(count, order, most, most
         assert most or size <= most_bytes or len(shard) == 1
 
 
+def test_shards_are_filled_up():
+    plan = assign(samples_of(["a", "b", "c", "d"], [512, 512, 513, 1]), Packing(max_bytes=2560))
+    assert [shard.tolist() for shard in plan[""]] == [[0, 1], [2, 3]]
+
+
 def test_a_shuffle_hangs_on_keys_and_seed_alone():
     other = samples_of(KEYS[::-1])
     first = keys_of(SAMPLES, assign(SAMPLES, Packing(order="shuffled", seed=3)))
