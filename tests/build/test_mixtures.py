@@ -55,6 +55,17 @@ def test_components_are_keyed_by_their_names_alone(tmp_path):
     assert urls[0] == urls[1]
 
 
+def test_one_data_set_under_two_names_has_two_orders(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web",))
+    mix |= {"again": mix["web"]}
+    order = module_of(tmp_path, mix, {"dataset_size": 64}).source("train").order
+    ids, numbers = order.at(0, 0, 64), order.slots.components(0, 0, 64)
+    ids[:, 0] %= len(COUNTS["web"])
+    first, second = (ids[numbers == number][:17].tolist() for number in range(2))
+    assert sorted(first) == sorted(second)
+    assert first != second
+
+
 @pytest.mark.parametrize(
     ("split", "message"),
     [

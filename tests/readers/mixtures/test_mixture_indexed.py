@@ -130,7 +130,8 @@ def halved(label):
 
 @pytest.mark.parametrize("names", [ALIKE, DIFFERENT], ids=",".join)
 def test_whole_and_other_numbers_of_components_are_joined_as_those_of_one(tmp_path, names):
-    components = {"web": {"transforms": {"label": halved}}}
+    own = {"web": halved, "labels": int}
+    components = {name: {"transforms": {"label": own[name]}} for name in own}
     batch = next(iter(mixture(tmp_path, names, components=components).loader("train")))
     assert batch["label"].dtype == torch.float64
     wanted = [number / 2 if component == 0 else number for component, number in as_numbers(batch)]
