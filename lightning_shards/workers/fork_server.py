@@ -16,7 +16,6 @@ from multiprocessing import (
     spawn,
     util,
 )
-from multiprocessing.context import ForkServerProcess
 from typing import Any, cast
 
 from lightning_shards.system.guard import kill
@@ -65,7 +64,8 @@ class ForkServer:
 
     def end_unused(self) -> None:
         """End the server if nothing uses it; it starts again when it is needed."""
-        if not any(isinstance(child, ForkServerProcess) for child in active_children()):
+        started = [cast("Any", child)._popen for child in active_children()]
+        if not any(popen.method == "forkserver" for popen in started):
             self.stop()
 
     def stop(self) -> None:

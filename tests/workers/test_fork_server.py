@@ -120,6 +120,20 @@ def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):
     assert not server.is_running()
 
 
+def test_a_server_that_other_code_uses_goes_on(server_pid):
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    fork_server.start([])
+    other = multiprocessing.Process(target=signal.pause)
+    other.start()
+    multiprocessing.set_start_method(before, force=True)
+    fork_server.end_unused()
+    assert server_pid() is not None
+    assert other.is_alive()
+    other.kill()
+    other.join()
+
+
 def test_a_server_that_was_killed_is_started_again(start, server_pid):
     start(ProcessPool(1), Tells()).close()
     killed = server_pid()
