@@ -236,6 +236,12 @@ def test_a_folder_that_is_not_local_is_refused(folder):
         ShardPredictionWriter(folder)
 
 
+def test_without_pyarrow_its_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match=r"pip install 'lightning-shards\[table\]'"):
+        writers(tmp_path)
+
+
 def test_a_trainer_writes_what_it_predicts_and_only_once(tmp_path, make_data):
     [writer] = writers(tmp_path / "out")
     trainer = quiet_trainer(tmp_path, [writer], limit_predict_batches=2)
