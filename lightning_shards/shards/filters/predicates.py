@@ -108,16 +108,16 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
     )
 
 
-def digest_of_predicate(predicate: object, ignored: tuple[type, ...] = ()) -> str:
+def digest_of_predicate(predicate: object) -> str:
     """A hash of its import path, its `version`, the values it holds, and the source of its modules.
 
     The values are those of a closure, of defaults, of the arguments of a `partial` and of the
     attributes of an object; the modules are those of all functions and classes among them. Where
     there is no source, or a value cannot be pickled, the hash is that of this process alone, so
-    that each start asks the predicate again. Values of the `ignored` classes are left out.
+    that each start asks the predicate again.
     """
     held = io.BytesIO()
-    pickler = _Pickler(held, ignored)
+    pickler = _Pickler(held)
     try:
         pickler.dump((name_of(predicate), getattr(predicate, "version", None), predicate))
         sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
@@ -132,14 +132,11 @@ def digest_of_predicate(predicate: object, ignored: tuple[type, ...] = ()) -> st
 class _Pickler(pickle.Pickler):
     """Writes a function as its name and what it holds, and notes the modules of all code."""
 
-    def __init__(self, file: io.BytesIO, ignored: tuple[type, ...]) -> None:
+    def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=4)
         self.modules: set[str] = set()
-        self._ignored = ignored
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, self._ignored):
-            return str, ()
         if isinstance(obj, type | FunctionType):
             self.modules.add(obj.__module__)
         if not isinstance(obj, FunctionType):
