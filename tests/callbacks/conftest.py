@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from ignored_warnings import ignored_below
 from lightning.pytorch.callbacks import ModelCheckpoint
 from toy import Ledger, ToyData, make_trainer
 
@@ -29,11 +30,7 @@ IGNORED = [  # what Lightning 2.6 says of what tests do, and its own use of torc
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore:{ignored}"))
+pytest_collection_modifyitems = ignored_below(__file__, *IGNORED)
 
 
 class Clock:

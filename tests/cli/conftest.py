@@ -2,11 +2,11 @@
 
 import sys
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from ignored_warnings import ignored_below
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lightning_shards import ShardCLI
@@ -38,15 +38,11 @@ def double(value):
 '''
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What Lightning 2.6 does with jsonargparse 4.53, and its wish for tensorboard."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for ignored in (
-                "ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning",
-                "ignore:Starting from v1.9.0, `tensorboardX` has been removed",
-            ):
-                item.add_marker(pytest.mark.filterwarnings(ignored))
+pytest_collection_modifyitems = ignored_below(
+    __file__,  # what Lightning 2.6 does with jsonargparse 4.53, and its wish for tensorboard
+    ":jsonargparse._deprecated.JsonargparseDeprecationWarning",
+    "Starting from v1.9.0, `tensorboardX` has been removed",
+)
 
 
 @pytest.fixture(autouse=True)

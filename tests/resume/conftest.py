@@ -1,9 +1,8 @@
 """Ranks for chains of fits, and what Lightning says of what tests do."""
 
-from pathlib import Path
-
 import pytest
 from chains import Ranks
+from ignored_warnings import ignored_below
 
 IGNORED = [  # the first one is its own use of torch 2.13
     "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning",
@@ -16,11 +15,7 @@ IGNORED = [  # the first one is its own use of torch 2.13
 ]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            for ignored in IGNORED:
-                item.add_marker(pytest.mark.filterwarnings(f"ignore:{ignored}"))
+pytest_collection_modifyitems = ignored_below(__file__, *IGNORED)
 
 
 @pytest.fixture(scope="session")

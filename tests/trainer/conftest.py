@@ -1,22 +1,18 @@
 """Data, trainers, and one fit for each switch, for all tests of this folder."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from fit_recorder import SWITCHES, TRAIN, VAL, CountedModule, Recorder, Run
+from ignored_warnings import ignored_below
 
 from lightning_shards import LoaderConfig, SplitConfig
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What Lightning's `_pytree.py` does with torch 2.13."""
-    ignored = "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(ignored))
+pytest_collection_modifyitems = ignored_below(  # what Lightning's `_pytree.py` does with torch 2.13
+    __file__, "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
+)
 
 
 @pytest.fixture(scope="session")
