@@ -1,8 +1,4 @@
-"""The shards of a split, and the source that makes its batches.
-
-webdataset, which imports torch, is imported where it is first needed, so that `plan` and `trace`
-need none.
-"""
+"""The shards of a split, and the source that makes its batches."""
 
 import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence

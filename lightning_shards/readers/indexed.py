@@ -89,12 +89,10 @@ class IndexedSource(ShardSource):
         order = self.order
         mixture = None if self.slots is None else cast("MixtureOrder", order)
         parts = [order] if mixture is None else [each.order for each in mixture.mix]
-        takes_arrays = self.collation.takes_arrays
         return self.described(
             "indexed",
             str(order.identity()["sampling"]),
             run=min(int(part.identity().get("shuffle_run", 1)) for part in parts),
-            loads_torch=any(each.loads_torch(takes_arrays=takes_arrays) for each in self.recipes),
             order=order,
             mixture=None if mixture is None else mixture.mixture_identity,
         )

@@ -146,7 +146,7 @@ class Recipe:
     def loads_torch(self, *, takes_arrays: bool) -> bool:
         """Whether rows hold tensors; `takes_arrays` says whether pixels may stay arrays."""
         steps = self.transforms, self.sample_transforms
-        return decoding_loads_torch(self.fields, *steps, plain=takes_arrays)
+        return bool(self.stages) or decoding_loads_torch(self.fields, *steps, plain=takes_arrays)
 
     def with_arrays(self, *, plain: bool) -> "Recipe":
         """The recipe as rows are made by it: some fields give pixels as arrays (`with_arrays`)."""
@@ -400,6 +400,9 @@ class ShardSource:
             draws_from_globals=tuple(of_component(*each) for each in drawing),
             callables=(*functions, *self.collation.callables),
             reserved=self.collation.reserved,
+            loads_torch=any(
+                each.loads_torch(takes_arrays=self.collation.takes_arrays) for each in self.recipes
+            ),
             storages=self.storages,
             **others,
         )

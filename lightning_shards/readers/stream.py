@@ -1,4 +1,4 @@
-"""The stream reader: whole shards, read from their beginnings by pipelines of webdataset.
+"""The stream reader: whole shards, read from their beginnings as by a pipeline of webdataset.
 
 Each component of a mixture has a pipeline of its own, and the slots of the mixture say whose sample
 comes next. A data set alone is one pipeline.
@@ -7,12 +7,10 @@ comes next. A data set alone is one pipeline.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from importlib import import_module
 from itertools import islice
-from typing import cast
-
-from webdataset.filters import shuffle
-from webdataset.pipeline import DataPipeline
+from typing import Any
 
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
@@ -25,6 +23,7 @@ from lightning_shards.readers.recipe import Recipe, ShardSource, in_turn, of_com
 from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
 from lightning_shards.readers.stream_stages import (
     ShardSlice,
+    buffered,
     drawn_slices,
     exact_slices,
     read_again,
@@ -359,12 +358,12 @@ class _Pipeline:
             yield sample
 
     def _shuffled(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The samples as they leave webdataset's shuffle buffer."""
+        """The samples as they leave the shuffle buffer."""
         buffer = self._recipe.shuffle_buffer
         if self._source.sampling == "sequential" or buffer < 2:  # noqa: PLR2004 one is no buffer
             return samples
         rng = python_generator(self._seeds, _SHUFFLE_POSITIONS + self._own)
-        return cast("Iterator[Sample]", shuffle(buffer, rng=rng)(samples))
+        return buffered(samples, buffer, rng.randint)
 
     def _spare(self) -> Sample:
         """A good sample from anywhere, for a worker that has none of its own."""
@@ -452,17 +451,18 @@ class _Pipeline:
             with self._clock.on("decode"):
                 return kept | {field.name: field.decode(members) for field in recipe.fields}
 
-        return iter(
-            DataPipeline(
-                # an iterator of its own: to close a pipeline would close what goes on in the next
-                # epoch
-                lambda: (sample for sample in samples),
-                partial(self._made, decode, ledger),
-                *(partial(staged, number, stage) for number, stage in enumerate(stages)),
-                partial(self._made, transforms.apply, ledger),
-                self._arrived,
-            )
+        steps = (
+            partial(self._made, decode, ledger),
+            *(partial(staged, number, stage) for number, stage in enumerate(stages)),
+            partial(self._made, transforms.apply, ledger),
+            self._arrived,
         )
+        # an iterator of its own: to close a pipeline would close what goes on in the next epoch
+        own = (sample for sample in samples)
+        if not stages:
+            return reduce(lambda made, step: step(made), steps, own)
+        webdataset: Any = import_module("webdataset.pipeline")  # which imports torch
+        return iter(webdataset.DataPipeline(lambda: own, *steps))
 
     def _made(
         self,

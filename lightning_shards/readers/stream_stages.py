@@ -3,7 +3,7 @@
 Which slices a worker reads in an epoch, `plan/` decides.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple, cast
@@ -207,6 +207,38 @@ def _require_count(is_right: bool, url: str, found: str, expected: int | None) -
             f"{redact(url)} gave {found} samples where its index says {expected}: it is damaged "
             "or was changed after it was counted; write it again, or bring the index up to date"
         )
+
+
+_BUFFERED_FIRST = 100
+"""Samples in a shuffle buffer before the first one leaves it."""
+
+
+def buffered(
+    samples: Iterator[Sample], size: int, randint: Callable[[int, int], int]
+) -> Iterator[Sample]:
+    """The samples in the order of webdataset's `shuffle` with a buffer of this size.
+
+    Until it is full two samples enter it for each that leaves. It is not webdataset's own, because
+    the import of torch with it takes longer than all else before the first batch.
+
+    Args:
+        samples: What enters.
+        size: Of the full buffer, at least 1.
+        randint: As of `random.Random`; both ends can be drawn.
+    """
+    buffer: list[Sample] = []
+    for sample in samples:
+        buffer += [sample, *islice(samples, int(len(buffer) + 1 < size))]
+        if len(buffer) >= min(_BUFFERED_FIRST, size):
+            yield _taken_from(buffer, randint)
+    while buffer:
+        yield _taken_from(buffer, randint)
+
+
+def _taken_from(buffer: list[Sample], randint: Callable[[int, int], int]) -> Sample:
+    number = randint(0, len(buffer) - 1)
+    buffer[number], buffer[-1] = buffer[-1], buffer[number]
+    return buffer.pop()
 
 
 def staged(number: int, stage: Stage, samples: Iterator[Sample]) -> Iterator[Sample]:

@@ -1,12 +1,17 @@
 """What a stream reads, and in which order: each epoch anew, each rank and worker its own part."""
 
+import random
+import subprocess
+import sys
 from itertools import chain, islice, product
 
 import numpy as np
 import pytest
+from webdataset.filters import shuffle
 
 from lightning_shards.plan.draws import shard_draws, shard_order, stream_start
 from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.readers.stream_stages import buffered
 
 NUM_SHARDS = 9
 ALONE = Place()
@@ -126,3 +131,15 @@ def test_the_rank_is_never_read_from_the_environment(monkeypatch, pack_shards, m
 def test_empty_shards_do_not_end_a_stream(counts, pack_shards, make_source):
     source = make_source(pack_shards(counts), samples=2000)
     assert {shard for shard, _ in ids(source, 300)} == {len(counts) - 1}
+
+
+@pytest.mark.parametrize("size", [2, 7, 1000])
+@pytest.mark.parametrize("samples", [0, 1, 150, 1100])
+def test_the_shuffle_buffer_is_that_of_webdataset(size, samples):
+    ours = buffered(iter(range(samples)), size, random.Random(3).randint)
+    assert list(ours) == list(shuffle(size, rng=random.Random(3))(iter(range(samples))))
+
+
+def test_a_stream_without_stages_imports_no_torch():
+    program = "import sys, lightning_shards.readers.stream; print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
