@@ -47,6 +47,17 @@ def test_no_extra_is_empty():
     assert [name for name, packages in extras.items() if not packages] == []
 
 
+def test_every_remedy_names_an_extra_that_exists():
+    texts = [path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))]
+    texts += [path.read_text() for path in (ROOT / "lightning_shards").rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r"lightning-shards\[([\w,]+)\]", text)}
+    called = [call for text in texts for call in re.findall(r" require_library\((.*)\)\n", text)]
+    named |= {call.split(", ")[3].strip('"') for call in called if ":" not in call}  # its `extra`
+    extras = PROJECT["project"]["optional-dependencies"]
+    assert named >= {"image", "media", "ray", "remote", "table"}
+    assert {name for each in named for name in each.split(",")} <= extras.keys()
+
+
 def test_one_command_for_images_stands_in_the_first_lines_and_in_the_error(monkeypatch):
     command = "pip install 'lightning-shards[image]'"
     assert command in "\n".join(README.splitlines()[:12])
