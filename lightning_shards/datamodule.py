@@ -505,7 +505,7 @@ class ShardDataModule(pl.LightningDataModule):
             self._indexes[split] = find_shards(data, split)
             self._found_by[split] = given
             if self.trainer is None or not self.trainer.local_rank:
-                warn_of_other_numbers(data, split, self._indexes)
+                warn_of_other_numbers(split, self._indexes)
                 warn_of_shared_shards(split, self._indexes)
         return self._indexes[split]
 

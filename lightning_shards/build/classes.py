@@ -9,10 +9,8 @@ from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.samples.decoders import CLASS
 from lightning_shards.samples.fields import lack_classes
 from lightning_shards.shards.classes import (
-    CLASS_SUFFIX,
     CLASSES,
     ClassNames,
     found_classes,
@@ -24,22 +22,16 @@ from lightning_shards.shards.urls import expand_urls, is_local
 
 _log = logging.getLogger(__name__)
 
-_NUMBERED = frozenset({CLASS, "int"})
 
-
-def warn_of_other_numbers(
-    data: DataConfig, split: SplitName, indexes: Mapping[SplitName, ShardIndex]
-) -> None:
+def warn_of_other_numbers(split: SplitName, indexes: Mapping[SplitName, ShardIndex]) -> None:
     """Warn if a class has another number in a folder of this split than elsewhere in the run.
 
-    Only splits whose batches have such numbers are compared, and of remote shards only those whose
-    classes were looked up. `indexes` are those of this split and of others.
+    Of remote shards only those are compared whose classes were looked up. `indexes` are those of
+    this split and of others.
     """
     known: dict[str, tuple[int, str]] = {}
     for name in [*(other for other in indexes if other != split), split]:
-        index = indexes[name]
-        found = list(found_classes(index.urls, index.class_files))
-        for classes in found if found and _has_numbers(data, name) else ():
+        for classes in found_classes(indexes[name].urls, indexes[name].class_files):
             for label, number in classes.numbers.items():
                 before, source = known.setdefault(label, (number, classes.source))
                 if before != number and name == split:
@@ -50,15 +42,6 @@ def warn_of_other_numbers(
                         *(label, before, source, number, classes.source, split, CLASSES),
                     )
                     return
-
-
-def _has_numbers(data: DataConfig, split: SplitName) -> bool:
-    """Whether batches of a split have numbers of classes that no configuration gives."""
-    return any(
-        CLASS_SUFFIX in field.suffixes and _NUMBERED & field.decoders and field.classes is None
-        for part in component_configs(data.split(split)).values()
-        for field in data.fields_from(part)
-    )
 
 
 def names_of_classes(data: DataConfig) -> list[str]:
@@ -76,8 +59,8 @@ def names_of_classes(data: DataConfig) -> list[str]:
     known = [classes for part in parts for classes in _classes_of(data, part)]
     if not known:
         raise ConfigError(
-            f"the classes of {split} are unknown: it has no `classes`, and there is no {CLASSES} "
-            "beside its shards; name them, as in classes: {label: [cat, dog]}"
+            f"the classes of {split} are unknown: it has no `classes`, and beside its shards is no "
+            f"{CLASSES} that can be read; name them, as in classes: {{label: [cat, dog]}}"
         )
     for other in known[1:]:
         if other != known[0]:
@@ -96,7 +79,7 @@ def _classes_of(data: DataConfig, config: SplitConfig) -> list[ClassNames]:
     if known and not lack_classes(fields):
         return known
     urls = expand_urls(config.urls or [], allow_pipe="pipe" in (data.allow_unsafe or ()))
-    remote: dict[str, str] = {}
+    remote: dict[str, bytes] = {}
     if not all(map(is_local, urls)):
         with closing(Storages(remote_storages(transport_settings(data)))) as storages:
             remote = remote_class_files(urls, storages)

@@ -6,7 +6,6 @@ in the order of their numbers. It belongs to the field `cls`, where `pack` store
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,14 +27,10 @@ _MOST_SHOWN: Final = 10  # names or numbers
 
 DIGEST_LENGTH: Final = 16  # hex digits
 
-ClassFiles = Mapping[str, str]
-"""By URL of a remote folder what is in its `classes.json`; bytes that are not UTF-8 as surrogates.
-
-A folder that has none is left out."""
+ClassFiles = Mapping[str, bytes]
+"""By URL of a remote folder what is in its `classes.json`; a folder that has none is left out."""
 
 _FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,7 @@ def read_class_file(path: Path) -> ClassNames | None:
 
 
 def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
-    """The classes in the folders of these shards; what cannot be read is passed over."""
+    """The classes in the folders of these shards; a file of another form is passed over."""
     for folder in _folders(urls):
         with suppress(ConfigError):
             classes = _classes_in(folder, remote or {})
@@ -170,26 +165,19 @@ def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Cla
 
 
 def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames | None:
-    """The classes that the folders of these shards have as far as they have any, with warnings.
+    """The one that all folders of these shards have which have any, as `found_classes` finds them.
 
-    Arguments and errors are those of `agreed_classes`, but a folder need not have any.
+    Raises:
+        ConfigError: Two folders have different ones.
     """
-    found: list[ClassNames | None] = []
-    for folder in _folders(urls):
-        try:
-            found.append(_classes_in(folder, remote or {}))
-        except ConfigError as error:
-            _log.warning("passed over: %s", error)
-    return _same(found)
+    return _same(found_classes(urls, remote))
 
 
 def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
     if is_local(folder):
         return read_class_file(Path(folder) / CLASSES)
-    text = remote.get(folder)
-    if text is None:
-        return None
-    return _parsed(text.encode("utf-8", "surrogateescape"), f"{redact(folder)}/{CLASSES}")
+    data = remote.get(folder)
+    return None if data is None else _parsed(data, f"{redact(folder)}/{CLASSES}")
 
 
 def _parsed(data: bytes, source: str) -> ClassNames:

@@ -59,7 +59,7 @@ class ShardIndex:
     counts: NDArray[np.int64] | None
     total: int | None = None
     has_tables: bool = False
-    class_files: ClassFiles = field(default_factory=dict[str, str])
+    class_files: ClassFiles = field(default_factory=dict[str, bytes])
     size_bytes: int | None = None
     kept: KeptSamples | None = None
     components: "tuple[ShardIndex, ...]" = ()
@@ -163,7 +163,7 @@ class ShardIndex:
 def join_indexes(components: Sequence[ShardIndex]) -> ShardIndex:
     """The shards of the data sets of a mixture, numbered one after the other."""
     known = [each.counts for each in components if each.counts is not None]
-    class_files: dict[str, str] = {}
+    class_files: dict[str, bytes] = {}
     for component in components:
         class_files.update(component.class_files)
     return ShardIndex(
@@ -242,19 +242,19 @@ def _sum_if_known(sizes: Iterable[int | None], number: int) -> int | None:
     return sum(known) if len(known) == number else None
 
 
-def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, str]:
+def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, bytes]:
     """What is in the `classes.json` of each remote folder of these shards that has one.
 
     Raises:
         ShardError: A store does not answer.
     """
     first_of = {split_url(url)[0]: url for url in reversed(urls) if not is_local(url)}
-    found: dict[str, str] = {}
+    found: dict[str, bytes] = {}
     for folder, url in first_of.items():
         beside = url_beside(url, CLASSES)
         data = bytes_beside(beside, MAX_INDEX_BYTES, storages) if has_ranges(url) else None
         if data is not None:
-            found[folder] = data.decode("utf-8", "surrogateescape")
+            found[folder] = data
     return found
 
 

@@ -12,14 +12,14 @@ from lightning_shards import ShardWriter, SplitConfig
 def split(tmp_path):
     """The settings of a split whose folder has these classes."""
 
-    def written(folder, classes, **settings):
+    def written(folder, classes):
         with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache") as writer:
             for number in range(4):
                 writer.write({"__key__": f"{folder}/{number}", "cls": str(number % 2)})
         if classes is not None:
             text = classes if isinstance(classes, str) else json.dumps(classes)
             (tmp_path / folder / "classes.json").write_text(text)
-        return SplitConfig(str(tmp_path / folder / "*.tar"), **settings)
+        return SplitConfig(str(tmp_path / folder / "*.tar"))
 
     return written
 
@@ -53,25 +53,6 @@ def test_a_class_of_two_numbers_is_told_once(split, warnings_of, tmp_path, decod
 @pytest.mark.parametrize("other", [ALL, {"a": 0, "b": 1}, list(ALL), {"d": 0}, None, "{"])
 def test_numbers_that_agree_are_no_news(split, warnings_of, other):
     assert warnings_of(split("train", ALL), split("val", other)) == []
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"fields": {"label": "cls"}, "decode": {"label": "text"}},
-        {"decode": {"label": "class"}, "classes": {"label": ["0", "1"]}},
-    ],
-)
-def test_batches_without_such_numbers_are_not_compared(split, warnings_of, settings):
-    assert warnings_of(split("train", ALL), split("val", FEWER), **settings) == []
-
-
-@pytest.mark.parametrize("with_numbers", ["train", "val"])
-def test_a_split_without_such_numbers_is_not_compared(split, warnings_of, with_numbers):
-    as_text = {"fields": {"label": "cls"}, "decode": {"label": "text"}}
-    own = {"train": as_text, "val": as_text} | {with_numbers: {}}
-    splits = split("train", ALL, **own["train"]), split("val", FEWER, **own["val"])
-    assert warnings_of(*splits) == []
 
 
 def test_folders_of_one_split_are_compared_too(split, warnings_of):
