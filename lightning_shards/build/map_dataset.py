@@ -10,7 +10,6 @@ from functools import cached_property
 from operator import index as as_index
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
@@ -23,20 +22,9 @@ from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import GivenClasses
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.transforms import SampleTransform, SampleTransforms, Transform
-
-_SHARED = (
-    "fields",
-    "decode",
-    "classes",
-    "transforms",
-    "sample_transforms",
-    "defaults",
-    "allow_unsafe",
-)
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
@@ -87,18 +75,21 @@ class ShardDataset(Dataset[dict[str, Any]]):
         cache_dir: str | None = None,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        given = locals()
-        shared = {name: given[name] for name in _SHARED}
+        settings: dict[str, Any] = {
+            "fields": fields,
+            "decode": decode,
+            "classes": classes,
+            "transforms": transforms,
+            "sample_transforms": sample_transforms,
+            "defaults": defaults,
+            "allow_unsafe": allow_unsafe,
+            "seed": plain_number("seed", seed, 0, MOST_SEED),
+        }
         in_order: dict[str, Any] = {"sampling": "sequential", "reader": "indexed", "join": join}
         of_stores: dict[str, Any] = {"storage_options": storage_options or {}}
-        self._data = DataConfig(
-            SplitConfig(urls_as_texts(urls), **in_order),
-            batch_size=1,
-            num_workers=0,
-            seed=plain_number("seed", seed, 0, MOST_SEED),
-            loader=LoaderConfig(cache_dir=cache_dir, **of_stores),
-            **shared,
-        )
+        train = SplitConfig(urls_as_texts(urls), **in_order)
+        loader = LoaderConfig(cache_dir=cache_dir, **of_stores)
+        self._data = DataConfig(train, batch_size=1, num_workers=0, loader=loader, **settings)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,7 +101,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         self._epoch = plain_number("epoch", epoch, 0)
 
     def __len__(self) -> int:
-        return int(self._stops[-1])
+        return self._source.order.samples
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         return self.__getitems__([number])[0]
@@ -122,7 +113,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
             IndexError: There is no such sample; negative numbers count from the end.
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        positions = [self._position(number) for number in numbers]
+        positions = list(map(self._position, numbers))
         transforms = self._recipe.keyed(SampleSeeds(self._data.seed, self._epoch))
         with transforms.keeping_globals():
             return [self._sample(position, transforms) for position in positions]
@@ -134,11 +125,9 @@ class ShardDataset(Dataset[dict[str, Any]]):
         return number % size
 
     def _sample(self, position: int, transforms: SampleTransforms) -> dict[str, Any]:
-        # the first shard that ends after this position; an empty one ends where it begins
-        shard = int(np.searchsorted(self._stops, position, side="right")) - 1
-        number, recipe = position - int(self._stops[shard]), self._recipe
-        sample: Sample = read_sample(self._shards, recipe.fields, shard, number)
-        sample = transforms.apply(sample, position)
+        (sample_id,) = self._source.order.at(0, position, position + 1).tolist()  # in file order
+        recipe = self._recipe
+        sample = transforms.apply(read_sample(self._shards, recipe.fields, *sample_id), position)
         fields = {name: sample[name] for name in recipe.batch_names([sample], "dict")}
         return fields | {
             "__key__": sample["__key__"],
@@ -153,13 +142,6 @@ class ShardDataset(Dataset[dict[str, Any]]):
     @cached_property
     def _recipe(self) -> Recipe:
         return self._source.recipes[0].with_arrays(plain=False)
-
-    @cached_property
-    def _stops(self) -> np.ndarray:
-        """0, and the number after the last sample of each shard; int64, shape (num_shards + 1,)."""
-        counts = self._source.index.counts
-        assert counts is not None  # the indexed reader needs them
-        return np.concatenate(([0], np.cumsum(counts)))
 
     @cached_property
     def _shards(self) -> OpenShards:
