@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # the aliases say that the names are public
     from lightning_shards.samples.crops import DecodeRandomResizedCrop as DecodeRandomResizedCrop
     from lightning_shards.samples.crops import DecodeResize as DecodeResize
     from lightning_shards.samples.pad import PadCollate as PadCollate
-    from lightning_shards.shards.filters.predicates import ShardColumns as ShardColumns
+    from lightning_shards.shards.filters.applying import ShardColumns as ShardColumns
     from lightning_shards.shards.index import ShardIndex as ShardIndex
     from lightning_shards.shards.storage.protocol import ShardReads as ShardReads
     from lightning_shards.shards.storage.protocol import ShardStat as ShardStat
@@ -111,7 +111,7 @@ _NAMES = {
     "samples.collate": ["LoadedBatch"],
     "samples.crops": ["DecodeCenterCrop", "DecodeRandomResizedCrop", "DecodeResize"],
     "samples.pad": ["PadCollate"],
-    "shards.filters.predicates": ["ShardColumns"],
+    "shards.filters.applying": ["ShardColumns"],
     "shards.index": ["ShardIndex"],
     "shards.storage.protocol": ["ShardReads", "ShardStat", "Storage"],
     "shards.urls": ["expand_urls"],

@@ -227,8 +227,8 @@ def path_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def urls_as_texts(urls: Any) -> str | list[str]:
-    """The setting `urls`, where paths may stand for texts, and any sequence for a list.
+def urls_as_texts(urls: Any, setting: str = "urls") -> str | list[str]:
+    """The setting `urls` or another one, where paths stand for texts, any sequence for a list.
 
     Raises:
         ConfigError: It is neither a text nor a sequence of texts.
@@ -238,12 +238,12 @@ def urls_as_texts(urls: Any) -> str | list[str]:
         return urls
     if not isinstance(urls, Sequence) or isinstance(urls, bytes | bytearray):
         raise ConfigError(
-            f"urls must be a path, a pattern or a list of them, got a {type(urls).__name__}"
+            f"{setting} must be a path, a pattern or a list of them, got a {type(urls).__name__}"
         )
     texts: list[Any] = list(map(path_as_text, cast("Sequence[object]", urls)))
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise ConfigError(
-                f"urls[{number}] must be a path or a pattern, got a {type(text).__name__}"
+                f"{setting}[{number}] must be a path or a pattern, got a {type(text).__name__}"
             )
     return texts

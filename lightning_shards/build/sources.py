@@ -45,8 +45,7 @@ from lightning_shards.shards.urls import expand_urls, is_local, redact, split_ur
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
-    from lightning_shards.shards.joins.kept import Joined
-    from lightning_shards.shards.joins.tables import Join
+    from lightning_shards.shards.joins.kept import Join, Joined
 
 _log = logging.getLogger(__name__)
 
@@ -291,7 +290,7 @@ class _Part:
                 "reader='stream'"
             )
         if is_indexed and config.join:
-            from lightning_shards.shards.joins.tables import find_join
+            from lightning_shards.shards.joins.kept import find_join
 
             of_run = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
             joins = tuple(find_join(each, *of_run) for each in join_settings(config.join))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.decoders import RAW
@@ -10,11 +10,8 @@ from lightning_shards.samples.fields import Field, make_fields
 from lightning_shards.samples.transforms import Transform, takes_bytes
 
 if TYPE_CHECKING:
+    from lightning_shards.shards.joins.kept import Join
     from lightning_shards.shards.joins.settings import JoinSettings
-    from lightning_shards.shards.joins.tables import Join
-
-_OF_BYTES: Final = frozenset({"text", "raw", "json"})
-"""Kinds of values that are kept as bytes which a decoder may be given."""
 
 
 def make_all_fields(
@@ -30,8 +27,7 @@ def make_all_fields(
     The arguments are those of `make_fields`, and the settings of the joins.
 
     Raises:
-        ConfigError: As of `make_fields`; or a join has the name of a field, or a default without a
-            use.
+        ConfigError: As of `make_fields`; or a join has the name of a field.
         UnsafeError: As of `make_fields`.
     """
     for join in joins:
@@ -40,19 +36,11 @@ def make_all_fields(
                 f"join {join.name!r} has the name of a field that comes from "
                 f"{fields[join.name]!r}; give one of them another name"
             )
-        if join.name in defaults and join.missing == "raise":
-            raise ConfigError(
-                f"defaults names {join.name!r}, and missing='raise' of its join leaves no sample "
-                "without a value; leave one of them out"
-            )
-    if not joins or not fields:
-        return make_fields(fields, decode, allow_unsafe, transforms, defaults)
     # until their columns have been looked at
     undecoded = {join.name: RAW for join in joins if not join.is_tar}
     texts = {join.name: join.member_text for join in joins}
-    made = make_fields(
-        {**fields, **texts}, {**undecoded, **decode}, allow_unsafe, transforms, defaults
-    )
+    named = {**fields, **texts} if fields else fields
+    made = make_fields(named, {**undecoded, **decode}, allow_unsafe, transforms, defaults)
     return tuple(replace(field, is_joined=field.name in texts) for field in made)
 
 
@@ -62,28 +50,10 @@ def with_kinds(
     decode: Mapping[str, Any],
     transforms: Mapping[str, Transform],
 ) -> tuple[Field, ...]:
-    """The fields, where the decoders of joined ones are those of what their columns hold.
-
-    Raises:
-        ConfigError: A decoder is named for a column that holds no bytes.
-    """
+    """The fields, where joined ones without a decoder have those of what their columns hold."""
     kinds = {join.settings.name: join.kind for join in joins if join.kind}
+    chosen = {*decode, *(name for name in transforms if takes_bytes(transforms[name]))}
     return tuple(
-        replace(field, decoder=_decoder(field, kinds[field.name], decode, transforms))
-        if field.name in kinds
-        else field
+        replace(field, decoder=kinds[field.name]) if field.name in kinds.keys() - chosen else field
         for field in fields
     )
-
-
-def _decoder(
-    field: Field, kind: str, decode: Mapping[str, Any], transforms: Mapping[str, Transform]
-) -> Any:
-    if field.name not in decode and not takes_bytes(transforms.get(field.name)):
-        return kind
-    if kind not in _OF_BYTES:
-        raise ConfigError(
-            f"join {field.name!r}: its column holds numbers ({kind}), and a decoder takes bytes; "
-            f"leave {field.name!r} out of decode, and take no transform for it that decodes"
-        )
-    return field.decoder

@@ -27,7 +27,6 @@ from lightning_shards.errors import (
     urls_as_texts,
 )
 from lightning_shards.shards.filters.settings import names_callable, sample_filter
-from lightning_shards.shards.joins.settings import shown_joins
 from lightning_shards.shards.urls import redact_pattern
 
 _FROM_ZERO = ("num_workers", "seed", "shuffle_buffer", "shuffle_run", "max_bad", "epoch", "samples")
@@ -201,9 +200,10 @@ class ShardSettings(Settings):
             )
 
     def __repr__(self) -> str:
-        """Like that of any dataclass, but without passwords, signatures and commands in URLs."""
+        """Like that of any dataclass, but of joins the names, and no secrets of URLs."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        shown = {"urls": None} | values | {"urls": self.shown_urls, "join": shown_joins(self.join)}
+        joins = self.join and [*self.join]
+        shown = {"urls": None} | values | {"urls": self.shown_urls, "join": joins}
         told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({told})"
 

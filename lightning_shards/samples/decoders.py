@@ -81,7 +81,7 @@ class Decoding(NamedTuple):
             return classes.number_of
         if decoder in PIXEL_DECODERS and not gives_arrays:
             return lambda data: as_tensor(DECODERS[decoder](data))
-        return SCALAR_DECODERS.get(decoder) or DECODERS[decoder]
+        return LIST_DECODERS.get(decoder) or DECODERS[decoder]
 
     def remedy(self, field: str) -> str:
         """The settings that read what is no whole number, or general advice."""
@@ -188,15 +188,6 @@ def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
     return rows.view(kind)
 
 
-def _decode_scalar(data: bytes, dtype: str) -> Any:
-    return np.frombuffer(data, dtype)[0].item()
-
-
-def _scalar_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
-    rows = members.rows()
-    return None if rows is None else rows.view(np.dtype(dtype)).reshape(len(rows))
-
-
 def npy_column(members: FieldMembers) -> NDArray[Any] | None:
     """The arrays of .npy files as one array; None unless all have the same header.
 
@@ -218,22 +209,16 @@ def npy_column(members: FieldMembers) -> NDArray[Any] | None:
     return np.ascontiguousarray(rows[:, start:]).view(dtype).reshape(len(rows), *shape)
 
 
-_SCALARS = {"one int64": "<i8", "one float64": "<f8", "one bool": "?"}
-"""Kinds of single numbers that joins keep, and the types of their bytes."""
-
-
 _LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")
 
-SCALAR_DECODERS: dict[object, Callable[[bytes], Any]] = {
-    **{kind: partial(_decode_scalar, dtype=dtype) for kind, dtype in _SCALARS.items()},
-    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},
+LIST_DECODERS: dict[object, Callable[[bytes], Any]] = {
+    f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS
 }
-"""Decoders of numbers and lists of them from joins; no configuration can name them."""
+"""Decoders of lists of numbers from joins; no configuration can name them."""
 
 COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     "npy": npy_column,
     **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},
-    **{kind: partial(_scalar_column, dtype=dtype) for kind, dtype in _SCALARS.items()},
     **{f"list {dtype}": partial(_number_column, dtype=dtype) for dtype in _LISTS},
 }
 """Decoders for all members of a batch at once; None if they do not fit one array."""

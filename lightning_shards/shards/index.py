@@ -37,6 +37,7 @@ from lightning_shards.shards.urls import (
 _log = logging.getLogger(__name__)
 
 _FINGERPRINT_LENGTH = 16
+_FETCHED_TOGETHER = 256  # tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +102,15 @@ class ShardIndex:
         """Samples that are left by a filter in all shards together; None when unknown."""
         counts = self.kept_counts
         return None if counts is None else int(counts.sum())
+
+    @property
+    def kept_numbers(self) -> NDArray[np.int64]:
+        """The numbers in file order of the samples that are left; the counts must be known."""
+        assert self.counts is not None
+        if self.kept is None:
+            return np.arange(int(self.counts.sum()))
+        begins = enumerate(np.cumsum(self.counts) - self.counts)
+        return np.concatenate([begin + self.kept.of_shard(shard) for shard, begin in begins])
 
     @property
     def known_samples(self) -> int | None:
@@ -217,8 +227,18 @@ def load_index(
     return ShardIndex(tuple(urls), in_order, size_bytes=_sum_if_known(sizes, len(urls)))
 
 
-def digest_with_shards(digest: str, index: ShardIndex, cache: CacheFolder) -> str:
-    """A hash of this one, the shards, and what shows that one, or its table, is another now."""
+def digest_with_shards(
+    digest: str, index: ShardIndex, cache: CacheFolder, tables: TableStore
+) -> str:
+    """A hash of this one, the shards, and what shows that one, or its table, is another now.
+
+    The tables of remote shards are fetched before.
+
+    Raises:
+        ShardError: As of `TableStore.fetch`.
+    """
+    for first in range(0, index.num_shards, _FETCHED_TOGETHER):
+        tables.fetch(index.urls[first : first + _FETCHED_TOGETHER])
     hashed = hashlib.sha256(digest.encode())
     counts = [None] * index.num_shards if index.counts is None else index.counts.tolist()
     for url, count in zip(index.urls, counts, strict=True):

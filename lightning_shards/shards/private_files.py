@@ -9,21 +9,33 @@ Joins, and what filters have left, stay in it until they are cleared, as another
 """
 
 import hashlib
+import logging
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError, ShardNotFoundError
 from lightning_shards.plan.kept_order import Numbers
-from lightning_shards.shards.files import new_file, open_regular, remove_parts
+from lightning_shards.shards.files import (
+    locked_file,
+    new_file,
+    not_written,
+    open_regular,
+    remove_parts,
+)
 from lightning_shards.shards.urls import is_local, split_url, without_credentials
+
+_Made = TypeVar("_Made")
+
+_log = logging.getLogger(__name__)
 
 _DEFAULT: Final = "~/.cache/lightning_shards"
 _FOLDER_MODE: Final = 0o700
@@ -105,6 +117,40 @@ class CacheFolder:
         _make(self.root)
         _is_there(self.root)
         _make(folder)
+
+
+def made_once(
+    path: Path,
+    cache: CacheFolder,
+    read: Callable[[Path], _Made],
+    write: Callable[[BinaryIO], object],
+) -> _Made:
+    """What is in a file of the cache, which one process or thread of a node makes.
+
+    Args:
+        path: The file. Its name has all that its content depends on.
+        cache: The folder that it is below.
+        read: Gives what is in the file, or raises an error if it is damaged: it is made again then.
+        write: Writes its content.
+
+    Raises:
+        FileAccessError: The cache folder is another user's, or the file cannot be written.
+    """
+    try:
+        cache.make_folder(path.parent)
+        with locked_file(path.with_suffix(".lock")):
+            opened = cache.open(path)
+            if opened is not None:
+                os.close(opened)
+                try:
+                    return read(path)
+                except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
+                    _log.warning("%s is made again: %s", path, error)
+            with new_file(path, mode=_FILE_MODE) as file:
+                write(file)
+            return read(path)
+    except OSError as error:
+        raise not_written(path, error) from error
 
 
 def sidecar_name(shard: str | os.PathLike[str]) -> str:

@@ -7,41 +7,55 @@ has all that its content depends on, the stamps of the shards too, so that it is
 while a run reads it.
 
 A list is a text file with a key on each line, as it is in the tar. Empty lines are passed over.
+
+A predicate is a function of the user's that says which samples of a shard are kept. It is called
+once for each shard, with its `ShardColumns`, and returns one bool a sample::
+
+    def large_images(shard):
+        return shard.sizes("jpg") > 20_000
+
+What it keeps is taken from the cache by later runs if its name, the source of its module and the
+values that it holds are the same. What it calls in other modules, and the files that it reads, are
+not looked at: a predicate that depends on them has an attribute `version`, which is another value
+whenever they change.
 """
 
+import hashlib
+import inspect
+import io
 import logging
 import os
+import pickle
+import sys
+import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from io import BytesIO
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from types import FunctionType
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.plan.kept_order import KeptSamples, kept_samples, pack_masks
-from lightning_shards.shards.files import not_written
-from lightning_shards.shards.filters.predicates import (
-    ShardColumns,
-    digest_of_predicate,
-    keys_of_table,
-    mask_of,
-)
-from lightning_shards.shards.filters.settings import SampleFilter, read_list
+from lightning_shards.plan.kept_order import kept_samples, pack_masks
+from lightning_shards.shards.filters.settings import Predicate, SampleFilter, name_of, read_list
 from lightning_shards.shards.index import ShardIndex, digest_with_shards
-from lightning_shards.shards.private_files import CacheFolder, MappedNumbers
+from lightning_shards.shards.members import MemberTable
+from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, made_once
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.urls import redact, split_url
 
 _log = logging.getLogger(__name__)
 
-_FETCHED_TOGETHER: Final = 64
 _VERSION: Final = 5
 """Of what a filter does; what was kept by another one is not used."""
+
+_STARTED: Final = time.time_ns()
 
 _SHOWN: Final = 80
 """Letters of a key that a message shows."""
@@ -63,37 +77,30 @@ def filtered_index(
         FileAccessError: What is left cannot be written to the cache.
         ShardError: As of `TableStore.table_of`.
     """
-    assert index.counts is not None  # the caller has seen to it
-    remote = [url for url in index.urls if not is_local(url)]
-    for first in range(0, len(remote), _FETCHED_TOGETHER):  # their stamps are those of the tables
-        tables.fetch(remote[first : first + _FETCHED_TOGETHER])
-    path = cache.root / "kept" / f"{digest_with_shards(_digest(chosen), index, cache)}.npy"
-    kept = _read(path, index.counts, cache)
-    if kept is None:
-        file = BytesIO()
-        np.save(file, _applied(index, index.counts, chosen, tables))
-        try:
-            cache.write(path, file.getvalue())
-        except OSError as error:
-            raise not_written(path, error) from error
-        kept = kept_samples(index.counts, MappedNumbers(path))
+    totals, predicate = index.counts, chosen.predicate
+    assert totals is not None  # the caller has seen to it
+    lists = {path: read_list(path) for path in chosen.lists}
+    of_lists = sorted(hashlib.sha256(listed).hexdigest() for listed in lists.values())
+    asked = digest_of_predicate(predicate) if predicate is not None else None
+    digest = f"{_VERSION} {chosen.parts!r} {of_lists!r} {asked}"
+    kept = made_once(
+        cache.root / "kept" / f"{digest_with_shards(digest, index, cache, tables)}.npy",
+        cache,
+        lambda path: kept_samples(totals, MappedNumbers(path)),
+        lambda file: np.save(file, _applied(index, totals, chosen, lists, tables)),
+    )
     return replace(index, kept=kept)
 
 
-def _digest(chosen: SampleFilter) -> str:
-    """A hash of the lists, the parts and the predicate, which may change its own values later."""
-    predicate = chosen.predicate
-    asked = digest_of_predicate(predicate) if predicate is not None else None
-    return f"{_VERSION} {chosen.parts!r} {chosen.digest_of_lists()} {asked}"
-
-
 def _applied(
-    index: ShardIndex, totals: NDArray[np.int64], chosen: SampleFilter, tables: TableStore
+    index: ShardIndex,
+    totals: NDArray[np.int64],
+    chosen: SampleFilter,
+    contents: Mapping[str, bytes],
+    tables: TableStore,
 ) -> NDArray[np.int64]:
     """What is left of shards with so many samples, as `pack_masks` gives it."""
-    lists, predicate = {path: read_keys(path) for path in chosen.lists}, chosen.predicate
-    folders = {redact(split_url(url)[0]) for url in index.urls}
-    where = folders.pop() if len(folders) == 1 else f"{len(folders)} folders"
+    lists = {path: listed_keys(content) for path, content in contents.items()}
     first_key, matched = list[bytes](), set[bytes]()
 
     def masks(step: Callable[[], object]) -> Iterator[NDArray[np.bool_]]:
@@ -106,12 +113,12 @@ def _applied(
             for listed in lists.values():
                 mask &= np.fromiter((key not in listed for key in keys), np.bool_, total)
                 matched.update(filter(listed.__contains__, keys))
-            if predicate is not None and total:
-                mask &= mask_of(predicate, ShardColumns(url, table))
+            if chosen.predicate is not None and total:
+                mask &= mask_of(chosen.predicate, ShardColumns(url, table))
             yield mask
             step()
 
-    with progress_line("filtered", index.num_shards, where) as step:
+    with progress_line("filtered", index.num_shards, redact(split_url(index.urls[0])[0])) as step:
         words = pack_masks(masks(step))
     for path, listed in lists.items():
         _require_matches(path, listed, matched, first_key)
@@ -125,22 +132,9 @@ def _applied(
     return words
 
 
-def _read(path: Path, totals: NDArray[np.int64], cache: CacheFolder) -> KeptSamples | None:
-    """What the file says is left of these shards; None if there is none, or it is damaged."""
-    opened = cache.open(path)
-    if opened is None:
-        return None
-    os.close(opened)
-    try:
-        return kept_samples(totals, MappedNumbers(path))
-    except (OSError, EOFError, ValueError) as error:
-        _log.warning("which samples are left is found out again: %s: %s", path, error)
-        return None
-
-
-def read_keys(path: str) -> dict[bytes, None]:
-    """The keys in a list, each once and in their order; errors as of `read_list`."""
-    return dict.fromkeys(filter(None, read_list(path).removeprefix(BOM_UTF8).splitlines()))
+def listed_keys(content: bytes) -> dict[bytes, None]:
+    """The keys in a list, each once and in their order."""
+    return dict.fromkeys(filter(None, content.removeprefix(BOM_UTF8).splitlines()))
 
 
 def _require_matches(
@@ -150,19 +144,135 @@ def _require_matches(
     missing = [key for key in listed if key not in matched]
     shown = [repr(os.fsdecode(key)[:_SHOWN]) for key in (*missing[:1], *first_key)]
     unlike = "the first of them is " + ", the first key of the samples ".join(shown)
+    told = (
+        f"exclude: {len(missing):,} of {count_of(len(listed), 'key')} of {path} are of no sample "
+        f"of this split: {unlike if listed else 'it is empty'}; write keys with folders and "
+        "without suffixes, as `lightning-shards show` does"
+    )
     if len(missing) == len(listed):
         raise ConfigError(
-            f"exclude: none of the {count_of(len(listed), 'key')} of {path} is the key of a sample "
-            f"of this split: {unlike if listed else 'it is empty'}; write keys with folders and "
-            "without suffixes, as `lightning-shards show` does, or leave the list out; in a mix, "
-            "write it into those components alone whose samples it names"
+            f"{told}, or leave the list out; in a mix, write it into those components alone whose "
+            "samples it names"
         )
     if missing:
-        _log.warning(
-            "exclude: %s of %s keys of %s are of no sample of this split, so nothing is left out "
-            "for them: %s; keys have folders and no suffixes",
-            f"{len(missing):,}",
-            f"{len(listed):,}",
-            path,
-            unlike,
-        )
+        _log.warning(told)
+
+
+def keys_of_table(table: MemberTable) -> list[bytes]:
+    """The keys of all samples of a shard."""
+    keys = table.keys.tobytes()
+    return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
+
+
+@dataclass(frozen=True)
+class ShardColumns:
+    """What is known of the samples of one shard without reading them, as columns in file order.
+
+    Attributes:
+        url: The shard.
+        table: Its member table.
+    """
+
+    url: str
+    table: MemberTable
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the shard."""
+        return self.table.num_samples
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """The suffixes of the shard's members, in lower case and without a dot before them."""
+        return self.table.suffixes
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The key of each sample; bytes that are not UTF-8 are surrogates."""
+        return list(map(os.fsdecode, keys_of_table(self.table)))
+
+    def has(self, suffix: str) -> NDArray[np.bool_]:
+        """Whether each sample has a member with this suffix, shape (num_samples,)."""
+        return self._members(suffix) >= 0
+
+    def sizes(self, suffix: str) -> NDArray[np.int64]:
+        """Bytes of each sample's member with this suffix, -1 where it has none."""
+        members = self._members(suffix)
+        return np.where(members >= 0, self.table.sizes[members], -1)
+
+    def _members(self, suffix: str) -> NDArray[np.int64]:
+        return self.table.members_with([suffix.lower().removeprefix(".")])
+
+
+def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
+    """Whether the predicate keeps each of the samples, shape (num_samples,).
+
+    Raises:
+        ConfigError: It raised an error, or returned something else than one bool a sample.
+    """
+    name, url, shape = name_of(predicate), redact(shard.url), (shard.num_samples,)
+    try:
+        kept = np.asarray(predicate(shard))
+    except Exception as error:
+        raise ConfigError(
+            f"keep: {name} raised {type(error).__name__} for {url}: {error}; correct it, or leave "
+            "keep out"
+        ) from error
+    if kept.dtype == np.bool_ and kept.shape == shape:
+        return kept
+    raise ConfigError(
+        f"keep: {name} must return an array of bools, one for each sample of the shard, of shape "
+        f"{shape} for {url}, got one of {kept.dtype} of shape {kept.shape}; it is called with a "
+        'ShardColumns, as in shard.sizes("jpg") > 20_000'
+    )
+
+
+def digest_of_predicate(predicate: object) -> str:
+    """A hash of its import path, its `version`, the values it holds, and the source of its modules.
+
+    The values are those of a closure, of defaults, of the arguments of a `partial` and of the
+    attributes of an object; the modules are those of all functions and classes among them. Where
+    there is no source, or a value cannot be pickled, the hash is that of this process alone, so
+    that each start asks the predicate again.
+    """
+    held = io.BytesIO()
+    pickler = _Pickler(held)
+    try:
+        pickler.dump((name_of(predicate), getattr(predicate, "version", None), predicate))
+        sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
+    except Exception as error:  # noqa: BLE001 whatever the values' own `__reduce__` raises
+        _log.info("the hash of %s holds for this process alone: %s", name_of(predicate), error)
+        sources = [f"process {os.getpid()} since {_STARTED}"]
+    digest = hashlib.sha256(held.getvalue())
+    digest.update("\0".join(sources).encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a function as its name and what it holds, and notes the modules of all code."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=4)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type | FunctionType):
+            self.modules.add(obj.__module__)
+        if not isinstance(obj, FunctionType):
+            return NotImplemented
+        if obj.__name__ == "<lambda>":
+            raise pickle.PicklingError("a lambda has no name of its own")
+        cells = [cell.cell_contents for cell in obj.__closure__ or ()]
+        return str, (name_of(obj),), (obj.__defaults__, obj.__kwdefaults__, cells, vars(obj))
+
+
+def _source_of(module: str) -> str:
+    """The source of a module as this process has imported it.
+
+    Raises:
+        OSError: It has none, or its file was written since then.
+    """
+    loaded = sys.modules[module]
+    if Path(loaded.__file__ or "").stat().st_mtime_ns > _STARTED:
+        raise OSError(f"the file of {module} was written after this process had started")
+    return inspect.getsource(loaded)

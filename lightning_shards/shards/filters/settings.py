@@ -21,7 +21,7 @@ from lightning_shards.shards.files import read_regular
 from lightning_shards.shards.urls import redact, scheme_of
 
 Predicate: TypeAlias = Callable[..., Any]
-"""A function of a shard's columns, see `predicates`."""
+"""A function of a shard's columns, see `applying`."""
 
 MAX_PARTS: Final = 2**32
 """More parts would not be equally large by a hash of 64 bits."""
@@ -62,10 +62,6 @@ class SampleFilter:
     parts: Mapping[str, HashParts]
     lists: tuple[str, ...]
 
-    def digest_of_lists(self) -> str:
-        """Hashes of what is in the lists, in any order of them; errors as of `read_list`."""
-        return repr(sorted(hashlib.sha256(read_list(path)).hexdigest() for path in self.lists))
-
 
 def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
     """The filter of these two settings of a split; None if both are None.
@@ -76,13 +72,10 @@ def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
     Raises:
         ConfigError: One of them is something else.
     """
-    given = {"keep": keep, "exclude": exclude}
-    given = {name: value for name, value in given.items() if value is not None}
-    parts = {
-        name: parse_parts(name, cast("Mapping[str, Any]", value))
-        for name, value in given.items()
-        if isinstance(value, Mapping)
-    }
+    both: dict[str, Any] = {"keep": keep, "exclude": exclude}
+    given = {name: value for name, value in both.items() if value is not None}
+    are_parts = [name for name, value in given.items() if isinstance(value, Mapping)]
+    parts = {name: parse_parts(name, given[name]) for name in are_parts}
     if "keep" not in parts and not (keep is None or callable(keep)):
         raise _refused_keep(keep)
     predicate = None if "keep" in parts else cast("Predicate | None", keep)
@@ -114,24 +107,24 @@ def _refused_keep(keep: object) -> ConfigError:
     )
 
 
-def _paths_of_lists(exclude: object) -> tuple[str, ...]:
-    paths = cast("Sequence[object]", [exclude] if isinstance(exclude, str) else exclude)
-    if not isinstance(exclude, Sequence) or not (paths and all(map(_is_text, paths))):
+def _paths_of_lists(exclude: Any) -> tuple[str, ...]:
+    paths: Sequence[Any] = [exclude] if isinstance(exclude, str) else exclude
+    if not (_is_list(paths) and all(isinstance(path, str) and path for path in paths)):
         raise ConfigError(
             "exclude must be the path of a text file with one key a line, a list of such paths, or "
             f"a mapping of hash_of, of and parts, got {exclude!r}"
         )
-    for path in map(str, paths):
-        if scheme_of(path) and ("://" in path or scheme_of(path) in ("file", "pipe")):
+    for path in paths:
+        if "://" in path or scheme_of(path) in ("file", "pipe"):
             raise ConfigError(
                 f"exclude names the list {redact(path)!r}, and a list is the path of a file of "
                 "this machine; copy it here, and name the copy"
             )
-    return tuple(map(str, paths))
+    return tuple(paths)
 
 
-def _is_text(path: object) -> bool:
-    return isinstance(path, str) and path != ""
+def _is_list(values: object) -> bool:
+    return isinstance(values, list | tuple) and values not in ([], ())
 
 
 def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
@@ -140,28 +133,21 @@ def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
     Raises:
         ConfigError: A key is missing or unknown, or a value is out of its range.
     """
-    if set(given) != {"hash_of", "of", "parts"}:
+    of: Any = given.get("of")
+    parts: Any = given.get("parts")
+    is_right = (
+        {*given} == {"hash_of", "of", "parts"}
+        and given["hash_of"] == "key"
+        and (type(of) is int and 1 <= of <= MAX_PARTS)
+        and (_is_list(parts) and all(type(part) is int and 0 <= part < of for part in parts))
+    )
+    if not is_right:
         raise ConfigError(
-            f"{name} takes the keys hash_of, of and parts, as in {{hash_of: key, of: 20, parts: "
-            f"[0]}}, got {sorted(map(str, given))}"
+            f"{name} takes a hash of keys, the number of parts, up to {MAX_PARTS:,}, and some of "
+            "their numbers from 0 on, as in {hash_of: key, of: 20, parts: [0]}, got "
+            f"{dict(given)!r}; keep parts of another value by a function of the shard's columns"
         )
-    hash_of, of, parts = given["hash_of"], given["of"], given["parts"]
-    if hash_of != "key":
-        raise ConfigError(
-            f"hash_of of {name} must be 'key', got {hash_of!r}; keep parts of another value by a "
-            "function of the shard's columns"
-        )
-    if type(of) is not int or not 1 <= of <= MAX_PARTS:
-        raise ConfigError(
-            f"of of {name} must be a number of parts from 1 to {MAX_PARTS}, got {of!r}"
-        )
-    numbers = cast("Sequence[object]", parts if isinstance(parts, list | tuple) else ())
-    if not numbers or not all(type(part) is int and 0 <= part < of for part in numbers):
-        raise ConfigError(
-            f"parts of {name} must be a list of numbers from 0 to {of - 1}, as of={of}, got "
-            f"{parts!r}"
-        )
-    return HashParts(of, tuple(sorted(set(cast("Sequence[int]", numbers)))))
+    return HashParts(of, tuple(sorted({*parts})))
 
 
 def read_list(path: str) -> bytes:

@@ -1,54 +1,384 @@
-"""What is kept of joins: made once for a node by pyarrow, and mapped to be read.
+"""Joins: tables matched with the keys of samples by pyarrow, kept for a node, and mapped.
+
+A table is Parquet files, or tars. The crc32 of its files decides what is kept of it; it is kept
+itself, under a name made of the path or URL, the size and the version of the file. A remote file is
+fetched whole, once, and its copy lies in the cache until that is cleared.
 
 A join is one Arrow IPC file in the folder `joins` of the cache. Its one column has the value of
 each sample as bytes, in their order, and null where there is none. Its name has all that it depends
 on: the contents of the table, the shards, and their stamps.
+
+The kind of a column is the name of the decoder of `samples.decoders` that turns the bytes into
+values again: texts and bytes stay what they are, whole numbers become their digits, lists of
+numbers the bytes of an array, and all else JSON.
 """
 
 import json
 import logging
 import mmap
-import os
-from collections.abc import Callable, Iterable
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from hashlib import sha256
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final
+from typing import Any, BinaryIO, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, count_of
-from lightning_shards.shards.files import new_file, not_written
-from lightning_shards.shards.index import ShardIndex, digest_with_shards
-from lightning_shards.shards.joins.settings import JOIN_PREFIX
-from lightning_shards.shards.joins.tables import (
-    Arrow,
-    Join,
-    JoinTable,
-    alone,
-    binary_array,
-    load_arrow,
-    look_at,
-    open_join_table,
-    replaced,
-    table_keys,
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    IndexMismatchError,
+    ShardNotFoundError,
+    count_of,
+    require_library,
 )
-from lightning_shards.shards.members import ENCODING, MemberTable
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.checksums import crc32
+from lightning_shards.shards.files import new_file
+from lightning_shards.shards.index import ShardIndex, digest_with_shards
+from lightning_shards.shards.joins.settings import JOIN_PREFIX, JoinSettings
+from lightning_shards.shards.members import ENCODING, MemberTable, ShardReader
+from lightning_shards.shards.private_files import CacheFolder, made_once
 from lightning_shards.shards.progress_line import progress_bar
-from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.storage.protocol import shard_stat
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore, release_pages
-from lightning_shards.shards.urls import is_local, split_url
+from lightning_shards.shards.urls import (
+    expand_urls,
+    file_name,
+    is_local,
+    redact,
+    require_local_shards,
+    split_url,
+    without_credentials,
+)
+
+_log = logging.getLogger(__name__)
+
+Arrow: TypeAlias = Any
+"""What pyarrow has no types for: its module, schemas, and arrays."""
 
 _Ints = NDArray[np.int64]
 
-_FETCHED_TOGETHER: Final = 256
-_FACTS: Final = b"join"
+_READ_BYTES: Final = 1 << 22
+_STAMPS: Final = b"stamps"
 
-_log = logging.getLogger(__name__)
+
+def load_arrow() -> Arrow:
+    """The module pyarrow.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    require_library("a join", "pyarrow", "pyarrow", "table")
+    return import_module("pyarrow")
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """One file of a table as it was when its checksum was taken.
+
+    Attributes:
+        path: Where it lies: an absolute path, or a URL with what may be secret in it.
+        size: bytes of it.
+        crc32: Of all its bytes.
+        local: Path of the file itself, or of the copy of a remote one on this node.
+    """
+
+    path: str = field(repr=False)
+    size: int
+    crc32: int
+    local: str = field(compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Its path or URL, for messages."""
+        return redact(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """One join of a split, whose table has been looked at.
+
+    Attributes:
+        settings: As they were given.
+        files: The files of the table, with their checksums.
+        column: The column whose values are taken; of tars the suffix.
+        kind: How the values of a Parquet table are kept, see above; empty for tars.
+        storages: What reads remote files, by scheme.
+    """
+
+    settings: JoinSettings
+    files: tuple[TableFile, ...]
+    column: str
+    kind: str
+    storages: Mapping[str, MakeStorage] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits over sizes and checksums of the files; where they lie does not count."""
+        texts = (f"{file.size} {file.crc32:08x}\n" for file in self.files)
+        return sha256("".join(texts).encode()).hexdigest()[:16]
+
+    @property
+    def where(self) -> str:
+        """Its files, for messages."""
+        more = len(self.files) - 1
+        return self.files[0].name + (f" and {more:,} more" if more else "")
+
+
+def find_join(
+    settings: JoinSettings, cache: CacheFolder, storages: Mapping[str, MakeStorage] | None = None
+) -> Join:
+    """The join with these settings; remote files of its table are read by these storages.
+
+    Raises:
+        ShardNotFoundError: A file of the table does not exist.
+        FileAccessError: One cannot be read.
+        IndexMismatchError: One was replaced while it was read.
+        StorageError: A remote one could not be had, after all retries.
+        ConfigError: A remote one can only be streamed, or a file has not the columns, or they hold
+            what cannot be taken.
+        UrlError: A pattern cannot be read, or names a folder.
+    """
+    load_arrow()
+    with closing(Storages(storages)) as opened:
+        try:
+            paths = expand_urls(settings.table)
+            require_local_shards(paths)
+            files = tuple(look_at(path, opened, cache) for path in paths)
+        except ShardNotFoundError as error:
+            raise ShardNotFoundError(f"the table of join {settings.name!r}: {error}") from error
+    of_tars = settings.column or "", ""
+    column = of_tars if settings.is_tar else _column_and_kind(settings, files[0])
+    return Join(settings, files, *column, storages)
+
+
+def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
+    """A file of a table; one that has not changed since is not read again.
+
+    A remote one is fetched to be read.
+
+    Raises:
+        IndexMismatchError: It was replaced while it was read.
+        FileAccessError: It cannot be read, or its copy cannot be written.
+        StorageError: It could not be had to its end, after all retries.
+    """
+    path = str(Path(path).absolute()) if is_local(path) else path
+    storage = storages.of(path)
+    stat = shard_stat(path, storage)
+    # The name is a hash, as a URL may hold what is secret.
+    named = sha256(f"{without_credentials(path)} {stat}".encode(errors="surrogateescape"))
+    kept = cache.root / "joins" / f"{named.hexdigest()[:32]}.crc32"
+    copy = Path(path) if is_local(path) else kept.with_suffix(Path(file_name(path)).suffix)
+
+    def read(kept: Path) -> int:
+        copy.stat()  # one that is missing is fetched again
+        return int(kept.read_bytes())
+
+    def write(file: BinaryIO) -> None:
+        checksum = size = 0
+        with (
+            storage.open_stream(path) as stream,
+            nullcontext() if is_local(path) else new_file(copy, mode=0o600) as copied,
+            progress_bar(f"read {file_name(path)}", stat.size, "B") as step,
+        ):
+            while data := stream.read(_READ_BYTES):
+                checksum, size = crc32(data, checksum), size + len(data)
+                if copied is not None:
+                    copied.write(data)
+                step(len(data))
+            if size != stat.size or shard_stat(path, storage) != stat:
+                raise replaced(path)
+        file.write(b"%d" % checksum)
+
+    return TableFile(path, stat.size, made_once(kept, cache, read, write), str(copy))
+
+
+def replaced(path: str) -> IndexMismatchError:
+    """The error for a file that is not what it was."""
+    return IndexMismatchError(
+        f"{redact(path)} was replaced while the run looked at it; start again when it is written"
+    )
+
+
+@contextmanager
+def _opened(join: JoinSettings, table: TableFile) -> Generator[Arrow]:
+    """A Parquet file."""
+    parquet: Arrow = import_module("pyarrow.parquet")
+    try:
+        # pages are held against their checksums where they have one
+        with parquet.ParquetFile(table.local, page_checksum_verification=True) as file:
+            yield file
+    except (load_arrow().ArrowInvalid, OSError) as error:
+        raise FileAccessError(
+            f"join {join.name!r}: {table.name} cannot be read as Parquet: {error}; write it again, "
+            "or name another table"
+        ) from None
+
+
+def _column_and_kind(settings: JoinSettings, table: TableFile) -> tuple[str, str]:
+    """The column of a file whose values are taken, and how they are kept."""
+    with _opened(settings, table) as file:
+        schema = file.schema_arrow
+    names, where = list(schema.names), f"join {settings.name!r}: {table.name}"
+    others = [name for name in names if name != settings.key]
+    column = settings.column or (settings.name if settings.name in others else "")
+    if not column and len(others) == 1:
+        column = others[0]
+    for setting, given in (("key", settings.key), ("column", column)):
+        if names.count(given) != 1:
+            of_name = f"{names.count(given) or 'no'} columns {given!r}"
+            raise ConfigError(
+                f"{where} has {of_name if given else f'{len(others)} such columns'}; name one of "
+                f"{names} in `{setting}`, which must stand there once"
+            )
+    of_type = schema.field(column).type
+    kind = _kind_of(of_type)
+    if kind is None:
+        raise ConfigError(
+            f"{where} has the column {column!r} of type {of_type}; write it as text, bytes, "
+            "numbers, or lists and structs of texts and numbers"
+        )
+    return column, kind
+
+
+def _kind_of(kind: Arrow) -> str | None:
+    """How values of an Arrow type are kept; None if there is no way."""
+    types, inner = load_arrow().types, getattr(kind, "value_type", None)
+    if types.is_dictionary(kind):
+        return _kind_of(inner)
+    of_items = None if inner is None else np.dtype(inner.to_pandas_dtype())
+    if of_items is not None and of_items.kind in "biuf":
+        return f"list {of_items.name}"
+    tests = {
+        "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
+        "text": (types.is_string, types.is_large_string),
+        "int": (types.is_integer,),
+        "json": (types.is_boolean, types.is_floating, types.is_nested, types.is_null),
+    }
+    return next((name for name, which in tests.items() if any(is_(kind) for is_ in which)), None)
+
+
+def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
+    """The values in an Arrow array as `large_binary`.
+
+    Raises:
+        ValueError: They are not of the kind that is wanted, or one has no such bytes.
+        TypeError: One holds what JSON has not.
+    """
+    arrow, kind = load_arrow(), _kind_of(column.type)
+    if kind != (wanted or kind):
+        raise ValueError(f"it holds {column.type}, and the first file other values")
+    if kind == "int":
+        column = column.cast(arrow.int64()).cast(arrow.string())
+    elif kind == "json":
+        if arrow.types.is_floating(column.type):
+            column = column.cast(arrow.float64())  # of a half, some versions give numpy's
+        text_of = partial(json.dumps, ensure_ascii=False)
+        rows = [row if row is None else text_of(row) for row in column.to_pylist()]
+        column = arrow.array(rows, arrow.large_string())
+    elif kind and kind.startswith("list "):
+        if column.flatten().null_count:
+            raise ValueError("numbers in its lists are null")
+        lists = column.cast(arrow.large_list(column.type.value_type))
+        numbers = lists.values.to_numpy(zero_copy_only=False)
+        starts = lists.offsets.to_numpy() * numbers.itemsize
+        return binary_array(numbers, starts, _is_null(lists))
+    return column.cast(arrow.large_binary())
+
+
+def binary_array(data: object, starts: _Ints, is_null: NDArray[np.bool_] | None = None) -> Arrow:
+    """An array of `large_binary`: value i lies in `data` from starts[i] to starts[i + 1].
+
+    It is null where `is_null` says so.
+    """
+    arrow = load_arrow()
+    bits = None if is_null is None else np.packbits(~is_null, bitorder="little")
+    buffers = [each if each is None else arrow.py_buffer(each) for each in (bits, starts, data)]
+    return arrow.LargeBinaryArray.from_buffers(arrow.large_binary(), len(starts) - 1, buffers)
+
+
+def table_keys(table: MemberTable) -> Arrow:
+    """The keys of the samples of a shard as `large_binary`."""
+    return binary_array(table.keys.copy(), table.key_starts.copy())
+
+
+_TakeRows: TypeAlias = Callable[[_Ints], Arrow]
+"""Gives the values of these rows of a table as `large_binary`; of row -1 it is null."""
+
+
+def _open_join_table(join: Join, store: TableStore, folder: Path) -> tuple[Arrow, _TakeRows]:
+    """The keys of all rows of a table as `large_binary`, and what gives the values of some.
+
+    Args:
+        join: Whose table it is; its files were looked at on this node.
+        store: Where the member tables of tars are made.
+        folder: Where the values of tars are put together, in a file that has no name.
+
+    Raises:
+        ConfigError: A value cannot be taken, or no member of any tar has the suffix.
+        ShardError: A file is damaged or cannot be read.
+    """
+    return _tar_table(join, store, folder) if join.settings.is_tar else _parquet_table(join)
+
+
+def _parquet_table(join: Join) -> tuple[Arrow, _TakeRows]:
+    arrow, key = load_arrow(), join.settings.key
+    keys, values = [arrow.array([], arrow.large_binary())], [arrow.array([], arrow.large_binary())]
+    columns = (key, "", keys), (join.column, join.kind, values)
+    for file in join.files:
+        with _opened(join.settings, file) as parquet:
+            for batch in parquet.iter_batches(columns=list({key, join.column}), use_threads=False):
+                for name, kind, made in columns:
+                    try:
+                        made.append(_as_bytes(batch.column(name), kind))
+                    except (LookupError, NotImplementedError, TypeError, ValueError) as error:
+                        raise ConfigError(
+                            f"join {join.settings.name!r}: column {name!r} of {file.name} cannot "
+                            f"be taken: {error}; write keys as texts or whole numbers, values of "
+                            "one type in all files, or name another column"
+                        ) from error
+    whole = arrow.concat_arrays(values)
+    return arrow.concat_arrays(keys), lambda rows: whole.take(arrow.array(rows, mask=rows < 0))
+
+
+def _tar_table(join: Join, store: TableStore, folder: Path) -> tuple[Arrow, _TakeRows]:
+    """The samples of tars, whose members are read one by one through their member tables."""
+    suffix, files = join.column.lower(), join.files
+    tables = [store.table_of(file.local) for file in files]
+    suffixes = sorted({suffix for table in tables for suffix in table.suffixes})
+    if suffix not in suffixes:
+        raise ConfigError(
+            f"join {join.settings.name!r}: no tar of {join.where} has members {suffix!r}; name one "
+            f"of {suffixes[:50]} in `column`"
+        )
+    starts = np.cumsum([0, *(table.num_samples for table in tables)])
+
+    def take(rows: _Ints) -> Arrow:
+        # files_of: the tar of each row; sizes: of its member, -1 for none. Both of shape (n,).
+        files_of, sizes = np.searchsorted(starts, rows, side="right") - 1, np.full(len(rows), -1)
+        with (
+            TemporaryFile(dir=folder) as file,
+            progress_bar(f"join {join.settings.name!r}", len(rows), " samples") as step,
+        ):
+            for number, group in groupby(np.flatnonzero(rows >= 0).tolist(), files_of.item):
+                with ShardReader(files[number].local, tables[number]) as reader:
+                    for place in group:
+                        sample = int(rows[place] - starts[number])
+                        if reader.table.find(sample, suffix) is not None:
+                            sizes[place] = file.write(reader.read(sample, suffix))
+                        step()
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.tell() else b""
+        return binary_array(mapped, np.append(0, np.cumsum(np.maximum(sizes, 0))), sizes < 0)
+
+    return load_arrow().concat_arrays(list(map(table_keys, tables))), take
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,40 +407,6 @@ class Joined:
         return JoinedValues(self, cache, store)
 
 
-class KeptJoin:
-    """A kept join, open for reading.
-
-    Args:
-        mapped: The file.
-
-    Attributes:
-        data: The bytes of all values, uint8.
-        stamps: Size and time of change of each shard then, int64 of shape (num_shards, 2).
-        rows: Rows of the table.
-        unmatched: Rows whose key no sample has.
-    """
-
-    def __init__(self, mapped: mmap.mmap) -> None:
-        arrow, self._mapped = load_arrow(), mapped
-        reader = arrow.ipc.open_file(arrow.py_buffer(mapped))
-        column = reader.get_batch(0).column(0)
-        are_there, starts, data = column.buffers()
-        # A bit for each sample. The buffer is left out where all bits are set.
-        all_set = np.full(len(column) // 8 + 1, 255, np.uint8)
-        self._are_there = np.frombuffer(are_there, np.uint8) if are_there else all_set
-        self._starts = np.frombuffer(starts, np.int64, len(column) + 1)
-        self.data = np.frombuffer(data or b"", np.uint8)
-        facts = json.loads(reader.schema.metadata[_FACTS])
-        self.rows, self.unmatched = int(facts["rows"]), int(facts["unmatched"])
-        self.stamps: _Ints = np.array(facts["stamps"], np.int64).reshape(-1, 2)
-
-    def extents(self, samples: _Ints) -> tuple[_Ints, _Ints]:
-        """Where in `data` the values of these samples begin, and their sizes; both -1 for none."""
-        starts, stops = self._starts[samples], self._starts[samples + 1]
-        has_value = self._are_there[samples >> 3] >> (samples & 7) & 1 == 1
-        return np.where(has_value, starts, -1), np.where(has_value, stops - starts, -1)
-
-
 class JoinedValues:
     """The values of the joins of some shards; joins are opened, or made, when one is asked for.
 
@@ -127,23 +423,20 @@ class JoinedValues:
         index, first = joined.index, joined.first_shard
         assert index.counts is not None  # the reader's choice sees to it
         self._joined, self._index, self._cache, self._store = joined, index, cache, store
-        self._counts, self._stops = index.counts, np.cumsum(index.counts)
-        self.shards = range(first, first + index.num_shards)
-        self._told: list[Join] = []
+        self._counts, self._begins = index.counts, np.cumsum(index.counts) - index.counts
+        self.shards, self._told = range(first, first + index.num_shards), list[Join]()
 
     def prepare(self) -> None:
-        """Make on this node what is kept of the joins.
-
-        Samples without a value and rows without a sample are logged.
+        """Make on this node what is kept of the joins, and tell of samples without a value.
 
         Raises:
             ConfigError: Values are missing and may not, or a join cannot be made.
             ShardError: A shard or a table cannot be read.
         """
         for join in self._joined.joins:
-            kept = self._kept[join.settings.name]
+            column, _ = self._kept[join.settings.name]
             if join not in self._told:
-                self._tell(join, kept)
+                self._tell(join, column)
 
     def require_same(self, shard: int, table: MemberTable) -> None:
         """Refuse a shard that has changed since its keys were matched.
@@ -152,8 +445,8 @@ class JoinedValues:
             IndexMismatchError: It has.
             ShardError: A join cannot be made.
         """
-        for kept in self._kept.values():
-            if tuple(kept.stamps[shard - self.shards.start].tolist()) != table.stamp:
+        for _, stamps in self._kept.values():
+            if tuple(stamps[shard - self.shards.start].tolist()) != table.stamp:
                 raise replaced(self._index.urls[shard - self.shards.start])
 
     def extents(self, ids: _Ints) -> dict[str, tuple[NDArray[np.uint8], _Ints, _Ints]]:
@@ -165,94 +458,64 @@ class JoinedValues:
         Returns:
             The bytes, and where each value begins and its size, int64 of shape (n,), -1 for none.
         """
-        shards = ids[:, 0] - self.shards.start
-        numbers = (self._stops - self._counts)[shards] + ids[:, 1]
-        return {name: (kept.data, *kept.extents(numbers)) for name, kept in self._kept.items()}
+        numbers = self._begins[ids[:, 0] - self.shards.start] + ids[:, 1]
+        return {name: _extents(column.take(numbers)) for name, (column, _) in self._kept.items()}
 
     @cached_property
-    def _kept(self) -> dict[str, KeptJoin]:
-        """The kept joins by their names."""
-        remote = [url for url in self._index.urls if not is_local(url)]
-        for first in range(0, len(remote), _FETCHED_TOGETHER):  # their stamps are of the tables
-            self._store.fetch(remote[first : first + _FETCHED_TOGETHER])
-        kept: dict[str, KeptJoin] = {}
+    def _kept(self) -> dict[str, tuple[Arrow, _Ints]]:
+        """By name of the join its values, and the stamp of each shard, shape (num_shards, 2)."""
+        kept: dict[str, tuple[Arrow, _Ints]] = {}
         for join in self._joined.joins:
             of_table = f"{join.digest} {join.settings.key!r} {join.column!r} {join.kind}"
-            name = digest_with_shards(of_table, self._index, self._cache)
+            name = digest_with_shards(of_table, self._index, self._cache, self._store)
             path = self._cache.root / "joins" / f"{name}.values.arrow"
-            with alone(path, self._cache):
-                found = self._opened(join, path)
-                if found is None:
-                    self._make(join, path)
-                    found = self._opened(join, path)
-                    assert found is not None  # it was written a moment ago
-                    self._tell(join, found)
-            kept[join.settings.name] = found
+            write = partial(self._write, join, path.parent)
+            kept[join.settings.name] = made_once(path, self._cache, _mapped, write)
         return kept
 
-    def _opened(self, join: Join, path: Path) -> KeptJoin | None:
-        """The kept join; None if it is absent or damaged."""
-        opened = self._cache.open(path)
-        if opened is None:
-            return None
-        try:
-            with os.fdopen(opened, "rb") as file:
-                return KeptJoin(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-        except (load_arrow().ArrowException, ValueError, LookupError, TypeError) as error:
-            _log.warning("join %r is made again: %s: %s", join.settings.name, path, error)
-            return None
-
-    def _make(self, join: Join, path: Path) -> None:
+    def _write(self, join: Join, folder: Path, file: BinaryIO) -> None:
         with closing(Storages(join.storages)) as storages:
-            here = replace(
-                join, files=tuple(look_at(file.path, storages, self._cache) for file in join.files)
-            )
-        for file, before in zip(here.files, join.files, strict=True):
-            if file != before:
-                raise replaced(file.path)
+            files = tuple(look_at(each.path, storages, self._cache) for each in join.files)
+        if files != join.files:
+            raise replaced(join.where)
         try:
-            self._write(here, path)
+            self._match(replace(join, files=files), folder, file)
         except MemoryError as error:
             raise ConfigError(
                 f"join {join.settings.name!r}: {join.where} does not fit the memory, with the keys "
                 f"of {count_of(int(self._counts.sum()), 'sample')}; take a machine with more, or a "
                 "table of these samples alone"
             ) from error
-        except OSError as error:
-            raise not_written(path, error) from error
 
-    def _write(self, join: Join, path: Path) -> None:
-        arrow, stamps, keys = load_arrow("compute"), list[tuple[int, int]](), list[Arrow]()
+    def _match(self, join: Join, folder: Path, file: BinaryIO) -> None:
+        arrow, stamps, keys = load_arrow(), list[tuple[int, int]](), list[Arrow]()
         for url, count in zip(self._index.urls, self._counts.tolist(), strict=True):
             shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
             release_pages(shard)
-        table = open_join_table(join, self._store)
-        rows = self._matched(join.settings.name, table, arrow.concat_arrays(keys), arrow)
-        with progress_bar(f"join {join.settings.name!r}", len(rows), " samples") as step:
-            column = _gathered(table.values(rows), path.parent, step)
-        is_matched = np.zeros(len(table.keys) + 1, np.bool_)  # the last stands for row -1
-        is_matched[rows] = True
-        unmatched = int((~is_matched[:-1]).sum())
-        facts = {"rows": len(table.keys), "unmatched": unmatched, "stamps": stamps}
-        schema = arrow.schema({"value": column.type}, metadata={_FACTS: json.dumps(facts)})
-        with new_file(path, mode=0o600) as file, arrow.ipc.new_file(file, schema) as writer:
-            writer.write_batch(arrow.record_batch([column], schema=schema))
+        of_rows, take = _open_join_table(join, self._store, folder)
+        rows = self._rows_of(join, arrow.concat_arrays(keys), of_rows)
+        facts = {_STAMPS: np.array(stamps, np.int64).tobytes()}
+        column = take(rows)
+        self._tell(join, column)
+        batch = arrow.record_batch({"value": column}).replace_schema_metadata(facts)
+        with arrow.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
 
-    def _matched(self, name: str, table: JoinTable, of_samples: Arrow, arrow: Arrow) -> _Ints:
+    def _rows_of(self, join: Join, of_samples: Arrow, of_rows: Arrow) -> _Ints:
         """The row of each sample, -1 for none."""
-        of_rows = table.keys
-        matches = partial(arrow.compute.index_in, value_set=of_rows, skip_nulls=True)
+        compute: Arrow = import_module("pyarrow.compute")
+        name, matches = join.settings.name, partial(compute.index_in, skip_nulls=True)
         # firsts: the first row with the key of each one, -1 of those without a key.
-        firsts = matches(of_rows).fill_null(-1).to_numpy()
-        doubled = np.flatnonzero((firsts >= 0) & (firsts != np.arange(len(firsts))))[:1].tolist()
-        for row in doubled:
+        firsts = matches(of_rows, value_set=of_rows).fill_null(-1).to_numpy()
+        doubled = np.flatnonzero((firsts >= 0) & (firsts != np.arange(len(firsts))))
+        if len(doubled):
             raise ConfigError(
-                f"join {name!r}: {table.row_name(int(firsts[row]))} and {table.row_name(row)} have "
-                f"the same key {_shown_key(of_rows[row])!r}; leave one of them out of the table"
+                f"join {name!r}: two rows of {join.where} have the same key "
+                f"{_shown_key(of_rows[doubled[0]])!r}; leave one of them out of the table"
             )
-        rows = matches(of_samples).fill_null(-1).to_numpy()
+        rows = matches(of_samples, value_set=of_rows).fill_null(-1).to_numpy()
         if len(rows) and rows.max() < 0:
             first = f", first {_shown_key(of_rows[0])!r}," if len(of_rows) else ""
             raise ConfigError(
@@ -262,59 +525,50 @@ class JoinedValues:
             )
         return rows.astype(np.int64)
 
-    def _tell(self, join: Join, kept: KeptJoin) -> None:
-        """Say in one line what matches nothing; an error where samples may not lack values."""
+    def _tell(self, join: Join, column: Arrow) -> None:
+        """Say how many samples have no value; an error where they may not lack one."""
         self._told.append(join)
-        component = self._joined.component
+        component, numbers = self._joined.component, self._index.kept_numbers
+        lacking = numbers[_is_null(column)[numbers]]
+        if not len(lacking):
+            return
         of = f" of component {component!r}" if component else ""
-        name, remarks = f"join {join.settings.name!r}{of}", list[str]()
-        numbers, left = np.arange(int(self._counts.sum())), self._index.kept
-        if left is not None:
-            begins = self._stops - self._counts
-            of_shards = [begin + left.of_shard(shard) for shard, begin in enumerate(begins)]
-            numbers = np.concatenate(of_shards)
-        lacking = numbers[kept.extents(numbers)[1] < 0]
-        if len(lacking):
-            lack = f"{len(lacking):,} of {count_of(len(numbers), 'sample')} have no value"
-            first = self._name(int(lacking[0]))
-            if join.settings.missing == "raise":
-                raise ConfigError(
-                    f"{name}: {lack} in {join.where}, first {first}; add rows for them, or set "
-                    "missing: none, which gives them None or their default"
-                )
-            remarks.append(f"{lack}, first {first}: they get None or the default of the field")
-        if kept.unmatched:
-            of = " of this component" if component else ""
-            rows = count_of(kept.rows, "row")
-            remarks.append(f"of {rows} {kept.unmatched:,} match no sample{of}")
-        if remarks:
-            _log.warning("%s with %s: %s", name, join.where, "; ".join(remarks))
+        told = (
+            f"join {join.settings.name!r}{of}: {len(lacking):,} of "
+            f"{count_of(len(numbers), 'sample')} have no value in {join.where}, first "
+            f"{self._name(int(lacking[0]))}"
+        )
+        if join.settings.missing == "raise":
+            raise ConfigError(
+                f"{told}; add rows for them, or set missing: none, which gives them None or their "
+                "default"
+            )
+        _log.warning("%s: they get None or the default of the field", told)
 
     def _name(self, number: int) -> str:
         """The key and the id of a sample."""
-        shard = int(np.searchsorted(self._stops, number, side="right"))
-        url, sample = self._index.urls[shard], number - int((self._stops - self._counts)[shard])
+        shard = int(np.searchsorted(self._begins, number, side="right")) - 1
+        url, sample = self._index.urls[shard], number - int(self._begins[shard])
         shown = self._store.table_of(url).key(sample).encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(url)[1]}:{sample})"
 
 
-def _gathered(pieces: Iterable[Arrow], folder: Path, step: Callable[[int], object]) -> Arrow:
-    """All values as one array, whose bytes lie in a file of this folder that has no name."""
-    are_there, sizes = [np.empty(0, np.bool_)], [np.zeros(1, np.int64)]
-    with TemporaryFile(dir=folder) as file:
-        for values in pieces:
-            _, starts, data = values.buffers()
-            starts = np.frombuffer(starts, np.int64, len(values) + 1, values.offset * 8)
-            file.write(memoryview(data or b"")[starts[0] : starts[-1]])
-            sizes.append(np.diff(starts))
-            are_there.append(values.is_valid().to_numpy(zero_copy_only=False))
-            step(len(values))
-        file.flush()
-        # It is mapped as a whole. Otherwise single pages of it would be copied, and the system
-        # would keep the copy in small pieces, for which readers have three times the page faults.
-        flags = (mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ)
-        mapped = mmap.mmap(file.fileno(), 0, *flags) if file.tell() else b""
-    return binary_array(mapped, np.cumsum(np.concatenate(sizes)), np.concatenate(are_there))
+def _extents(taken: Arrow) -> tuple[NDArray[np.uint8], _Ints, _Ints]:
+    _, starts, data = taken.buffers()
+    starts = np.frombuffer(starts, np.int64, len(taken) + 1)
+    sizes = np.where(_is_null(taken), -1, np.diff(starts))
+    return np.frombuffer(data or b"", np.uint8), starts[:-1], sizes
+
+
+def _mapped(path: Path) -> tuple[Arrow, _Ints]:
+    arrow = load_arrow()
+    reader = arrow.ipc.open_file(arrow.memory_map(str(path)))
+    stamps = np.frombuffer(reader.schema.metadata[_STAMPS], np.int64)
+    return reader.get_batch(0).column(0), stamps.reshape(-1, 2)
+
+
+def _is_null(column: Arrow) -> NDArray[np.bool_]:
+    return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _shown_key(key: Arrow) -> str:

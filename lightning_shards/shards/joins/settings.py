@@ -1,11 +1,10 @@
 """The settings of the joins of a split, checked before anything is read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, urls_as_texts
 from lightning_shards.shards.urls import is_local, redact, redact_pattern, scheme_of
 
 JOIN_PREFIX: Final = "join "
@@ -19,7 +18,6 @@ ROW: Final = "row"
 
 Missing: TypeAlias = Literal["none", "raise"]
 
-_SETTINGS: Final = ("table", "key", "column", "missing")
 _TARS: Final = (".tar",)
 _PARQUET: Final = (".parquet", ".pq")
 
@@ -82,53 +80,27 @@ def join_settings(join: Mapping[str, object]) -> tuple[JoinSettings, ...]:
     return tuple(_settings(name, given) for name, given in join.items())
 
 
-def shown_joins(join: object) -> object:
-    """What was given as `join` without what is secret in URLs, for messages.
-
-    >>> shown_joins({"a": {"table": "https://me:secret@host/a.parquet"}})
-    {'a': {'table': 'https://host/a.parquet'}}
-    """
-    if isinstance(join, str):
-        return redact_pattern(join)
-    if isinstance(join, Mapping):
-        given = cast("Mapping[object, object]", join)
-        return {name: shown_joins(value) for name, value in given.items()}
-    if isinstance(join, list | tuple):
-        return [shown_joins(value) for value in cast("Sequence[object]", join)]
-    return join
-
-
-def _settings(name: str, given: object) -> JoinSettings:
-    values: Mapping[str, object] = {"table": given}
+def _settings(name: str, given: Any) -> JoinSettings:
+    values = {"table": given}
     if isinstance(given, Mapping):
-        values = cast("Mapping[str, object]", given)
-    if not name or name.startswith(("__", ".")):
+        values = dict(cast("Mapping[str, Any]", given))
+    table, missing = values.pop("table", None), values.get("missing", "none")
+    names = [values.get("key"), values.get("column")]
+    is_right = (
+        not name.startswith(("__", "."))
+        and (name and table and values.keys() <= {"key", "column", "missing"})
+        and missing in get_args(Missing)
+        and all(each is None or (isinstance(each, str) and each) for each in names)
+    )
+    if not is_right:
         raise ConfigError(
-            f"join {name!r} has a name that begins with '__' or '.', or none; give it the key that "
-            "its values shall have in batches"
+            f"join {name!r} has {f'the settings {values}' if table else 'no table'}; it takes a "
+            "table, key and column, which are names of columns, and missing, 'none' or 'raise', as "
+            f"in {{caption: {{table: table.parquet, key: {KEY}}}}}, and no name that begins with "
+            "'__' or '.'"
         )
-    unknown = sorted(map(str, values.keys() - set(_SETTINGS)))
-    if unknown or not values.get("table"):
-        what = f"has an unknown setting {unknown[0]!r}" if unknown else "names no table"
-        raise ConfigError(
-            f"join {name!r} {what}; its settings are table (needed), key, column and missing, as "
-            f"in {{{name}: {{table: table.parquet, key: {KEY}}}}}"
-        )
-    missing = values.get("missing", "none")
-    if missing not in get_args(Missing):
-        raise ConfigError(
-            f"missing of join {name!r} is {missing!r}; take 'none', which gives samples without a "
-            "row the value None, or 'raise'"
-        )
-    for setting in ("key", "column"):
-        value = values.get(setting)
-        if value is not None and (not isinstance(value, str) or not value):
-            raise ConfigError(
-                f"{setting} of join {name!r} must be the name of a column, got {value!r}"
-            )
-    key, column = cast("str | None", values.get("key")), cast("str | None", values.get("column"))
-    table = _tables(name, values["table"])
-    settings = JoinSettings(name, table, key or KEY, column, cast("Missing", missing))
+    key, column = names
+    settings = JoinSettings(name, _tables(name, table), key or KEY, column, missing)
     is_suffix = column is not None and set(column).isdisjoint(";?") and column[0] != "."
     if settings.is_tar and (key is not None or not is_suffix):
         raise ConfigError(
@@ -141,17 +113,11 @@ def _settings(name: str, given: object) -> JoinSettings:
 
 def _tables(name: str, given: object) -> tuple[str, ...]:
     """The patterns of a table, all of one kind."""
-    listed = [given] if isinstance(given, str | PurePath) else given
-    paths = cast("Sequence[object]", listed if isinstance(listed, list | tuple) else [None])
-    if not all(isinstance(path, str | PurePath) for path in paths):
-        raise ConfigError(
-            f"table of join {name!r} must be a path, a pattern or a list of them, got "
-            f"{type(given).__name__}"
-        )
-    parts = tuple(part for path in paths for part in str(path).split("::"))
+    texts = urls_as_texts(given, f"table of join {name!r}")
+    parts = ("::".join([texts] if isinstance(texts, str) else texts)).split("::")
     for endings in (_TARS, _PARQUET):
         if all(_ends_with(part, endings) for part in parts):
-            return parts
+            return tuple(parts)
     raise ConfigError(
         f"table of join {name!r} is {list(map(redact_pattern, parts))}; name either Parquet files, "
         "which end in .parquet, or tars, which end in .tar"

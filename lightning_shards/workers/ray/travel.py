@@ -16,7 +16,6 @@ import numpy as np
 from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.joins.tables import TableFile
 from lightning_shards.shards.private_files import MappedNumbers
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
@@ -45,8 +44,6 @@ class _Packer(ray.cloudpickle.CloudPickler):
             return HeldNumbers, (np.array(obj.values()),)
         if isinstance(obj, ShardIndex):
             return replace(obj, urls=tuple(map(_absolute, obj.urls))).__reduce__()
-        if isinstance(obj, TableFile):
-            return TableFile, (_absolute(obj.path), obj.size, obj.crc32, obj.local)
         return super().reducer_override(obj)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] Ray's
 
 

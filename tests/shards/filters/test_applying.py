@@ -1,4 +1,4 @@
-"""Filters applied to shards: what is left, and what later runs find of it."""
+"""What filters guarantee, in the names of their tests."""
 
 import logging
 import os
@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from lightning_shards.errors import FileAccessError
+from lightning_shards.errors import ConfigError, FileAccessError
 from lightning_shards.shards.filters import applying
-from lightning_shards.shards.filters.settings import parse_parts
+from lightning_shards.shards.filters.settings import parse_parts, sample_filter
 from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
@@ -43,6 +43,11 @@ def test_listed_samples_are_left_out(urls, cache, listed):
     assert index.counts.tolist() == COUNTS
 
 
+def test_a_line_of_a_list_is_a_key():
+    content = b"\xef\xbb\xbfa/1\nb 2\r\n\n#\xff\xfe\n last\nb 2"
+    assert list(applying.listed_keys(content)) == [b"a/1", b"b 2", b"#\xff\xfe", b" last"]
+
+
 def test_kept_and_excluded_parts_are_the_two_halves_of_all(urls, cache):
     kept, rest = (
         numbers_left(applied(urls, cache, **f)) for f in ({"keep": THIRD}, {"exclude": THIRD})
@@ -50,8 +55,16 @@ def test_kept_and_excluded_parts_are_the_two_halves_of_all(urls, cache):
     assert sorted(kept + rest) == list(range(30))
     assert 0 < len(kept) < 30
     assert numbers_left(applied(urls, cache, keep=REST)) == rest
-    keys = [f"{number:04d}".encode() for number in range(30)]
-    assert kept == np.flatnonzero(parse_parts("keep", THIRD).has(keys)).tolist()
+
+
+GOLDEN = {b"000000": 0, b"train/0001": 9, "grüße/ä".encode(): 18, b"\xff\xfe": 0, b"": 12}
+"""The part of each key, of 20."""
+
+
+def test_a_key_is_in_the_part_that_it_has_always_been_in():
+    for number in range(20):
+        part = parse_parts("keep", {"hash_of": "key", "of": 20, "parts": [number]})
+        assert part.has(GOLDEN).tolist() == [number == each for each in GOLDEN.values()]
 
 
 @pytest.mark.parametrize(
@@ -72,35 +85,15 @@ def test_keep_and_exclude_apply_together(urls, cache, listed):
     assert numbers_left(index) == [6, *range(8, 30)]
 
 
-@pytest.fixture
-def no_tables(monkeypatch):
-    """From now on no table may be read."""
-
-    def forbid():
-        monkeypatch.setattr(applying, "_applied", lambda *_: pytest.fail("tables are read"))
-
-    return forbid
-
-
-def test_a_later_run_reads_no_table(urls, cache, listed, no_tables):
-    filters = [
-        {"keep": THIRD},
-        {"exclude": THIRD},
-        {"exclude": listed("0003")},
-        {"keep": many_texts},
-    ]
+def test_a_later_run_reads_no_table_wherever_its_lists_lie(urls, cache, listed, monkeypatch):
+    lists = [listed("0003"), listed("0003", name="moved")]
+    filters = [{"keep": THIRD}, {"exclude": THIRD}, {"exclude": lists[0]}, {"keep": many_texts}]
     before = [applied(urls, cache, **each) for each in filters]
-    no_tables()
+    monkeypatch.setattr(applying, "_applied", lambda *_: pytest.fail("tables are read"))
+    filters[2] = {"exclude": lists[1]}
     after = [applied(urls, cache, **each) for each in filters]
     assert list(map(numbers_left, after)) == list(map(numbers_left, before))
-    assert after == before
     assert [each.kept.identity for each in after] == [each.kept.identity for each in before]
-
-
-def test_a_list_at_another_path_is_the_same_filter(urls, cache, listed, no_tables):
-    applied(urls, cache, exclude=listed("0003"))
-    no_tables()
-    assert len(numbers_left(applied(urls, cache, exclude=listed("0003", name="moved")))) == 29
 
 
 def test_shards_that_were_written_again_are_asked_again(tmp_path, urls, cache):
@@ -139,7 +132,7 @@ def test_a_damaged_file_is_made_again(urls, cache, spoil, caplog):
     (path,) = cache.glob("kept/*.npy")
     path.write_bytes(SPOILT[spoil](path.read_bytes()))
     assert numbers_left(applied(urls, cache, exclude=THIRD)) == expected
-    assert "is found out again" in caplog.text
+    assert "is made again" in caplog.text
 
 
 def test_a_cache_that_cannot_be_written_is_an_error(urls, tmp_path):
@@ -149,8 +142,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(urls, tmp_path):
 
 
 def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
-    index = applied(urls, cache, exclude=THIRD)
-    sent = pickle.dumps(index)
+    sent = pickle.dumps(applied(urls, cache, exclude=THIRD))
     (path,) = cache.glob("kept/*.npy")
     path.unlink()
     with pytest.raises(FileAccessError, match="was removed during the run; start it anew"):
@@ -160,8 +152,73 @@ def test_a_file_that_is_removed_during_the_run_is_named(urls, cache):
 def test_keys_that_match_no_sample_are_counted(urls, cache, listed, caplog):
     caplog.set_level(logging.INFO)
     applied(urls, cache, exclude=listed("0003", "x", "y"))
-    said = (
-        r"2 of 3 keys of .*out\.txt are of no sample.*the first of them is 'x', the first key of "
-    )
-    assert re.search(said + "the samples '0000'; keys have folders", caplog.text)
+    said = r"2 of 3 keys of .*out\.txt are of no sample.*the first of them is 'x', the first key "
+    assert re.search(said + "of the samples '0000'; write keys with folders", caplog.text)
     assert re.search("exclude: 29 of 30 samples are left", caplog.text)
+
+
+def raising(shard):
+    raise KeyError("depth")
+
+
+REFUSED = {
+    "no key": (
+        {"exclude": ["0001.txt", "y"]},
+        r"2 of 2 keys .*: the first of them is '0001\.txt', the first key .* '0000'; write",
+    ),
+    "an empty list": ({"exclude": [""]}, "0 of 0 keys of .*: it is empty; write"),
+    "nothing left": (
+        {"keep": lambda shard: shard.sizes("txt") < 0},
+        "keep leaves none of 30 samples of 6 shards",
+    ),
+    "raises": ({"keep": raising}, r"raising raised KeyError for .*s0\.tar: 'depth'; correct it"),
+    "numbers": (
+        {"keep": lambda shard: shard.sizes("txt")},
+        "must return an array of bools.* got one of int64",
+    ),
+    "too short": (
+        {"keep": lambda _: np.ones(3, bool)},
+        r"one for each sample of the shard, of shape \(5,\).* got one of bool of shape \(3,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_filter_that_cannot_work_is_refused_in_one_sentence(urls, cache, listed, given, message):
+    if "exclude" in given:
+        given = {"exclude": listed(*given["exclude"])}
+    with pytest.raises(ConfigError, match=message) as error:
+        applied(urls, cache, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_list_that_cannot_be_read_is_named(urls, cache, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "none.txt", tmp_path, tmp_path / "fifo"):
+        with pytest.raises(ConfigError, match=r"exclude: the list .* cannot be read.*one key a li"):
+            applied(urls, cache, exclude=str(path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hash_of": "name"}, {"of": 0}, {"of": True}, {"parts": []}, {"parts": ["0"]}, {"more": 1}],
+    ids=str,
+)
+def test_a_mapping_that_names_no_parts_is_refused(changes):
+    with pytest.raises(ConfigError, match=r"exclude takes a hash .* parts: \[0\]\}, got \{'hash_o"):
+        sample_filter(None, THIRD | changes)
+
+
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("https://me:secret@host/out.txt", "https://host/out.txt"),
+        ("s3://bucket/out.txt?key=secret", "s3://bucket/out.txt"),
+        ("file:///data/out.txt", "file:///data/out.txt"),
+    ],
+)
+def test_a_list_of_another_machine_is_refused_at_once(path, shown):
+    with pytest.raises(ConfigError, match=r"names the list .* is the path of a file of") as error:
+        sample_filter(None, ["a.txt", path])
+    assert repr(shown) in str(error.value)
+    assert "secret" not in str(error.value)

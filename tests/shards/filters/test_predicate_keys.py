@@ -8,13 +8,12 @@ from functools import partial
 
 import pytest
 
-from lightning_shards.shards.filters import predicates
-from lightning_shards.shards.filters.predicates import digest_of_predicate
+from lightning_shards.shards.filters import applying
+from lightning_shards.shards.filters.applying import digest_of_predicate
 from tests.shards.filters.filtered_shards import applied, numbers_left
 
 MODULE = """
 import functools
-import numpy as np
 
 LEAST = 5
 
@@ -36,16 +35,12 @@ def turned(function):
 def by_wrapped(shard):
     return shard.sizes("txt") < LEAST
 
-class Base:
-    def __call__(self, shard):
-        return shard.sizes("txt") >= self.least
-
-class Over(Base):
+class Over:
     def __init__(self, least):
         self.least = least
 
-    def method(self, shard):
-        return self(shard)
+    def __call__(self, shard):
+        return shard.sizes("txt") >= self.least
 
 class Held:
     def __init__(self, function):
@@ -54,10 +49,10 @@ class Held:
     def __call__(self, shard):
         return self.function(shard)
 
-by_object, by_method, by_closure, by_held = Over(LEAST), Over(LEAST).method, made(LEAST), Held(long)
+by_object, by_closure, by_held = Over(LEAST), made(LEAST), Held(long)
 by_lambda = lambda shard: long(shard)
 """
-NAMES = ["long", "by_wrapped", "by_object", "by_method", "by_closure", "by_held"]
+NAMES = ["long", "by_wrapped", "by_object", "by_closure", "by_held"]
 
 
 @pytest.fixture
@@ -87,36 +82,31 @@ def test_another_source_is_another_filter(imported, urls, cache, name):
             assert numbers_left(applied(urls, cache, keep=predicate)) == list(range(least, 30))
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_equal_sources_and_values_are_the_same_filter_in_another_process(
-    imported, tmp_path, start_program, name
+    imported, tmp_path, start_program
 ):
-    told = digest_of_predicate(getattr(imported(), name))
-    assert digest_of_predicate(getattr(imported(), name)) == told
+    told = [digest_of_predicate(getattr(imported(), name)) for name in NAMES]
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import module_of_a_user as user;"
-        "from lightning_shards.shards.filters.predicates import digest_of_predicate as digest;"
-        "print(digest(getattr(user, sys.argv[2])))"
+        "from lightning_shards.shards.filters.applying import digest_of_predicate as digest;"
+        "print(*(digest(getattr(user, name)) for name in sys.argv[2:]))"
     )
-    with start_program([sys.executable, "-c", program, str(tmp_path), name], tmp_path) as process:
-        assert process.communicate(timeout=300)[0].split() == [told]
+    command = [sys.executable, "-c", program, str(tmp_path), *NAMES]
+    with start_program(command, tmp_path) as process:
+        assert process.communicate(timeout=300)[0].split() == told
 
 
-def test_another_value_that_it_holds_is_another_filter(imported):
+def test_another_value_that_it_holds_or_another_version_is_another_filter(imported):
     user = imported()
     held = [partial(user.long), partial(user.long, more=1), partial(user.long, more=2)]
-    held += [user.made(3), user.made(4), user.Over(3), user.Over(4), user.Over(3).method]
+    held += [user.made(3), user.made(4), user.Over(3), user.Over(4)]
     held += [user.Held(user.made(3)), user.Held(user.made(4)), user.Held(user.Over(4))]
-    assert len(set(map(digest_of_predicate, held))) == len(held)
-
-
-def test_another_version_is_another_filter(imported):
-    user, digests = imported(), set()
+    digests = set(map(digest_of_predicate, held))
     for user.long.version in (1, 2):
         digests.add(digest_of_predicate(user.long))
     for user.Over.version in (1, 2):
         digests.add(digest_of_predicate(user.by_object))
-    assert len(digests) == 4
+    assert len(digests) == len(held) + 4
 
 
 @pytest.mark.parametrize("name", ["edited", "by_lambda", "unpicklable", "without a source"])
@@ -125,19 +115,17 @@ def test_what_cannot_be_recognised_is_asked_again_by_each_start(
 ):
     caplog.set_level("INFO")
     user = imported(is_old=name != "edited")
-    user.by_lock = user.made(iter(()))
-    given = {"edited": user.long, "by_lambda": user.by_lambda, "unpicklable": user.made(5)}
+    given = {"by_lambda": user.by_lambda, "unpicklable": user.made(5)}
     predicate = given.get(name, user.long)
     if name == "unpicklable":
-        predicate.lock = predicates.logging._lock
+        predicate.lock = applying.logging._lock
     if name == "without a source":
-        monkeypatch.setattr(user, "__file__", None)
-        monkeypatch.setattr(user, "__loader__", None)
-        monkeypatch.setattr(user, "__spec__", None)
+        for attribute in ("__file__", "__loader__", "__spec__"):
+            monkeypatch.setattr(user, attribute, None)
     assert numbers_left(applied(urls, cache, keep=predicate)) == list(range(5, 30))
     assert "holds for this process alone" in caplog.text
     before = digest_of_predicate(predicate)
     assert digest_of_predicate(predicate) == before
-    monkeypatch.setattr(predicates, "_STARTED", predicates._STARTED + 1)  # as in another process
+    monkeypatch.setattr(applying, "_STARTED", applying._STARTED + 1)  # as in another process
     if name != "edited":  # its file was written before that process
         assert digest_of_predicate(predicate) != before
