@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.remote.backend import LOOK_UP
+from lightning_shards.remote.backend import LOOK_UP, TransportSettings
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.shards.counts import shards_listed
 from lightning_shards.shards.index import ShardIndex, load_index, remote_class_files
 from lightning_shards.shards.private_files import CacheFolder

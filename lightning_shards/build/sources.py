@@ -27,11 +27,10 @@ from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream_stages import first_suffixes
-from lightning_shards.remote.backend import RetryPolicy
+from lightning_shards.remote.ahead import need_of_source
+from lightning_shards.remote.backend import RetryPolicy, TransportSettings
 from lightning_shards.remote.cache import cache_of_run
-from lightning_shards.remote.source_cache import need_of_source
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import TransportSettings
 from lightning_shards.samples.collate import BatchFormat
 from lightning_shards.samples.fields import lack_classes, with_found_classes
 from lightning_shards.shards.classes import ClassNames

@@ -26,8 +26,9 @@ from lightning_shards.dataprep.survey import (
     survey,
 )
 from lightning_shards.errors import ConfigError, IndexMismatchError
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from lightning_shards.shards.beside import (
     MAX_INDEX_BYTES,
     WIDS,

@@ -5,7 +5,6 @@ several batches into one buffer that is used again and again. Large ones are rea
 before they are decoded: they are still in the processor's caches then.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -96,16 +95,14 @@ class ReadBuffer:
     Args:
         limit: bytes that are read ahead together at first.
         most_bytes: What the limit grows up to; asked each time.
-        most_batches: Batches that are read together at most, at least 1; asked each time.
     """
 
     def __init__(
         self,
         limit: int = _FIRST_BYTES,
         most_bytes: Callable[[], int] = lambda: MOST_BYTES,
-        most_batches: Callable[[], int] = lambda: sys.maxsize,
     ) -> None:
-        self._grown, self._most_bytes, self.most_batches = limit, most_bytes, most_batches
+        self._grown, self._most_bytes = limit, most_bytes
         self._memory = np.empty(0, np.uint8)
 
     @property
@@ -252,7 +249,7 @@ class ReadAhead:
     def _planned(self, start: int) -> tuple[int, _Reads]:
         """The number of the sample behind those read together from this one on, and the reads."""
         limit, extents = self._buffer.limit, self._small
-        stops = self._stops[self._stops > start][: self._buffer.most_batches()]
+        stops = self._stops[self._stops > start]
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
         end = _last_stop(stops, start + int(np.searchsorted(sizes, limit, side="right")))
         while True:

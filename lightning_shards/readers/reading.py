@@ -50,9 +50,7 @@ class Reading:
         if ahead is None:
             return ReadBuffer()
         return ReadBuffer(
-            limit=1,
-            most_bytes=lambda: MOST_BYTES if ahead.are_there else _MOST_BYTES,
-            most_batches=ahead.most_batches,
+            limit=1, most_bytes=lambda: MOST_BYTES if ahead.are_there else _MOST_BYTES
         )
 
     def followed(

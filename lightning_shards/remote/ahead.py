@@ -13,38 +13,46 @@ Where samples are large, a piece is a sample, and what is fetched ahead are the 
 batches.
 """
 
+import hashlib
 import logging
-import sys
-from bisect import bisect_right
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, takewhile
 from threading import Event
-from time import perf_counter
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import IndexMismatchError
+from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
+from lightning_shards.plan.kept_order import KeptOrder
 from lightning_shards.plan.order import Order
-from lightning_shards.plan.pieces import pieces_ahead, window_of
-from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.remote.byte_ranges import (
-    bytes_of_samples,
-    is_sample_the_unit,
-    is_whole_faster,
+from lightning_shards.plan.pieces import (
+    block_of,
+    components_of,
+    pieces_ahead,
+    samples_of_blocks,
+    window_of,
 )
-from lightning_shards.remote.request_threads import RequestThreads
+from lightning_shards.plan.place import Cursor, Place
+from lightning_shards.plan.strands import shares_of_nodes
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.cache import CacheNeed
+from lightning_shards.remote.storage import remote_storages
+from lightning_shards.remote.transport import RequestThreads
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local, without_credentials
 from lightning_shards.system.process import Fetching, wait_for_event
 
 _Ints = NDArray[np.int64]
@@ -53,10 +61,6 @@ _T = TypeVar("_T")
 _TABLES: Final = 128
 """Member tables that are fetched together."""
 
-_MOST_HELD: Final = 64
-"""So few tables stay open for the next blocks. To open one takes longer than to look up its pieces,
-but more of them would take too much memory, and too many file descriptors."""
-
 _OTHERS_S: Final = 0.5
 """Seconds for which the tables that other processes of the node fetch are waited for."""
 
@@ -64,6 +68,13 @@ _LOOK_S: Final = 0.01
 
 _NEAR: Final = 1 << 14
 """Bytes between neighbours in a shard up to which a read may go from one to the other."""
+
+_LARGE_SAMPLE: Final = 1 << 20
+"""Mean bytes of a sample from which on samples are fetched one by one: such a request is long
+enough by itself, and of a piece a batch would use a small part only."""
+
+_REQUEST_BYTES: Final = 2_400_000
+"""A request takes as much longer than its bytes as so many bytes take: 30 ms at 80 MB/s."""
 
 _FIRST_S: Final = 5.0
 """A first batch waits so long for the first announcement, which takes a few requests: in a cache
@@ -97,8 +108,7 @@ class ShardTables:
     ) -> None:
         self._index, self._storages, self._share = index, Storages(storages), share
         self._tables = TableStore(cache, storages=self._storages)
-        self._closed, self._just_fetched = Event(), set[str]()
-        self._held: dict[int, MemberTable] = {}
+        self._same = set[str]()  # shards that are what their tables say
 
     def each(self, shards: Sequence[int]) -> Iterator[MemberTable]:
         """The tables of these shards, many fetched at once where they are not kept.
@@ -108,20 +118,15 @@ class ShardTables:
         """
         counts = self._index.counts
         assert counts is not None  # the indexed reader has them
-        held = self._held
         for first in range(0, len(shards), _TABLES):
             some = shards[first : first + _TABLES]
-            self._fetch([shard for shard in some if shard not in held])
+            self._fetch(some)
             for shard in some:
-                if shard not in held:
-                    if len(held) >= _MOST_HELD:
-                        held.clear()
-                    url = self._index.urls[shard]
-                    held[shard] = self._tables.table_of(url, expected_samples=int(counts[shard]))
-                yield held[shard]
+                url, expected = self._index.urls[shard], int(counts[shard])
+                yield self._tables.table_of(url, expected_samples=expected)
 
     def require_same(self, shards: Sequence[int]) -> None:
-        """Ask the stores whether remote ones of these shards are what their tables say.
+        """Ask the stores once whether remote ones of these shards are what their tables say.
 
         Where all of a shard is in the cache, no read would show that its object was replaced. Those
         are not asked about whose tables were fetched here, because size and version of a shard are
@@ -132,8 +137,7 @@ class ShardTables:
             ShardError: A store does not answer.
         """
         numbers = {self._index.urls[shard]: shard for shard in shards}
-        not_asked = [url for url in numbers if url not in self._just_fetched]
-        for storage, urls in self._storages.grouped(not_asked):
+        for storage, urls in self._storages.grouped(numbers.keys() - self._same):
             if not storage.is_remote:
                 continue  # it is compared when it is opened
             _, stats = storage.read_beside((), 0, urls)
@@ -141,6 +145,7 @@ class ShardTables:
             for url, table, stat in zip(urls, tables, stats, strict=True):
                 refresh = partial(self._tables.refresh, self._index.urls)
                 ShardReader(url, table, storage, on_change=refresh).require_same(stat)
+        self._same.update(numbers)
 
     def fetch_totals(self) -> FetchTotals:
         """What was fetched for the tables; nobody waits for it."""
@@ -148,19 +153,17 @@ class ShardTables:
 
     def close(self) -> None:
         """End the threads and connections of the storages."""
-        self._closed.set()
         self._storages.close()
 
     def _fetch(self, shards: Sequence[int]) -> None:
         number, processes = self._share
         urls = [self._index.urls[shard] for shard in shards]
         own = [url for shard, url in zip(shards, urls, strict=True) if shard % processes == number]
-        self._just_fetched.update(self._tables.fetch(own))
-        until = perf_counter() + _OTHERS_S
-        while self._tables.missing(urls) and perf_counter() < until:
-            if self._closed.wait(_LOOK_S):
-                break
-        self._just_fetched.update(self._tables.fetch(urls))
+        self._same.update(self._tables.fetch(own))
+        until = time.perf_counter() + _OTHERS_S
+        while self._tables.missing(urls) and time.perf_counter() < until:
+            time.sleep(_LOOK_S)
+        self._same.update(self._tables.fetch(urls))
 
 
 class Announcement(NamedTuple):
@@ -179,22 +182,6 @@ class Announcement(NamedTuple):
     reads: list[ShardReads]
 
 
-class _PieceBytes(NamedTuple):
-    """Where pieces lie in their shards.
-
-    Attributes:
-        shards: int64 of shape (pieces,).
-        begins: The first byte of each.
-        ends: The byte behind its last one; it begins there, too, if it has no member.
-        stamps: What each shard must be, by its number.
-    """
-
-    shards: _Ints
-    begins: _Ints
-    ends: _Ints
-    stamps: dict[int, tuple[int, int]]
-
-
 @dataclass(frozen=True)
 class PiecePlan:
     """What the pieces of a process follow from.
@@ -205,8 +192,8 @@ class PiecePlan:
         cursor: Where the process begins; the same for all processes of the node.
         place: Of this process.
         urls: Of all shards, by their numbers.
-        tables: Their member tables. One process of the node asks once for each shard whether it is
-            what its table says.
+        tables: Their member tables. One process of the node asks for each shard whether it is what
+            its table says.
     """
 
     order: Order
@@ -215,7 +202,6 @@ class PiecePlan:
     place: Place
     urls: Sequence[str]
     tables: ShardTables
-    _checked: set[int] = field(default_factory=set[int], init=False, repr=False, compare=False)
 
     def announcements(self) -> Iterator[Announcement]:
         """What to fetch from the cursor on, block after block, without end.
@@ -269,13 +255,14 @@ class PiecePlan:
         )
         process, processes = share_of_process(place)
         for block in ahead:
-            pieces = self._pieces(block.shards, block.starts, block.stops)
-            self._check([shard for shard in pieces.stamps if shard % processes == process])
+            begins, ends, stamps = self._bytes_of(block.shards, block.starts, block.stops)
+            self.tables.require_same([each for each in stamps if each % processes == process])
             numbers, samples = np.arange(len(block.shards)), block.stops - block.starts
             in_order = np.argsort(numbers % processes != process, kind="stable")
-            sizes = pieces.ends - pieces.begins
-            is_wanted = (sizes > 0) & is_whole_faster(sizes, sizes / samples, block.uses)
-            reads = self._reads(pieces, in_order[is_wanted[in_order]])
+            sizes = ends - begins
+            is_wanted = (sizes > 0) & _is_whole_faster(sizes, sizes / samples, block.uses)
+            rows = in_order[is_wanted[in_order]]
+            reads = self._reads(block.shards[rows], begins[rows], ends[rows], stamps)
             is_large = is_sample_the_unit(int(sizes.sum()), int(samples.sum()))
             yield Announcement(block.turn, block.start, block.stop, reads), is_large
 
@@ -285,35 +272,36 @@ class PiecePlan:
             for step in epoch.own_steps():
                 start, stop = epoch.span(step)
                 shards, samples = self.order.at(epoch.epoch, start, stop).T
-                pieces = self._pieces(shards, samples, samples + 1)
-                self._check(list(pieces.stamps))
-                rows = np.flatnonzero(pieces.begins < pieces.ends)
-                yield Announcement(turn, start, stop, self._reads(pieces, rows))
+                begins, ends, stamps = self._bytes_of(shards, samples, samples + 1)
+                self.tables.require_same(list(stamps))
+                rows = begins < ends
+                reads = self._reads(shards[rows], begins[rows], ends[rows], stamps)
+                yield Announcement(turn, start, stop, reads)
 
-    def _check(self, shards: Sequence[int]) -> None:
-        """Ask whether those of these shards are the same that were not asked about before."""
-        new = set(shards) - self._checked
-        self.tables.require_same(sorted(new))
-        self._checked.update(new)
+    def _bytes_of(
+        self, shards: _Ints, starts: _Ints, stops: _Ints
+    ) -> tuple[_Ints, _Ints, dict[int, tuple[int, int]]]:
+        """Begin and end of the bytes of consecutive samples of shards; and what each shard must be.
 
-    def _pieces(self, shards: _Ints, starts: _Ints, stops: _Ints) -> _PieceBytes:
-        """The bytes of consecutive samples of shards, int64 of one shape (pieces,)."""
+        All arrays are int64 of shape (pieces,). A piece without a member begins and ends at 0.
+        """
         begins, ends = np.zeros_like(starts), np.zeros_like(starts)
         by_shard = np.argsort(shards, kind="stable")
         numbers, firsts = np.unique(shards[by_shard], return_index=True)
         groups, stamps = np.split(by_shard, firsts[1:]), dict[int, tuple[int, int]]()
         listed: list[int] = numbers.tolist()
         for shard, table, rows in zip(listed, self.tables.each(listed), groups, strict=True):
-            begins[rows], ends[rows] = _bytes_of(table, starts[rows], stops[rows])
+            begins[rows], ends[rows] = _bytes_in(table, starts[rows], stops[rows])
             stamps[shard] = table.stamp
-        return _PieceBytes(shards, begins, ends, stamps)
+        return begins, ends, stamps
 
-    def _reads(self, pieces: _PieceBytes, rows: NDArray[np.intp]) -> list[ShardReads]:
-        shards: list[int] = pieces.shards[rows].tolist()
-        begins: list[int] = pieces.begins[rows].tolist()
+    def _reads(
+        self, shards: _Ints, begins: _Ints, ends: _Ints, stamps: Mapping[int, tuple[int, int]]
+    ) -> list[ShardReads]:
+        of_each: list[list[int]] = np.stack([shards, begins, ends], axis=1).tolist()
         return [
-            ShardReads(self.urls[shard], [begin], [end], pieces.stamps[shard])
-            for shard, begin, end in zip(shards, begins, pieces.ends[rows].tolist(), strict=True)
+            ShardReads(self.urls[shard], [begin], [end], stamps[shard])
+            for shard, begin, end in of_each
         ]
 
 
@@ -328,19 +316,41 @@ def share_of_process(place: Place) -> tuple[int, int]:
     return number, len(ranks) * place.num_workers
 
 
-def _bytes_of(table: MemberTable, starts: _Ints, stops: _Ints) -> tuple[_Ints, _Ints]:
-    """Begin and end of the bytes of samples; to the next sample's, if that follows at once.
+def _bytes_in(table: MemberTable, starts: _Ints, stops: _Ints) -> tuple[_Ints, _Ints]:
+    """Begin and end of the bytes of samples of a shard, int64 of one shape (pieces,).
 
-    So neighbours leave no hole, and a read may go from one piece to the other.
+    A piece goes to the next sample, if that follows at once. So neighbours leave no hole, and a
+    read may go from one piece to the other.
     """
-    begins, ends = bytes_of_samples(
-        table.sample_starts, table.offsets, table.sizes, (starts, stops)
-    )
-    following = table.sample_starts[stops]  # the number of the first member behind the piece
-    is_near = (begins < ends) & (following < len(table.offsets))
-    following_begins = table.offsets[np.where(is_near, following, 0)] if len(table.offsets) else 0
-    is_near &= following_begins - ends <= _NEAR
-    return begins, np.where(is_near, following_begins, ends)
+    if not len(table.offsets):
+        return np.zeros_like(starts), np.zeros_like(starts)
+    # firsts, behind: the numbers of the first member of each piece, and of that behind its last one
+    firsts, behind = table.sample_starts[starts], table.sample_starts[stops]
+    is_empty = firsts >= behind
+    lasts, most = np.where(is_empty, 0, behind - 1), len(table.offsets) - 1
+    begins = np.where(is_empty, 0, table.offsets[np.minimum(firsts, most)])
+    ends = np.where(is_empty, 0, table.offsets[lasts] + table.sizes[lasts])
+    following = table.offsets[np.minimum(behind, most)]
+    is_near = ~is_empty & (behind <= most) & (following - ends <= _NEAR)
+    return begins, np.where(is_near, following, ends)
+
+
+def is_sample_the_unit(size_bytes: int, samples: int) -> bool:
+    """Whether samples are fetched one by one, because they are large."""
+    return size_bytes >= _LARGE_SAMPLE * max(samples, 1)
+
+
+def _is_whole_faster(
+    pieces: NDArray[Any], samples: NDArray[Any], uses: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """Whether whole pieces take less time than the samples of them that are used, one by one.
+
+    Args:
+        pieces: Bytes of each piece.
+        samples: Mean bytes of a sample in it.
+        uses: How many of its samples are used.
+    """
+    return pieces + _REQUEST_BYTES <= uses * (samples + _REQUEST_BYTES)
 
 
 class FetchAhead:
@@ -372,32 +382,14 @@ class FetchAhead:
         self._announcements, self._storages, self._end = announcements, storages, end
         self._thread = RequestThreads(1)
         self._next: Future[Announcement | None] | None = None
-        self._until: tuple[int, int] | None = (0, -1)  # what was announced; None: nothing more is
-        self._left: tuple[int, WorkerEpoch, range] | None = None  # turn, and steps from this one on
         self._has_begun = self._is_closed = self.are_there = False
         self.waited_s = 0.0
 
     def announcing(self, turn: int, epoch: WorkerEpoch, batches: Iterator[_T]) -> Iterator[_T]:
         """The batches of an epoch; the position of each one is reached before it is read."""
-        steps = epoch.own_steps()
-        for number, step in enumerate(steps):
-            self._left = turn, epoch, steps[number:]
+        for step in epoch.own_steps():
             self.reach(turn, epoch.span(step)[1] - 1)
             yield next(batches)
-
-    def most_batches(self) -> int:
-        """How many batches may be read together from the one on that was reached last.
-
-        The first batch of a block is read when that block has been announced with the next one.
-        Before that, nothing would be on the way behind the pieces that it waits for.
-        """
-        until, left = self._until, self._left
-        if until is None:
-            return sys.maxsize
-        if left is None or left[0] != until[0]:
-            return 1
-        _, epoch, steps = left
-        return max(1, bisect_right(steps, until[1], key=lambda step: epoch.span(step)[1]))
 
     def reach(self, turn: int, position: int) -> None:
         """The batches have come to a position, which is the last one of the next batch.
@@ -409,14 +401,13 @@ class FetchAhead:
         if self._next is None:
             self._next = self._thread.begin(self._plan)
         if is_first:
-            began, is_known = perf_counter(), Event()
+            began, is_known = time.perf_counter(), Event()
             self._next.add_done_callback(lambda _: is_known.set())
             with Fetching():
                 wait_for_event(is_known, _FIRST_S)
-            self.waited_s = perf_counter() - began
+            self.waited_s = time.perf_counter() - began
         while (planned := self._planned()) is not None and (turn, position) >= planned[:2]:
             self.are_there = self._storages.prefetch(planned.reads)
-            self._until = planned.turn, planned.stop
             self._next = None if is_first else self._thread.begin(self._plan)
 
     def close(self) -> None:
@@ -434,7 +425,7 @@ class FetchAhead:
 
     def _planned(self) -> Announcement | None:
         """The next announcement, if it is known by now."""
-        if self._until is None or self._next is None or not self._next.done():
+        if self._next is None or not self._next.done():
             return None
         try:
             return self._next.result()
@@ -442,5 +433,77 @@ class FetchAhead:
             raise
         except Exception as error:  # noqa: BLE001 the batches raise what is an error of theirs
             _log.warning("nothing more is fetched ahead of the batches: %s", error)
-        self._until = None
+        self._next = self._thread.begin(self._plan)  # which has ended
         return None
+
+
+_LARGE_BATCHES = 3
+"""Batches of large samples that are worked on: that which is read and two that follow."""
+
+_MESSAGE_BYTES, _MESSAGE_BATCHES = 1 << 22, 16
+"""A worker hands over several small batches in one message, which has so much at most."""
+
+
+def need_of_source(
+    index: ShardIndex,
+    order: Order,
+    folder: CacheFolder,
+    settings: TransportSettings,
+    *,
+    prepared: int,
+    messages: int = 0,
+    batch_size: int = 1,
+    nodes: int = 1,
+) -> CacheNeed | None:
+    """What is read, by the sizes in the index; where it has none, as the table of one shard says.
+
+    Each component of a mixture counts by itself. `messages` are those of batches that the workers
+    of a node keep ready, `prepared` the samples of a batch times these workers; `nodes` read from
+    the same window. None: nothing is fetched ahead, as in the order of the files.
+
+    Raises:
+        ShardError: The table of the shard cannot be had, and the index has no sizes.
+    """
+    if order.identity()["sampling"] == "sequential" or index.counts is None or not index.samples:
+        return None
+    of_blocks, reads, works = samples_of_blocks(order), 0, 0
+    blocks = -(-prepared * nodes // of_blocks)
+    for part, each in zip(index.parts, components_of(order), strict=True):
+        samples, size = part.samples or 0, _bytes_of(part, folder, settings)
+        if not size or not samples:
+            continue
+        is_large = is_sample_the_unit(size, samples)
+        in_message = min(_MESSAGE_BATCHES * batch_size, _MESSAGE_BYTES * samples // size)
+        ready = messages * nodes * max(batch_size, in_message)
+        small = 2 * blocks * _read_of_block(each) + ready * block_of(each) // of_blocks
+        at_a_time = _LARGE_BATCHES * prepared if is_large else small
+        reads, works = reads + size, works + min(size, size * at_a_time // samples)
+    if not reads:
+        return None
+    urls = "\n".join(map(without_credentials, index.urls))
+    data = hashlib.sha256(urls.encode(errors="surrogateescape")).hexdigest()[:16]
+    return CacheNeed(data, reads // shares_of_nodes(order, nodes), works)
+
+
+def _read_of_block(order: Order) -> int:
+    """Samples that are read for one block of an order without components, on average at most."""
+    samples = block_of(order)
+    order = order.inner if isinstance(order, AlikeOrder) else order
+    return order.with_gaps(samples) if isinstance(order, KeptOrder) else samples
+
+
+def _bytes_of(index: ShardIndex, folder: CacheFolder, settings: TransportSettings) -> int:
+    """Of all shards; 0 if none is read from afar."""
+    counts, samples = index.counts, index.samples or 0
+    assert counts is not None  # the caller sees to it
+    shards = (number for number, url in enumerate(index.urls) if not is_local(url))
+    first = next((number for number in shards if counts[number]), None)
+    if first is None:
+        return 0
+    if index.size_bytes is not None:
+        return index.size_bytes
+    count = int(counts[first])
+    with closing(Storages(remote_storages(settings))) as storages:
+        store = TableStore(folder, storages=storages)
+        table = store.table_of(index.urls[first], expected_samples=count)
+    return table.file_size * samples // count

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from http.client import responses
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -32,11 +32,6 @@ class RetryPolicy:
     longest_retry_after_s: float = 60.0
     connect_s: float = 10.0
     stall_s: float = 30.0
-
-    def scaled(self, factor: float) -> "RetryPolicy":
-        """The same policy with all times multiplied, for tests."""
-        times = [field.name for field in fields(self) if field.name.endswith("_s")]
-        return replace(self, **{name: getattr(self, name) * factor for name in times})
 
 
 LOOK_UP: Final = RetryPolicy(total_s=60.0, longest_pause_s=5.0)
@@ -67,10 +62,6 @@ class TransportSettings:
     indexes: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
 
 
-UNKNOWN_SIZE: Final = 1 << 62
-"""The size of an object that is sent without its length, until its end has come."""
-
-
 class RangeAnswer(NamedTuple):
     """What a store answers to the request for a range, before its bytes come.
 
@@ -79,8 +70,8 @@ class RangeAnswer(NamedTuple):
         stop: Offset behind the last one.
         size: Bytes of the whole object.
         version: Its ETag, or its time of change.
-        chunks: The bytes; it raises RequestFailure where they break off.
-        has_ranges: Whether the store sent this range, and not the whole object.
+        chunks: The bytes, perhaps with more behind them; it raises RequestFailure where they break
+            off.
     """
 
     begin: int
@@ -88,17 +79,14 @@ class RangeAnswer(NamedTuple):
     size: int
     version: str
     chunks: Iterable[Chunk]
-    has_ranges: bool = True
 
 
 class RangeClient(Protocol):
     """Makes single requests; any thread may call any method."""
 
     @abstractmethod
-    def get(
-        self, url: str, begin: int, end: int, etag: str | None
-    ) -> AbstractContextManager[RangeAnswer]:
-        """Ask for a range that is not empty, of the object with this ETag.
+    def get(self, url: str, begin: int, end: int) -> AbstractContextManager[RangeAnswer]:
+        """Ask for a range that is not empty.
 
         A range that begins at the object's end or beyond gives an answer without bytes.
 
@@ -128,7 +116,6 @@ _KINDS: Final[Mapping[int, FailureKind]] = {
     **dict.fromkeys((408, 425, 429), "again"),
     **dict.fromkeys((401, 403, 407), "denied"),
     **dict.fromkeys((404, 410), "absent"),
-    412: "changed",
 }
 _FIRST_OF_SERVERS: Final = 500
 
@@ -156,7 +143,6 @@ def failure_of_status(status: int, retry_after_s: float = 0.0) -> RequestFailure
     """Why a request failed that was answered by this status; the server's phrase is not shown."""
     kind = _KINDS.get(status, "again" if status >= _FIRST_OF_SERVERS else "final")
     what = f"the server answers {status} {responses.get(status, '')}".rstrip()
-    what = f"it is another version: {what}" if kind == "changed" else what
     return RequestFailure(what, kind, retry_after_s=retry_after_s)
 
 

@@ -27,22 +27,26 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
-from lightning_shards.errors import ConfigError, DamagedShardError, FileAccessError
+from lightning_shards.errors import (
+    ConfigError,
+    DamagedShardError,
+    FileAccessError,
+    ShardError,
+)
 from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.pieces import (
     TRAILER_BYTES,
-    OpenPiece,
     Piece,
     believe,
     is_there,
-    open_piece,
+    read_piece,
     share_of,
     write_piece,
 )
@@ -142,7 +146,7 @@ def _limit_in(folder: CacheFolder, cache_gib: float | None) -> int | None:
         with locked(path) as lock:
             limit = default_limit(shutil.disk_usage(path).free, _used_bytes(path, lock))
     except OSError as error:
-        if isinstance(error, FileAccessError) and not str(folder.root).startswith("~"):
+        if isinstance(error, FileAccessError):
             raise
         what = f"nothing is kept of remote shards: {folder.root} cannot be used: {error}"
         warn_once(f"{what}; name another cache_dir")
@@ -227,8 +231,8 @@ class PieceCache:
     """The pieces that a node keeps, as one process and all its threads see them.
 
     It enters the folder when it is first used, and can be pickled: other processes of the run enter
-    it, too. Of any method, errors are a FileAccessError if the folder is another user's or others
-    may write to it, and an OSError if it cannot be used.
+    it, too. Where the folder cannot be used, a warning says so once, and nothing is in it. Any
+    method raises a FileAccessError if it is another user's or others may write to it.
 
     Args:
         root: The cache folder of the user.
@@ -249,65 +253,52 @@ class PieceCache:
         """Pickle what it was made of."""
         return PieceCache, (self._root, self._run, self.need)
 
-    def open(self, piece: Piece) -> OpenPiece | None:
-        """A piece that is in the cache; None if it is not, or not whole."""
-        self._enter()
-        return open_piece(self._path_of(piece), piece.begin, piece.end)
+    def read(self, piece: Piece, wanted: Sequence[tuple[int, memoryview]]) -> bool:
+        """Read bytes of a piece, at these offsets of the object; whether it is there and whole."""
+        with self._or_warning():
+            self._enter()
+            return read_piece(self._path_of(piece), piece, wanted)
+        return False
 
     def has(self, piece: Piece) -> bool:
         """Whether a piece is in the cache, found without opening its file."""
-        self._enter()
-        return is_there(self._path_of(piece), piece.size)
+        with self._or_warning():
+            self._enter()
+            return is_there(self._path_of(piece), piece.size)
+        return False
 
-    def load(self, piece: Piece, fetch: Callable[[], Sequence[Chunk]]) -> bool | None:
-        """Fetch a piece that is not in the cache.
+    def load(self, piece: Piece, chunks: Iterable[Chunk]) -> bool | None:
+        """Write a piece that is not in the cache.
 
-        `fetch` is called at most once, by one process of the node at a time, and only where there
-        is room for the piece.
+        Its chunks are asked for by one process of the node at a time, and only where there is room
+        for them.
 
         Returns:
-            Whether it is there now; None if another process or thread fetches it.
+            Whether it is there now; None if another process or thread writes it.
 
         Raises:
-            DamagedShardError: `fetch` gave another number of bytes.
-            Exception: What `fetch` raises; the next one who asks for the piece fetches it.
+            DamagedShardError: It is another number of bytes.
+            Exception: What the chunks raise; the next one who asks for the piece fetches it.
         """
-        self._enter()
-        path, is_kept = self._path_of(piece), False
-        part = self._begin(path)
-        if part is None:
-            return None
-        try:
-            if self.open(piece) is not None:
-                return True
-            if not self._has_room(part.file, piece.size + TRAILER_BYTES):
-                return False
-            chunks = fetch()
-            size = sum(map(len, chunks))
-            if size != piece.size:
-                raise DamagedShardError(
-                    f"{size:,} bytes were fetched of {redact(piece.url)} at byte "
-                    f"{piece.begin:,}, not {piece.size:,}; check the network, and whether the "
-                    "object is being replaced"
-                )
-            write_piece(part.file, chunks)
-            os.rename(path + _PART, path)  # noqa: PTH104 a string
-            believe(part.file)
-            is_kept = True
-            return True
-        finally:
-            if not is_kept:
-                with suppress(OSError):
-                    os.unlink(path + _PART)  # noqa: PTH108 a string
+        with self._or_warning():
+            self._enter()
+            path = self._path_of(piece)
+            with self._begun(path) or nullcontext() as part:
+                if part is None:
+                    return None
+                try:
+                    return self.has(piece) or self._written(part, path, piece, chunks)
+                finally:
+                    with suppress(FileNotFoundError):  # it has its name by now
+                        os.unlink(path + _PART)  # noqa: PTH108 a string
+        return False
 
     def close(self) -> None:
-        """Leave the folder; open pieces stay readable. Used again, it enters the folder again."""
+        """Leave the folder. Used again, it enters the folder again."""
         with self._lock:
             entered, self._entered = self._entered, None
         if entered is not None:
             os.close(entered)
-            with suppress(OSError), locked(self._path):
-                open_needs(self._path)  # which takes back the need of a run that has ended
 
     def _path_of(self, piece: Piece) -> str:
         return f"{self._path}/{piece.folder}/{piece.name}"
@@ -327,19 +318,36 @@ class PieceCache:
                     os.write(file, json.dumps(self.need._asdict()).encode())
                 self._entered = file
 
-    def _begin(self, path: str) -> OpenPiece | None:
+    def _begun(self, path: str) -> BinaryIO | None:
         """The file of a piece to be, locked; None if another process or thread has it locked."""
         while True:
             try:
-                part = OpenPiece(0, os.open(path + _PART, _OPEN, 0o600))
+                part = os.fdopen(os.open(path + _PART, _OPEN, 0o600), "rb+")
             except FileNotFoundError:  # there is no folder
                 self._root.make_folder(Path(path).parent)
                 continue
-            if not _is_free(part.file):
+            if not _is_free(part.fileno()):
+                part.close()
                 return None
             with suppress(FileNotFoundError):  # else it has its name by now, or was removed
-                if os.path.samestat(os.lstat(path + _PART), os.fstat(part.file)):
+                if os.path.samestat(os.lstat(path + _PART), os.fstat(part.fileno())):
                     return part
+            part.close()
+
+    def _written(self, part: BinaryIO, path: str, piece: Piece, chunks: Iterable[Chunk]) -> bool:
+        """Write it if there is room; whether it is there."""
+        if not self._has_room(part.fileno(), piece.size + TRAILER_BYTES):
+            self._warn()
+            return False
+        size = write_piece(part, chunks)
+        if size != piece.size:
+            raise DamagedShardError(
+                f"{size:,} bytes were fetched of {redact(piece.url)} at byte {piece.begin:,}, not "
+                f"{piece.size:,}; check the network, and whether the object is being replaced"
+            )
+        os.rename(path + _PART, path)  # noqa: PTH104 a string
+        believe(part.fileno())
+        return True
 
     def _has_room(self, file: int, size: int) -> bool:
         """Whether there is room for a file, which then has its size, so that a recount sees it."""
@@ -357,7 +365,17 @@ class PieceCache:
             os.ftruncate(file, size * has_room)
         return has_room
 
-    def warn(self, error: OSError | None = None) -> None:
+    @contextmanager
+    def _or_warning(self) -> Generator[None]:
+        """The caller goes on as if nothing were in a folder that cannot be used."""
+        try:
+            yield
+        except ShardError:  # of the store, or the folder is not private
+            raise
+        except OSError as error:
+            self._warn(error)
+
+    def _warn(self, error: OSError | None = None) -> None:
         """Say once why pieces are not kept; without an error, for lack of room."""
         what = "cache_gib or the disk has no room for more than what is worked on"
         remedy = "make room there, set another cache_gib, or name another cache_dir"

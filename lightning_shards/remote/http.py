@@ -28,7 +28,6 @@ from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
-    UNKNOWN_SIZE,
     RangeAnswer,
     RangeClient,
     RequestFailure,
@@ -39,9 +38,6 @@ from lightning_shards.remote.backend import (
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.urls import split_user
-
-LARGEST_WHOLE: Final = 64 << 20
-"""Bytes of an object of which a server that knows no ranges sends more than its beginning."""
 
 MAX_REDIRECTS: Final = 5
 
@@ -92,7 +88,7 @@ class HttpClient(RangeClient):
         options = dict(settings.options.get(scheme, {}))
         policy, client = settings.policy, SCHEMES[scheme].client
         self._settings: dict[str, Any] = {
-            "maxsize": settings.connections,
+            "maxsize": settings.connections + 1,  # the thread that reads pieces asks, too
             "num_pools": 64,
             "retries": _ONE_REQUEST,
             "timeout": urllib3.Timeout(connect=policy.connect_s, read=policy.stall_s),
@@ -104,19 +100,15 @@ class HttpClient(RangeClient):
         self._has_answered = False
 
     @contextmanager
-    def get(
-        self, url: str, begin: int, end: int, etag: str | None
-    ) -> Generator[RangeAnswer, None, None]:
+    def get(self, url: str, begin: int, end: int) -> Generator[RangeAnswer, None, None]:
         """Ask for a range; a refusal of its beginning is answered by the whole object's size."""
-        target, headers = self._target_of(url), {"Range": f"bytes={begin}-{end - 1}"}
-        if etag:
-            headers["If-Match"] = etag
-        response = self.request("GET", target, headers)
+        target = self._target_of(url)
+        response = self.request("GET", target, {"Range": f"bytes={begin}-{end - 1}"})
         if response.status == _BEYOND:  # which says neither version nor, often, size
             response.drain_conn()
             response = self.request("GET", target)
         try:
-            yield self._answer(response, begin)
+            yield self._answer(response, begin, end)
         finally:
             response.close()  # one that was read to its end has given its connection back before
 
@@ -188,50 +180,43 @@ class HttpClient(RangeClient):
             manager = self._managers.setdefault(host, manager)  # that of the first thread
         return manager
 
-    def _answer(self, response: BaseHTTPResponse, begin: int) -> RangeAnswer:
+    def _answer(self, response: BaseHTTPResponse, begin: int, end: int) -> RangeAnswer:
         if response.status == _PARTIAL:
-            answer = _answer_of_range(response)
+            match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
+            if match is None:
+                raise RequestFailure("the server does not say with which bytes it answers")
+            begin, last, size = map(int, match.groups())
+            stop = last + 1
+            if response.length_remaining not in (None, stop - begin):
+                raise RequestFailure("the server answers with an impossible range")
         elif response.status == _OK:
-            answer = _answer_of_whole(response, begin, is_known=self._has_answered)
+            size = self._size_of_whole(response, begin)
+            stop = max(begin, min(end, size))
         else:
             raise refusal(response)
         self._has_answered = True
-        return answer
+        return RangeAnswer(begin, stop, size, _version(response), _chunks(response))
 
+    def _size_of_whole(self, response: BaseHTTPResponse, begin: int) -> int:
+        """The size of an object that is sent whole, of which nothing before the range is passed.
 
-def _answer_of_range(response: BaseHTTPResponse) -> RangeAnswer:
-    match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", "").strip())
-    if match is None:
-        raise RequestFailure("the server does not say which bytes of how many it answers with")
-    first, last, size = map(int, match.groups())
-    if not first <= last < size or response.length_remaining not in (None, last + 1 - first):
-        raise RequestFailure("the server answers with an impossible range")
-    return RangeAnswer(first, last + 1, size, _version(response), _chunks(response))
-
-
-def _answer_of_whole(response: BaseHTTPResponse, begin: int, *, is_known: bool) -> RangeAnswer:
-    """The whole object, of a server that knows no ranges, unless it is a page for people.
-
-    Such a page may come from a server in trouble where it has answered before.
-    """
-    if response.headers.get("Content-Type", "").lower().startswith("text/html"):
-        raise RequestFailure(
-            "the server answers with a page for people and not with a shard",
-            "again" if is_known else "final",
-            "check the URL, and whether the server wants a login",
-        )
-    size = response.length_remaining
-    if size is None and response.chunked and not begin:  # its end says that it is whole
-        size = UNKNOWN_SIZE
-    if size is None or (begin > 0 and size > max(begin, LARGEST_WHOLE)):
-        raise RequestFailure(
-            "the server answers with all of an object that is large or of unknown length, and not "
-            "with a range",
-            "final",
-            "use a server that knows ranges, or copy the shards here",
-        )
-    version, chunks = _version(response), _chunks(response)
-    return RangeAnswer(0, size, size, version, chunks, has_ranges=False)
+        It may be a page for people, also of a server in trouble where it has answered before.
+        """
+        if response.headers.get("Content-Type", "").lower().startswith("text/html"):
+            raise RequestFailure(
+                "the server answers with a page for people and not with a shard",
+                "again" if self._has_answered else "final",
+                "check the URL, and whether the server wants a login",
+            )
+        size = response.length_remaining
+        if size is None or 0 < begin < size:
+            raise RequestFailure(
+                "the server answers with all of the object, or without its length, and not with a "
+                "range",
+                "final",
+                "use a server that knows ranges, or copy the shards here",
+            )
+        return size
 
 
 def _version(response: BaseHTTPResponse) -> str:

@@ -43,9 +43,7 @@ class OtherClient(RangeClient):
         self._has_answered = False
 
     @contextmanager
-    def get(
-        self, url: str, begin: int, end: int, etag: str | None
-    ) -> Generator[RangeAnswer, None, None]:
+    def get(self, url: str, begin: int, end: int) -> Generator[RangeAnswer, None, None]:
         """Read a range, and ask before and after it what the object is."""
 
         def read(files: Any, path: str) -> RangeAnswer:

@@ -1,4 +1,4 @@
-"""Files that hold one piece each: written once, checked when they are opened, never changed.
+"""Pieces: stretches of remote shards, each kept in a file that is written once and never changed.
 
 A file holds the bytes of the piece and a trailer of 64 bytes: magic, version, length and crc32. It
 is not synced to the disk. After a power cut it may be torn, so each process checks length and crc32
@@ -8,16 +8,20 @@ of a piece before it uses a byte of it for the first time.
 import errno
 import hashlib
 import os
-import stat
+import stat as status_of
 import struct
-import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Final, NamedTuple
+from itertools import pairwise
+from typing import BinaryIO, Final, NamedTuple
 
 from lightning_shards.remote.backend import Chunk
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.urls import without_credentials
+
+MOST_IN_ONE_REQUEST: Final = 8 << 20
+"""Bytes that are asked for in one request; of what has more, the parts are fetched at once."""
 
 TRAILER_BYTES: Final = 64
 _TRAILER: Final = struct.Struct("<8sIQI40x")
@@ -36,15 +40,15 @@ class Piece(NamedTuple):
 
     Attributes:
         url: The object.
-        version: Its version, as its store names it.
         begin: Offset of the first byte.
         end: Offset behind the last one.
+        stat: Size and number of the version of the object.
     """
 
     url: str
-    version: str
     begin: int
     end: int
+    stat: tuple[int, int]
 
     @property
     def size(self) -> int:
@@ -54,7 +58,7 @@ class Piece(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of the folder of all pieces of this version: a hash without any credential."""
-        return _folder_of(self.url, self.version)
+        return _folder_of(self.url, self.stat)
 
     @property
     def name(self) -> str:
@@ -63,8 +67,8 @@ class Piece(NamedTuple):
 
 
 @lru_cache(maxsize=1024)  # a block has pieces of a few hundred shards, and is announced three times
-def _folder_of(url: str, version: str) -> str:
-    named = f"{without_credentials(url)}\n{version}"
+def _folder_of(url: str, stat: tuple[int, int]) -> str:
+    named = f"{without_credentials(url)}\n{stat[0]}-{stat[1]}"
     return hashlib.sha256(named.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -73,62 +77,58 @@ def share_of(folder: str, name: str) -> float:
     return int.from_bytes(hashlib.sha256(f"{folder}/{name}".encode()).digest()[:6]) / 2**48
 
 
-class OpenPiece:
-    """The bytes of one piece in its open file; they cannot change any more.
+def parts_of(begin: int, end: int, most: int = MOST_IN_ONE_REQUEST) -> list[tuple[int, int]]:
+    """A range in as few parts as have at most so many bytes; they differ by one byte at most.
 
-    Threads may share it. Its file stays readable when the cache drops it, and is closed with this.
-
-    Args:
-        begin: Offset in the object of the first byte, which is that of the file, too.
-        file: The descriptor of its file.
+    >>> parts_of(10, 31, most=8)
+    [(10, 17), (17, 24), (24, 31)]
+    >>> parts_of(5, 5)
+    []
     """
-
-    def __init__(self, begin: int, file: int) -> None:
-        self._begin, self.file = begin, file
-        weakref.finalize(self, os.close, file).atexit = False  # daemon threads may still write
-
-    def read_into(self, start: int, into: memoryview) -> None:
-        """Fill this memory with the bytes from this offset of the object on.
-
-        Raises:
-            OSError: The file cannot be read, or ends before.
-        """
-        if os.preadv(self.file, [into], start - self._begin) < len(into):
-            raise OSError(errno.EIO, "a file of it was cut short")
+    number = -(-(end - begin) // most)
+    cuts = [begin + (end - begin) * part // number for part in range(number + 1)] if number else []
+    return list(pairwise(cuts))
 
 
-def write_piece(file: int, chunks: Iterable[Chunk]) -> None:
-    """Write the bytes of a piece and its trailer to a new file.
+def write_piece(file: BinaryIO, chunks: Iterable[Chunk]) -> int:
+    """Write the bytes of a piece and its trailer to a new file; how many bytes these are.
 
     Raises:
         OSError: It cannot be written.
     """
-    with open(file, "wb", closefd=False) as out:
-        out.seek(0)
-        checksum = 0
-        for chunk in chunks:  # each is still in the processor's cache when it is written
-            checksum = crc32(chunk, checksum)
-            out.write(chunk)
-        out.write(_TRAILER.pack(_MAGIC, _VERSION, out.tell(), checksum))
+    checksum = size = 0
+    for chunk in chunks:  # each is still in the processor's cache when it is written
+        checksum, size = crc32(chunk, checksum), size + len(chunk)
+        file.write(chunk)
+    file.write(_TRAILER.pack(_MAGIC, _VERSION, size, checksum))
+    file.flush()
+    return size
 
 
-def open_piece(path: str, begin: int, end: int) -> OpenPiece | None:
-    """The piece in this file; None if there is no such file, or it is not whole.
+def read_piece(path: str, piece: Piece, wanted: Sequence[tuple[int, memoryview]]) -> bool:
+    """Read bytes of a piece from its file, at these offsets of the object into this memory.
 
-    What is not whole is removed.
+    Returns:
+        Whether there is such a file, and it is whole; one that is not is removed.
 
     Raises:
         OSError: The file cannot be opened or read.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        opened = OpenPiece(begin, file)
-        if _is_whole(file, end - begin):
-            return opened
-        os.unlink(path)  # noqa: PTH108 a hot path of strings
     except FileNotFoundError:
-        pass
-    return None
+        return False
+    try:
+        if not _is_whole(file, piece.size):
+            with suppress(FileNotFoundError):  # another process was faster
+                os.unlink(path)  # noqa: PTH108 a hot path of strings
+            return False
+        for start, into in wanted:
+            if os.preadv(file, [into], start - piece.begin) < len(into):
+                raise OSError(errno.EIO, "a file of it was cut short")
+    finally:
+        os.close(file)
+    return True
 
 
 def is_there(path: str, size: int) -> bool:
@@ -137,12 +137,12 @@ def is_there(path: str, size: int) -> bool:
         status = os.lstat(path)
     except OSError:
         return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
+    return status_of.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
 
 
 def _is_whole(file: int, size: int) -> bool:
     status = os.fstat(file)
-    if not stat.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
+    if not status_of.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
         return False
     if (status.st_ino, status.st_ctime_ns) in _checked:
         return True

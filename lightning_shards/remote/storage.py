@@ -1,35 +1,36 @@
 """The storage of remote shards: ranges of objects, many at once, each of one version.
 
+Pieces that are needed soon are announced, and fetched by threads in the order given. They go to the
+cache of the node, where every process finds them. A batch reads from pieces what is there. It waits
+for those that are on their way, but not for long: what it still lacks then is fetched by requests
+for these bytes alone, so a process that lags or ends delays no other one by more than that.
+
 A stream is parallel ranges of one object, given in order as a file that is read forward. The first
 range is small, so that the first bytes are soon there and tell the version and the size. The ranges
-behind it grow, and a bounded number of them is under way or waits to be read. A store that knows no
-ranges is read by one request.
+behind it grow, and a bounded number of them is under way or waits to be read.
 """
 
 import io
-from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+import logging
+from bisect import bisect_right
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from threading import Condition
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from lightning_shards.errors import FileAccessError, IndexMismatchError, ShardNotFoundError
-from lightning_shards.remote.backend import Chunk
-from lightning_shards.remote.byte_ranges import MOST_IN_ONE_REQUEST
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.cache import PieceCache
-from lightning_shards.remote.fetcher import Fetcher, pieces_of
-from lightning_shards.remote.request_threads import RequestThreads
-from lightning_shards.remote.transport import (
-    Body,
-    RemoteTransport,
-    TransportSettings,
-    version_of_stamp,
-)
+from lightning_shards.remote.pieces import MOST_IN_ONE_REQUEST, Piece, parts_of
+from lightning_shards.remote.transport import Body, RemoteTransport, RequestThreads
 from lightning_shards.shards.beside import read_beside
 from lightning_shards.shards.scheme_table import ANY_FURTHER, RANGED_SCHEMES
 from lightning_shards.shards.storage.protocol import (
@@ -39,8 +40,29 @@ from lightning_shards.shards.storage.protocol import (
     ShardStat,
     Storage,
 )
-from lightning_shards.shards.urls import split_url, unescaped
-from lightning_shards.system.process import Fetching, result_of
+from lightning_shards.shards.urls import redact, split_url, unescaped
+from lightning_shards.system.process import Fetching, raise_if_cancelled, result_of
+
+_WAIT_S: Final = 2.0
+"""A batch waits so long for pieces that are on their way, and then fetches what it lacks exactly.
+Where the network is what everything waits for, exact requests would take it from the pieces."""
+
+_REMEMBERED: Final = 3
+"""Announcements whose pieces are looked for: batches are read a little behind the last one."""
+
+_MOST_AHEAD: Final = 48 << 20
+"""Bytes of pieces that a process has under way at most. That keeps a link of 1 GB/s busy, which
+carries 30 MB in 30 ms."""
+
+_LOOK_S: Final = 0.03
+"""How often a batch that waits for pieces looks which of them are there."""
+
+_LEFT_FOR_BATCHES: Final = 4
+"""One connection in so many fetches nothing ahead, so that a batch finds one at once."""
+
+_GAP: Final = 1 << 16
+"""Bytes between two ranges that are fetched with them: little, since many requests begin at once
+and share a link. To read a gap too many costs bytes that all others wait for."""
 
 _CACHED_GAP: Final = 1 << 14
 """With a cache, ranges are joined by what costs less only where they are not in the cache."""
@@ -56,18 +78,44 @@ _FIRST_BYTES: Final = 1 << 18
 _RANGE_BYTES: Final = MOST_IN_ONE_REQUEST
 
 _T = TypeVar("_T")
+_Stat = tuple[int, int] | None
+_log = logging.getLogger(__name__)
+
+
+class _Segment(NamedTuple):
+    """Bytes of an object that a batch wants, the memory for them, and the piece that has them."""
+
+    url: str
+    stat: _Stat
+    begin: int
+    end: int
+    into: memoryview
+    piece: Piece | None = None
+
+    def fill(self, offset: int, data: bytes) -> None:
+        """Take what it wants from the bytes at this offset of the object."""
+        begin, end = max(self.begin, offset), min(self.end, offset + len(data))
+        if begin < end:
+            wanted = memoryview(data)[begin - offset : end - offset]
+            self.into[begin - self.begin : end - self.begin] = wanted
+
+
+_Pieces = tuple[list[int], list[Piece]]
+"""The first byte of each piece of one object, ascending, and the pieces."""
 
 
 class RemoteStorage(Storage):
     """Reads objects by ranges, over as many connections as it may use.
 
-    What is asked for without a stat is one version until `close`. Any thread may call any method.
+    Any thread may call any method.
 
     Args:
         transport: Makes the requests, and those of no other storage.
-        connections: Requests that a process has under way at most, at least 1.
+        connections: Requests that a process has under way at most, at least 1; with a cache, one
+            more.
         cache: Where pieces are kept that are fetched ahead; no other storage has the same one.
         indexes: As in `TransportSettings`.
+        wait_s: Seconds for which a batch waits for pieces that are on their way.
     """
 
     is_remote: bool = True
@@ -83,13 +131,17 @@ class RemoteStorage(Storage):
         connections: int = 64,
         cache: PieceCache | None = None,
         indexes: Mapping[str, str] = MappingProxyType({}),
+        *,
+        wait_s: float = _WAIT_S,
     ) -> None:
-        self._indexes = indexes
-        self._transport = transport
-        self._versions: dict[str, str] = {}
+        self._transport, self._cache, self._indexes = transport, cache, indexes
         self._threads = RequestThreads(connections + (cache is not None))
         self._ranges = max(1, min(_RANGES, connections))
-        self._fetcher = Fetcher(self._transport, self._threads, cache)
+        self._most_ahead = max(1, connections - connections // _LEFT_FOR_BATCHES)
+        self._wait_s, self._has_read, self._changed = wait_s, False, Condition()
+        self._known: deque[dict[tuple[str, _Stat], _Pieces]] = deque(maxlen=_REMEMBERED)
+        self._queue = deque[Piece]()
+        self._coming, self._under_way = set[Piece](), set[Piece]()
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
         if cache is not None:
             self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
@@ -98,59 +150,73 @@ class RemoteStorage(Storage):
         """Size of the object and a hash of its version, asked anew by one request."""
         return self.read_beside((), 0, [url])[1][0]
 
-    def read(self, url: str, start: int, stop: int, stat: tuple[int, int] | None = None) -> bytes:
+    def read(self, url: str, start: int, stop: int, stat: _Stat = None) -> bytes:
         """One range; fewer bytes if the object ends, none if it is not what `stat` says.
 
         Raises:
             ShardNotFoundError: There is no such object.
             FileAccessError: The store refuses to give it.
-            IndexMismatchError: The object was replaced since it was read first.
             StorageError: The bytes could not be had, after all retries.
         """
-        version = self._versions.get(url) if stat is None else version_of_stamp(stat)
         try:
-            body = self._waited(self._begun(url, start, stop, version))
+            data = self._waited(self._begun(url, start, stop, stat)).data
         except IndexMismatchError:
             if stat is None:
                 raise
             return b""
-        if stat is None:
-            self._versions[url] = body.version
-        self._read_bytes += len(body.data)
-        return body.data
+        self._read_bytes += len(data)
+        return data
 
     def prefetch(self, reads: Sequence[ShardReads]) -> bool:
         """Fetch these pieces to the cache, in this order, and nothing that was named before.
 
-        Without a stat they are hints to a system that reads files, and change nothing here.
+        It begins when all requests of the first batch have been made. Pieces that are there cost
+        next to nothing, and one that another process fetches at the moment is left to it. Without a
+        stat they are hints to a system that reads files, and change nothing here.
+
+        Raises:
+            FileAccessError: The cache folder is another user's, or others may write to it.
         """
-        pieces = pieces_of(reads)
-        return bool(pieces) and self._fetcher.fetch_ahead(pieces)
+        pieces, cache = pieces_of(reads), self._cache
+        if cache is None or not pieces:
+            return False
+        lacking = [piece for piece in pieces if not cache.has(piece)]
+        with self._changed:
+            self._known.append(_by_object(pieces))
+            self._coming = set(lacking) | self._coming & self._under_way
+            self._queue = deque(dict.fromkeys(lacking))
+        if self._has_read:
+            self._fetch_ahead()
+        return not lacking
 
     def read_ranges(self, reads: Sequence[ShardReads]) -> list[list[int]]:
         """Read all ranges at once, and return how many bytes of each were read.
 
         Raises:
             ShardError: As of `read`, but for another version, which is -1.
+            FileAccessError: The cache folder is another user's, or others may write to it.
         """
-        return self._fetcher.read(reads)
+        missing, sizes = self._unread(self._wanted(reads)), dict[tuple[str, _Stat], int]()
+        if missing:
+            began = perf_counter()
+            with Fetching():
+                sizes = self._fetched(self._waited_for(missing) if self._has_read else missing)
+            self._member_wait_s += perf_counter() - began
+        self._fetch_ahead()
+        self._read_bytes += sum(sum(each.stops) - sum(each.starts) for each in reads)
+        return [_lengths(each, sizes.get((each.url, each.stat))) for each in reads]
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        fetched = self._fetcher
-        return FetchTotals(
-            *self._transport.counts,
-            self._read_bytes + fetched.read_bytes,
-            self._table_wait_s,
-            self._member_wait_s + fetched.waited_s,
-        )
+        waits = self._table_wait_s, self._member_wait_s
+        return FetchTotals(*self._transport.counts, self._read_bytes, *waits)
 
     def read_beside(
         self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()
     ) -> tuple[list[bytes | None], list[ShardStat]]:
         """Small objects, and what shards are: one round trip for all of them."""
         calls: list[Callable[[], Any]] = [partial(self._whole, url, max_bytes) for url in urls]
-        calls += [partial(self._stat, url) for url in shards]
+        calls += [partial(self._transport.read, url, 0, 0) for url in shards]
         began = perf_counter()
         begun = [self._threads.begin(call) for call in calls]
         try:
@@ -160,7 +226,7 @@ class RemoteStorage(Storage):
             self._table_wait_s += perf_counter() - began
             for future in begun:
                 future.cancel()
-        return answers[: len(urls)], answers[len(urls) :]
+        return answers[: len(urls)], [body.stat for body in answers[len(urls) :]]
 
     def open_stream(self, url: str) -> io.BufferedReader:
         """The object as a file that is read forward, a few ranges ahead; errors as of `read`.
@@ -170,20 +236,118 @@ class RemoteStorage(Storage):
         chunks = self._chunks(url)
         return io.BufferedReader(_ForwardFile(next(chunks), chunks), _STREAM_BUFFER)
 
-    def close(self, url: str) -> None:
-        """Forget the version of the object."""
-        self._versions.pop(url, None)
-
     def close_all(self) -> None:
-        """Close all connections and end all threads, also those that wait for a server."""
+        """Close all connections, and end all threads with what they have under way."""
+        with self._changed:
+            self._queue.clear()
         self._threads.close()
-        self._fetcher.close()
         self._transport.close()
+        if self._cache is not None:
+            self._cache.close()
 
-    def _stat(self, url: str) -> ShardStat:
-        body = self._transport.read(url, 0, 0)
-        self._versions[url] = body.version
-        return ShardStat(body.size, int(body.version.partition("-")[2]))
+    # --- what is fetched ahead
+
+    def _fetch_ahead(self) -> None:
+        """Begin what was announced, behind the requests of the first batch."""
+        self._has_read = True
+        with self._changed:
+            under_way = self._under_way
+            while len(under_way) < self._most_ahead:
+                # One that is under way is tried again, if its process or thread does not bring it
+                piece = next((piece for piece in self._queue if piece not in under_way), None)
+                size = sum(piece.size for piece in under_way)
+                if piece is None or (under_way and size + piece.size > _MOST_AHEAD):
+                    break
+                self._queue.remove(piece)
+                under_way.add(piece)
+                self._threads.begin(partial(self._fetch_piece, piece))
+
+    def _fetch_piece(self, piece: Piece) -> None:
+        assert self._cache is not None
+        is_there, has_failed = None, False
+        try:
+            is_there = self._cache.load(piece, self._transport.chunks(*piece))
+        except Exception as error:  # noqa: BLE001 who reads these bytes gets an error of its own
+            _log.debug("a piece of %s is not fetched ahead: %s", redact(piece.url), error)
+            has_failed = True
+        with self._changed:
+            self._under_way.discard(piece)
+            if is_there is False:  # what is fetched now would be fetched again by who needs it
+                self._coming.clear()
+                self._queue.clear()
+            elif is_there or has_failed:
+                self._coming.discard(piece)
+            self._changed.notify_all()
+        self._fetch_ahead()
+
+    # --- what batches read
+
+    def _wanted(self, reads: Sequence[ShardReads]) -> Iterator[_Segment]:
+        """What is wanted, cut where one piece ends and another begins."""
+        known = tuple(self._known)
+        for url, starts, stops, stat, memory in reads:
+            place, is_empty = 0, bool(starts)
+            found = [pieces for announced in known if (pieces := announced.get((url, stat)))]
+            for start, stop in zip(starts, stops, strict=True):
+                while start < stop:
+                    piece, end = _holder(found, start, stop)
+                    into = memory[place : place + end - start]
+                    yield _Segment(url, stat, start, end, into, piece)
+                    place, start, is_empty = place + end - start, end, False  # noqa: PLW2901
+            if is_empty and stat:  # nothing but a request shows a change
+                yield _Segment(url, stat, starts[0], starts[0], memory[:0])
+
+    def _unread(self, segments: Iterable[_Segment]) -> list[_Segment]:
+        """Read what is in pieces of the cache; the rest."""
+        missing, cache = list[_Segment](), self._cache
+        for piece, group in groupby(segments, lambda segment: segment.piece):
+            of_piece = list(group)
+            wanted = [(segment.begin, segment.into) for segment in of_piece]
+            if piece is None or cache is None or not cache.read(piece, wanted):
+                missing += of_piece
+        return missing
+
+    def _waited_for(self, missing: list[_Segment]) -> list[_Segment]:
+        """What is still missing when none of it is on its way, or it was waited for long enough."""
+        until = perf_counter() + self._wait_s
+        while late := self._coming.intersection(segment.piece for segment in missing):
+            if perf_counter() >= until:
+                break
+            with self._changed:
+                self._changed.wait(_LOOK_S)
+            raise_if_cancelled()
+            missing = self._unread(missing)
+        with self._changed:  # their process may have ended: nobody waits for them once more
+            self._coming -= late
+            self._queue.extendleft(late)
+        return missing
+
+    def _fetched(self, missing: list[_Segment]) -> dict[tuple[str, _Stat], int]:
+        """Fetch these bytes; the size of each object, or -1 if it is another version."""
+        begun = deque[tuple[list[_Segment], int, Future[Body]]]()
+        for group, stop in _joined(missing):
+            url, stat, begin, *_ = group[0]
+            for part in parts_of(begin, stop) or [(begin, stop)]:
+                begun.append((group, part[0], self._begun(url, *part, stat)))
+        self._fetch_ahead()
+        sizes: dict[tuple[str, _Stat], int] = {}
+        try:
+            while begun:  # memory is filled here alone, so that nothing writes to it after an error
+                group, start, future = begun.popleft()
+                try:
+                    body = result_of(future)
+                except IndexMismatchError:
+                    sizes[group[0][:2]] = -1
+                    continue
+                sizes.setdefault(group[0][:2], body.stat.size)
+                for segment in group:
+                    segment.fill(start, body.data)
+        finally:
+            for _, _, future in begun:
+                future.cancel()
+        return sizes
+
+    # --- the same for single ranges, files and streams
 
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         folder, name = split_url(url)
@@ -194,39 +358,25 @@ class RemoteStorage(Storage):
         except (ShardNotFoundError, FileAccessError):  # stores refuse what may not be listed
             return None
 
-    def _chunks(self, url: str) -> Generator[Chunk]:
+    def _chunks(self, url: str) -> Generator[bytes]:
         """The bytes of an object, one range after the other."""
         begun = deque([self._begun(url, 0, _FIRST_BYTES, None)])
+        at = size = _FIRST_BYTES
         try:
-            first = self._waited(begun.popleft())
-            inner = self._of_ranges if first.has_ranges else self._of_whole
-            for chunk in inner(url, first, begun):
-                self._read_bytes += len(chunk)
-                yield chunk
+            while begun:
+                data, stat = self._waited(begun.popleft())
+                while at < stat.size and len(begun) < self._ranges:
+                    size = min(2 * size, _RANGE_BYTES)
+                    begun.append(self._begun(url, at, min(at + size, stat.size), stat))
+                    at += size
+                self._read_bytes += len(data)
+                yield data
         finally:
             for future in begun:
                 future.cancel()
 
-    def _of_ranges(self, url: str, first: Body, begun: deque[Future[Body]]) -> Generator[Chunk]:
-        chunk, at, size = first.data, len(first.data), _FIRST_BYTES
-        while True:
-            while at < first.size and len(begun) < self._ranges:
-                size = min(2 * size, _RANGE_BYTES)
-                stop = min(at + size, first.size)
-                begun.append(self._begun(url, at, stop, first.version))
-                at = stop
-            yield chunk
-            if not begun:
-                return
-            chunk = self._waited(begun.popleft()).data
-
-    def _of_whole(self, url: str, first: Body, _: deque[Future[Body]]) -> Generator[Chunk]:
-        chunks = self._transport.read_forward(url, first)
-        while chunk := self._waited(self._threads.begin(partial(next, chunks, b""))):
-            yield chunk
-
-    def _begun(self, url: str, start: int, stop: int, version: str | None) -> "Future[Body]":
-        return self._threads.begin(partial(self._transport.read, url, start, stop, version))
+    def _begun(self, url: str, start: int, stop: int, stat: _Stat) -> "Future[Body]":
+        return self._threads.begin(partial(self._transport.read, url, start, stop, stat))
 
     def _waited(self, begun: "Future[_T]") -> _T:
         """What a thread has begun to read; the wait can be called off, as a request cannot."""
@@ -242,7 +392,7 @@ class RemoteStorage(Storage):
 class _ForwardFile(io.RawIOBase):
     """Chunks of bytes as a raw file; closing it closes what gives them."""
 
-    def __init__(self, beginning: Chunk, chunks: Generator[Chunk]) -> None:
+    def __init__(self, beginning: bytes, chunks: Generator[bytes]) -> None:
         super().__init__()
         self._data, self._chunks = memoryview(beginning), chunks
 
@@ -263,6 +413,72 @@ class _ForwardFile(io.RawIOBase):
         self._chunks.close()
 
 
+def pieces_of(reads: Iterable[ShardReads]) -> list[Piece]:
+    """The pieces of these ranges, those of many bytes cut into parts.
+
+    A part is a piece of its own: it is fetched by one request, together with the other parts, and
+    every process cuts the same range in the same way.
+    """
+    return [
+        Piece(each.url, *part, each.stat)
+        for each in reads
+        if each.stat is not None
+        for start, stop in zip(each.starts, each.stops, strict=True)
+        for part in parts_of(start, stop)
+    ]
+
+
+def _by_object(pieces: Iterable[Piece]) -> dict[tuple[str, _Stat], _Pieces]:
+    by_object: defaultdict[tuple[str, _Stat], dict[int, Piece]] = defaultdict(dict)
+    for piece in pieces:
+        of_object = by_object[piece.url, piece.stat]
+        if of_object.get(piece.begin, piece).end <= piece.end:  # drawn runs may overlap
+            of_object[piece.begin] = piece
+    return {
+        name: (begins := sorted(by_begin), [by_begin[begin] for begin in begins])
+        for name, by_begin in by_object.items()
+    }
+
+
+def _holder(found: Sequence[_Pieces], start: int, stop: int) -> tuple[Piece | None, int]:
+    """The piece that has the byte at `start`, and the end of what it has up to `stop`."""
+    for begins, pieces in found:
+        place = bisect_right(begins, start)
+        if place and start < pieces[place - 1].end:
+            return pieces[place - 1], min(stop, pieces[place - 1].end)
+        if place < len(begins):
+            stop = min(stop, begins[place])
+    return None, stop
+
+
+def _joined(segments: Iterable[_Segment]) -> Iterator[tuple[list[_Segment], int]]:
+    """What is fetched together, from the first segment of each list to the end beside it.
+
+    Gaps are fetched, too, that cost less than requests.
+    """
+    group, end = list[_Segment](), 0
+    for segment in sorted(segments, key=lambda segment: (segment.url, segment.begin)):
+        if group and (
+            segment[:2] != group[0][:2]
+            or segment.begin > end + _GAP
+            or segment.begin >= group[0].begin + MOST_IN_ONE_REQUEST
+        ):
+            yield group, end
+            group, end = [], 0
+        group.append(segment)
+        end = max(end, segment.end)
+    if group:
+        yield group, end
+
+
+def _lengths(reads: ShardReads, size: int | None) -> list[int]:
+    """The bytes of each range that are there; the size is known where an object was asked for."""
+    spans = zip(reads.starts, reads.stops, strict=True)
+    if size is None:
+        return [stop - start for start, stop in spans]
+    return [max(0, min(stop, size) - start) if size >= 0 else -1 for start, stop in spans]
+
+
 @dataclass(frozen=True, slots=True)
 class MakeRemoteStorage:
     """Makes the storage of remote shards in the process that reads; it is pickled and compared.
@@ -279,9 +495,8 @@ class MakeRemoteStorage:
     def __call__(self) -> Storage:
         """A storage that has opened nothing yet."""
         connections, indexes = self.settings.connections, self.settings.indexes
-        # with a cache, the thread that reads makes requests of its own, beside those that fetch
-        settings = replace(self.settings, connections=connections + (self.cache is not None))
-        return RemoteStorage(RemoteTransport(settings), connections, copy(self.cache), indexes)
+        transport = RemoteTransport(self.settings)
+        return RemoteStorage(transport, connections, copy(self.cache), indexes)
 
 
 DEFAULT_REMOTE: Final = MakeRemoteStorage(TransportSettings())

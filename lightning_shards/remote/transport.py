@@ -10,12 +10,15 @@ it have one limit of time.
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import sha256
-from threading import Event, get_ident
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,7 +31,6 @@ from lightning_shards.errors import (
     StorageError,
 )
 from lightning_shards.remote.backend import (
-    UNKNOWN_SIZE,
     Chunk,
     RangeAnswer,
     RangeClient,
@@ -37,14 +39,17 @@ from lightning_shards.remote.backend import (
     TransportSettings,
 )
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES, require_store_options
+from lightning_shards.shards.storage.protocol import ShardStat
 from lightning_shards.shards.urls import redact, scheme_of
+
+_T = TypeVar("_T")
 
 _PROGRESS: Final = 1 << 20
 """Bytes by which a request has shown that the server works."""
 
 
 class TransportCounts(NamedTuple):
-    """What a process has asked for so far.
+    """What was asked for so far.
 
     Attributes:
         requests: Requests for ranges and writes, repeated ones included, but for those that
@@ -58,34 +63,23 @@ class TransportCounts(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """A range of an object.
 
     Attributes:
-        chunks: Its bytes as they came; fewer than asked for if the object ends before.
-        version: By what an unchanged object is recognised, see `version_of_stamp`.
-        size: Bytes of the whole object.
-        has_ranges: Whether the store sent this range alone. One that knows no ranges sends the
-            whole object each time, which is better read by `read_forward`.
+        data: Its bytes; fewer than asked for if the object ends before.
+        stat: Size of the whole object, and a hash of its version.
     """
 
-    chunks: list[Chunk]
-    version: str
-    size: int
-    has_ranges: bool = True
-
-    @cached_property
-    def data(self) -> bytes:
-        """Its bytes in one piece."""
-        return b"".join(self.chunks)
+    data: bytes
+    stat: ShardStat
 
 
 class RemoteTransport:
     """Requests to the store of each scheme, retried and held against the object's version.
 
     Args:
-        settings: What is pickled.
+        settings: How stores are reached.
         now: A clock, in seconds.
         sleep: Waits for some seconds. Default: until `close` at the longest.
     """
@@ -97,41 +91,29 @@ class RemoteTransport:
         now: Callable[[], float] = perf_counter,
         sleep: Callable[[float], object] | None = None,
     ) -> None:
-        self._settings = settings or TransportSettings()
-        self._now, self._sleep = now, sleep
-        self._closed = Event()
+        self._settings, self._closed = settings or TransportSettings(), Event()
+        self._now, self._sleep = now, sleep or self._closed.wait
         self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
-        self._etags: dict[tuple[str, str], str] = {}  # by URL and version
-        # By process and thread, each of which changes its own: a lock could be inherited held
-        self._counted: dict[tuple[int, int], TransportCounts] = {}
+        self._counts, self._counting = TransportCounts(0, 0, 0), Lock()
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
         return RemoteTransport, (self._settings,)
 
-    def __repr__(self) -> str:
-        """The settings, without the options of the stores."""
-        return f"{type(self).__name__}({self._settings!r})"
-
     @property
     def counts(self) -> TransportCounts:
-        """What this process has asked for, in all its threads."""
-        pid = os.getpid()
-        counted = [each for (process, _), each in tuple(self._counted.items()) if process == pid]
-        return TransportCounts(*map(sum, zip((0, 0, 0), *counted, strict=True)))
+        """What was asked for, in all threads."""
+        return self._counts
 
-    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
+    def read(self, url: str, begin: int, end: int, stat: tuple[int, int] | None = None) -> Body:
         """One range of bytes, fetched by as many requests as its retries need.
 
         Args:
             url: The object, with whatever credentials and query belong to its URL.
             begin: Offset of the first byte, at least 0; it may be at the object's end or beyond.
             end: Offset behind the last byte, at least `begin`. An empty range gives no bytes, but
-                version and size.
-            version: What the object must be, as a body or `version_of_stamp` has it; None: any.
-
-        Returns:
-            Bytes of one version of the object, with that version and the object's size.
+                tells what the object is.
+            stat: What the object must be; None: any.
 
         Raises:
             ShardNotFoundError: There is no such object or bucket.
@@ -141,27 +123,16 @@ class RemoteTransport:
             ConfigError: The URL's scheme or the settings cannot work, a package is missing, or the
                 process was forked from one that used this store.
         """
-        if not 0 <= begin <= end:
-            raise ValueError(f"bytes {begin} to {end} are no range")
-        reading = _Reading(url, begin, max(end, begin + 1), version)
-        chunks = list(self._arriving(reading))
-        chunks = chunks if end > begin else []
-        return Body(chunks, reading.version or "", reading.size, reading.has_ranges)
+        reading = _Reading(url, begin, max(end, begin + 1), stat)
+        data = b"".join(self._arriving(reading))
+        assert reading.stat is not None  # an answer has come
+        return Body(data if end > begin else b"", ShardStat(*reading.stat))
 
-    def read_forward(self, url: str, first: Body) -> Generator[Chunk]:
-        """All bytes of an object in order, by one request that is read as fast as they are taken.
-
-        It is for stores that know no ranges. After a break the object is sent again, and what was
-        taken before is passed over. The request is under way until the caller closes the generator.
-
-        Args:
-            url: The object.
-            first: Its beginning, as `read` has given it.
-
-        Raises:
-            ShardError: As of `read`.
-        """
-        yield from self._arriving(_Reading(url, 0, first.size, first.version, has_ranges=False))
+    def chunks(
+        self, url: str, begin: int, end: int, stat: tuple[int, int] | None
+    ) -> Iterator[Chunk]:
+        """The bytes of a range as they arrive, each once and in order; errors as of `read`."""
+        return self._arriving(_Reading(url, begin, end, stat))
 
     def write(self, url: str, data: bytes) -> None:
         """Put a whole object, in place of one of that name; meant for indexes, which are small.
@@ -183,13 +154,13 @@ class RemoteTransport:
             tries.wait_after(failure, f"{redact(url)} cannot be written", client, url)
 
     def close(self) -> None:
-        """Let go of all connections of this process.
+        """Let go of all connections.
 
         Reads under way in other threads end with a StorageError, at the end of their read timeout
-        at the latest. A later call opens connections again.
+        at the latest, and all later ones at once.
         """
         self._closed.set()
-        self._closed, self._clients = Event(), {}
+        self._clients = {}
 
     def _arriving(self, reading: "_Reading") -> Generator[Chunk]:
         """What arrives while a store is asked until the whole range has come.
@@ -197,26 +168,21 @@ class RemoteTransport:
         Raises:
             ShardError: The last failure.
         """
-        url = reading.url
-        client, tries = self._client(url), self._tries()
+        client, tries = self._client(reading.url), self._tries()
         while not reading.is_whole:
-            failure, came = None, reading.came
-            repeated = int(tries.failed > 0)
-            etag = self._etags.get((url, reading.version or ""))
+            failure, before, repeated = None, reading.at, int(tries.failed > 0)
             try:
-                tries.arrived(0, is_paced=False)
-                for chunk in reading.once(client, etag):
+                tries.arrived(0)
+                for chunk in reading.once(client):
                     yield chunk
                     if not reading.is_whole:
-                        tries.arrived(len(chunk), is_paced=not reading.has_ranges)
+                        tries.arrived(len(chunk))
             except RequestFailure as error:
                 failure = error
             finally:
-                self._count(1, repeated, reading.came - came)
-            if reading.etag:
-                self._etags[url, reading.version or ""] = reading.etag
+                self._count(1, repeated, reading.at - before)
             if failure is not None:  # outside of `except`, so that nothing is its context
-                tries.wait_after(failure, reading.failed(), client, url)
+                tries.wait_after(failure, reading.failed(), client, reading.url)
 
     def _client(self, url: str) -> RangeClient:
         """What asks for it in this process; `setdefault` keeps that of the first thread."""
@@ -229,43 +195,47 @@ class RemoteTransport:
         return _Tries(self._settings.policy, self._now, self._sleep, self._closed)
 
     def _count(self, *added: int) -> None:
-        key = os.getpid(), get_ident()
-        before = self._counted.get(key, (0, 0, 0))
-        self._counted[key] = TransportCounts(*map(int.__add__, before, added))
+        with self._counting:
+            self._counts = TransportCounts(*map(int.__add__, self._counts, added))
 
 
+@dataclass
 class _Tries:
     """The tries of one range, counted, with one limit of time that each mebibyte extends.
 
     Attributes:
+        policy: How many there may be, and how long they may take.
+        now: A clock, in seconds.
+        sleep: Waits for some seconds.
+        closed: Set when all is closed.
         failed: How many have failed.
     """
 
-    def __init__(
-        self,
-        policy: RetryPolicy,
-        now: Callable[[], float],
-        sleep: Callable[[float], object] | None,
-        closed: Event,
-    ) -> None:
-        self.failed = 0
-        self._policy, self._now, self._sleep, self._closed = policy, now, sleep, closed
-        self._was_denied, self._arrived = False, 0
-        self._latest = now() + policy.total_s - policy.stall_s
+    policy: RetryPolicy
+    now: Callable[[], float]
+    sleep: Callable[[float], object]
+    closed: Event
+    failed: int = 0
+    _was_denied: bool = False
 
-    def arrived(self, size: int, *, is_paced: bool) -> None:
-        """Note that so many bytes have arrived; the time of a paced reading is that of its reader.
+    def __post_init__(self) -> None:
+        self._extend()
+
+    def _extend(self) -> None:
+        self._arrived, self._latest = 0, self.now() + self.policy.total_s - self.policy.stall_s
+
+    def arrived(self, size: int) -> None:
+        """Note that so many bytes have arrived.
 
         Raises:
             RequestFailure: They come too slowly, or all was closed.
         """
         self._arrived += size
-        if self._arrived >= _PROGRESS or is_paced:
-            self._arrived = 0
-            self._latest = self._now() + self._policy.total_s - self._policy.stall_s
-        if self._closed.is_set():
+        if self._arrived >= _PROGRESS:
+            self._extend()
+        if self.closed.is_set():
             raise RequestFailure("the connections were closed", "final")
-        if size and self._now() > self._latest:
+        if size and self.now() > self._latest:
             raise RequestFailure("it comes too slowly")
 
     def wait_after(self, failure: RequestFailure, what: str, client: RangeClient, url: str) -> None:
@@ -274,103 +244,79 @@ class _Tries:
         Raises:
             ShardError: There is none, as trying again would not help or took too long.
         """
-        policy, drawn = self._policy, np.random.default_rng().uniform(1.0, 1.5)
+        policy, drawn = self.policy, np.random.default_rng().uniform(1.0, 1.5)
         pause_s = min(policy.first_pause_s * 2**self.failed, policy.longest_pause_s) * drawn
         pause_s = max(pause_s, min(failure.retry_after_s, policy.longest_retry_after_s))
         self.failed += 1
         can_help = failure.kind == "again" or (failure.kind == "denied" and not self._was_denied)
-        is_in_time = self.failed < policy.tries and self._now() + pause_s <= self._latest
+        is_in_time = self.failed < policy.tries and self.now() + pause_s <= self._latest
         if not can_help or not is_in_time:
             raise error_of(failure, url, what, f"try {self.failed} of {policy.tries}")
-        (self._sleep or self._closed.wait)(pause_s)
+        self.sleep(pause_s)
         if failure.kind == "denied":
             self._was_denied = True
             client.refresh(url)
 
 
+@dataclass
 class _Reading:
     """A range that is being read: its bytes in order, each given once, all of one version.
 
-    Args:
-        url: The object.
-        begin: Offset of the first byte.
-        end: Offset behind the last one, beyond `begin`; the object may end before.
-        version: What the object must be; None: what the first answer says.
-        has_ranges: Whether the last answer was a range, and not the whole object.
-
     Attributes:
-        given: Bytes that were given so far.
-        came: Bytes that came for it, also those that were passed over.
-        size: Bytes of the object; -1 before the first answer.
-        etag: The ETag of the object, if it proves that all bytes are the same.
+        url: The object.
+        at: Offset of the next byte.
+        end: Offset behind the last one; the object may end before.
+        stat: What the object must be; None: what the first answer says.
+        is_whole: Whether all of it was given.
     """
 
-    def __init__(
-        self, url: str, begin: int, end: int, version: str | None, *, has_ranges: bool = True
-    ) -> None:
-        self.url, self.begin, self.end, self.version = url, begin, end, version
-        self.given, self.came, self.size, self.etag = 0, 0, -1, ""
-        self.has_ranges = has_ranges
-
-    @property
-    def stop(self) -> int:
-        """Offset behind the last byte of it that the object has; `begin` or above."""
-        return max(self.begin, min(self.end, self.size))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of it was given."""
-        return self.size >= 0 and self.begin + self.given >= self.stop
+    url: str
+    at: int
+    end: int
+    stat: tuple[int, int] | None
+    is_whole: bool = False
 
     def failed(self) -> str:
         """What could not be done, for messages."""
-        at = self.begin + self.given
-        return f"{redact(self.url)} cannot be read" + (f" from byte {at:,} on" if at else "")
+        return f"{redact(self.url)} cannot be read" + (f" from byte {self.at:,} on" * (self.at > 0))
 
-    def once(self, client: RangeClient, etag: str | None) -> Iterator[Chunk]:
-        """What one request brings of it; it begins behind the last byte, where there are ranges.
+    def once(self, client: RangeClient) -> Iterator[Chunk]:
+        """What one request brings of it.
 
         Raises:
             RequestFailure: The answer is no such range, or it broke off.
         """
-        first = self.begin + self.given
-        asked = first if self.has_ranges else self.begin
-        with client.get(self.url, asked, self.end, etag) as answer:
-            self._accept(answer, asked)
-            at, stop = answer.begin, min(answer.stop, self.stop)
-            for chunk in answer.chunks if first < stop else ():
-                self.came += len(chunk)
-                new = chunk[max(0, first - at) : max(0, stop - at)]
-                at += len(chunk)
-                self.given += len(new)
-                if new:  # to readers, no bytes are the end
-                    yield new
-                if at >= stop:
+        with client.get(self.url, self.at, self.end) as answer:
+            stop = self._accepted(answer)
+            self.is_whole = self.at >= stop
+            for chunk in () if self.is_whole else answer.chunks:
+                new = chunk[: answer.stop - self.at]
+                self.at += len(new)
+                self.is_whole = self.at >= stop
+                yield new
+                if self.at >= answer.stop:
                     return
-            if self.size == UNKNOWN_SIZE:
-                self.size = at
-            elif at < stop:
-                raise RequestFailure(f"the answer ends {stop - at:,} bytes too early")
+            if self.at < answer.stop:
+                raise RequestFailure(f"the answer ends {answer.stop - self.at:,} bytes too early")
 
-    def _accept(self, answer: RangeAnswer, begin: int) -> None:
-        """Take version and size from the answer, and refuse one of another object or range."""
-        version = version_of_stamp((answer.size, version_number(answer.version)))
-        if self.version not in (None, version):
+    def _accepted(self, answer: RangeAnswer) -> int:
+        """Where the range ends in the object; refuse an answer of another object or range."""
+        stat = answer.size, version_number(answer.version)
+        if self.stat not in (None, stat):
             raise RequestFailure(
                 "it is another version: size and number of version were expected to be "
-                f"{self.version}, and are {version}",
+                f"{self.stat}, and are {stat}",
                 "changed",
             )
-        stop = max(begin, min(self.end, answer.size))
-        is_range = begin < answer.stop <= stop or begin == answer.stop == stop
-        if answer.has_ranges and (answer.begin != begin or not is_range):
+        stop = max(self.at, min(self.end, answer.size))
+        is_range = self.at < answer.stop <= stop or self.at == answer.stop == stop
+        if answer.begin != self.at or not is_range:
             raise RequestFailure(
                 f"the server answers with bytes {answer.begin:,} to {answer.stop:,} of "
-                f"{answer.size:,} instead of {begin:,} to {stop:,}"
+                f"{answer.size:,} instead of {self.at:,} to {stop:,}"
             )
-        self.version, self.size, self.has_ranges = version, answer.size, answer.has_ranges
-        if answer.version.startswith('"'):  # a weak one starts with W/
-            self.etag = answer.version
+        self.stat = stat
+        return stop
 
 
 def error_of(failure: RequestFailure, url: str, what: str, tries: str) -> ShardError:
@@ -428,13 +374,75 @@ def make_client(scheme: str, settings: TransportSettings) -> RangeClient:
 
 
 @lru_cache(maxsize=1024)
-def version_of_stamp(stamp: tuple[int, int]) -> str:
-    """The version of an object by its size and the number of its version, as tables have them."""
-    size, number = stamp
-    return f"{size}-{number}"
-
-
-@lru_cache(maxsize=1024)
 def version_number(version: str) -> int:
     """A hash of what a store calls a version that fits where a file has its time of change."""
     return int.from_bytes(sha256(version.encode()).digest()[:8], "big") >> 1
+
+
+_CLOSED: Final = "the storage was closed while this was read; read it again"
+_NO_THREAD: Final = (
+    "no thread can be started for requests; raise that limit (ulimit -u), or set fewer connections "
+    "in the loader"
+)
+
+
+class RequestThreads:
+    """Daemon threads that are started as they are needed.
+
+    The executor of the standard library is not used, because a program waits for its threads when
+    it ends, and one of them may wait for a server that has stalled.
+
+    Args:
+        limit: Threads at most, at least 1.
+
+    Attributes:
+        limit: As given.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._begin_process()
+
+    def _begin_process(self) -> None:
+        self._pid, self._lock = os.getpid(), Lock()
+        self._started, self._unfinished, self._is_closed = 0, 0, False
+        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def begin(self, call: Callable[[], _T]) -> "Future[_T]":
+        """Call in a thread as soon as one is free; a future that is cancelled is not called.
+
+        Raises:
+            StorageError: All was closed, or not one thread can be started.
+        """
+        if self._pid != os.getpid():  # the threads are those of the process that this is a fork of
+            self._begin_process()
+        future: Future[_T] = Future()
+        with self._lock:
+            self._unfinished += 1
+            if self._started < min(self._unfinished, self.limit):
+                with suppress(RuntimeError):  # others do its work where there may be no more
+                    Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+                    self._started += 1
+            if self._is_closed or not self._started:
+                raise StorageError(_CLOSED if self._is_closed else _NO_THREAD)
+        self._calls.put((future, call))
+        return future
+
+    def close(self) -> None:
+        """Begin nothing new; the threads end with what was begun before."""
+        with self._lock:
+            self._is_closed = True
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 the caller raises it
+                    future.set_exception(error)
+            with self._lock:
+                self._unfinished -= 1
+            del future, call, item  # their bytes may be many, and the next call may be far

@@ -14,11 +14,9 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.remote.ahead import PiecePlan, ShardTables
 from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pieces
-from lightning_shards.remote.fetcher import chunks_of, pieces_of
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
-from lightning_shards.remote.request_threads import RequestThreads
-from lightning_shards.remote.storage import MakeRemoteStorage
-from lightning_shards.remote.transport import RemoteTransport
+from lightning_shards.remote.storage import MakeRemoteStorage, pieces_of
+from lightning_shards.remote.transport import RemoteTransport, RequestThreads
 from lightning_shards.shards.urls import is_local
 
 _BLOCKS: Final = 2
@@ -118,8 +116,7 @@ def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport, ended
 
     One that another process holds is waited for until that process lets go of it.
     """
-    fetch = partial(chunks_of, transport, piece)
-    while (is_there := cache.has(piece) or cache.load(piece, fetch)) is None:
+    while (is_there := cache.has(piece) or cache.load(piece, transport.chunks(*piece))) is None:
         if ended.wait(_LOOK_S):
             return False
     return is_there

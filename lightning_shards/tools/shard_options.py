@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lightning_shards.dataprep.survey import Finding
-from lightning_shards.remote.transport import TransportSettings
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.shards.beside import json_object
 from lightning_shards.shards.scheme_table import require_store_options
 from lightning_shards.shards.urls import expand_urls, require_local_shards

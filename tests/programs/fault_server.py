@@ -1,7 +1,7 @@
 """A server of objects in memory that does wrong what it is told to, on free ports of the loopback.
 
-It has the faces of a plain server, of an object store, of a hub and of an AIStore cluster, or it
-is a proxy before a real store. All requests are kept, so that tests see which headers went where.
+It has the faces of a plain server, of an object store, of a hub and of an AIStore cluster. All
+requests are kept, so that tests see which headers went where.
 """
 
 import re
@@ -13,23 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import md5
-from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 PAGE = b"<!DOCTYPE html><html><body>Please log in to see this, sig=s3cr3t-query</body></html>"
-FIRST_PART = 1_000
 MODIFIED = "Sun, 22 Nov 2026 20:00:00 GMT"
 
 _INSTEAD = ("status", "redirect", "elsewhere", "page", "reset", "silent")
 """Kinds of faults without an object's bytes."""
-_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip", "parts")
+_IN_BODY = ("reset", "cut", "cut_reset", "stall", "drip")
 """Kinds of faults of the bytes themselves; all others are faults of headers."""
-
-
-_OF_A_CONNECTION = ("connection", "date", "keep-alive", "server", "transfer-encoding")
-"""Headers that a proxy makes anew."""
 
 
 class Fault(NamedTuple):
@@ -39,9 +33,8 @@ class Fault(NamedTuple):
         kind: Instead of the answer `status`, `redirect`, `elsewhere` (the same path of the other
             host), `page`, `reset` or `silent`. Before it, for some seconds, `late`. Of its bytes,
             after some of them, `cut`, `cut_reset` or `stall`, or `drip`. Of its range `whole`,
-            `parts` (all of it, in two parts and up to some byte), `short`, `shifted`; of what it
-            says about that `mislabelled`, `longer` or `headers`. Or `replace`: from now on the
-            object has its bytes in reverse.
+            `short`, `shifted`; of what it says about that `mislabelled`, `longer` or `headers`. Or
+            `replace`: from now on the object has its bytes in reverse.
         value: A status, a number of bytes or seconds, or a location, by the kind.
         headers: More headers of the answer.
     """
@@ -68,11 +61,8 @@ class FaultServer:
         objects: Bytes by path, as in `data/000.tar`.
         faults: Of the next requests for objects, each used once; None is no fault.
         always: A fault of all requests for objects.
-        upstream: Host and port of a store whose answers to GETs are passed on, faults apart; None:
-            this server answers for its own objects.
         commit: What the branches of the hub stand for, as it says.
         asked: All requests.
-        connections: How often a client connected.
     """
 
     scheme: str = "http"
@@ -83,12 +73,9 @@ class FaultServer:
     always: Fault | None = None
     has_etags: bool = True
     has_dates: bool = True
-    checks_if_match: bool = True
     signed_until: int = 4_000_000_000
     commit: str = "a"
-    upstream: str | None = None
     asked: list[Asked] = field(default_factory=list)
-    connections: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
     lock: Any = field(default_factory=threading.Lock)
 
@@ -115,9 +102,8 @@ class FaultServer:
         self.objects.clear()
         self.faults.clear()
         self.asked.clear()
-        self.always, self.has_etags, self.checks_if_match = None, True, True
-        self.signed_until, self.upstream, self.has_dates = 4_000_000_000, None, True
-        self.commit = "a"
+        self.always, self.has_etags, self.has_dates = None, True, True
+        self.signed_until, self.commit = 4_000_000_000, "a"
 
 
 class _Server(ThreadingHTTPServer):
@@ -133,11 +119,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _Server
-
-    def setup(self) -> None:
-        super().setup()
-        with self.state.lock:
-            self.state.connections += 1
 
     @property
     def state(self) -> FaultServer:
@@ -206,9 +187,6 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is not None and fault.kind in _INSTEAD:
             getattr(self, f"_do_{fault.kind}")(fault)
             return
-        if self.state.upstream is not None:
-            self._send(*self._passed_on(self.state.upstream), fault)
-            return
         if fault is not None and fault.kind == "replace":
             self.state.objects[name] = self.state.objects[name][::-1]
         self._own_object(name, fault)
@@ -221,12 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"Last-Modified": MODIFIED} if self.state.has_dates else {}
         if self.state.has_etags:
             headers["ETag"] = self.state.etag(name)
-        wanted = self.headers.get("If-Match")
-        if wanted and self.state.checks_if_match and wanted != headers.get("ETag"):
-            self._reply(412, b"")
-            return
         asked = self.headers.get("Range")
-        if asked is None or (fault and fault.kind in ("whole", "parts")):
+        if asked is None or (fault and fault.kind == "whole"):
             self._send(200, data, headers, fault)
             return
         begin, end = _range_of(asked, len(data), fault)
@@ -236,22 +210,6 @@ class _Handler(BaseHTTPRequestHandler):
         told = _told(begin, end, fault)
         headers["Content-Range"] = f"bytes {told[0]}-{told[1] - 1}/{len(data)}"
         self._send(206, data[begin:end], headers, fault)
-
-    def _passed_on(self, upstream: str) -> tuple[int, bytes, dict[str, str]]:
-        """What the real store answers to this request."""
-        connection = HTTPConnection(upstream)
-        try:
-            asked = {name: value for name, value in self.headers.items() if name.lower() != "host"}
-            connection.request(self.command, self.path, headers=asked)
-            response = connection.getresponse()
-            headers = {
-                name: value
-                for name, value in response.headers.items()
-                if name.lower() not in _OF_A_CONNECTION
-            }
-            return response.status, response.read(), headers
-        finally:
-            connection.close()
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], fault: Fault | None) -> None:
         given = dict(fault.headers if fault else ())
@@ -317,14 +275,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body[: fault.value])
         self.wfile.flush()
         self.state.ended.wait(60)
-        self.close_connection = True
-
-    def _do_parts(self, fault: Fault, body: bytes) -> None:
-        """The object in two parts, without its length; it breaks off if not all of it is sent."""
-        for part in (body[:FIRST_PART], body[FIRST_PART : fault.value]):
-            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
-        if len(body) <= fault.value:
-            self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
 
     def _do_drip(self, fault: Fault, body: bytes) -> None:

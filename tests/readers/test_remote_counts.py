@@ -9,8 +9,8 @@ import pytest
 from lightning_shards import SplitConfig
 from lightning_shards.build import reader_choice
 from lightning_shards.errors import ConfigError, StorageError
-from lightning_shards.remote.backend import RetryPolicy
 from tests.readers.file_server import serving
+from tests.remote.conftest import QUICK
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def keys(loader):
 @pytest.fixture
 def remote_url(monkeypatch):
     """A URL where nobody answers, at once."""
-    monkeypatch.setattr(reader_choice, "LOOK_UP", RetryPolicy().scaled(0.01))
+    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return f"http://127.0.0.1:{port}/train-000000.tar"

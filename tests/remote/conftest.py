@@ -20,13 +20,21 @@ from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
 from lightning_shards.build import reader_choice, sources
-from lightning_shards.remote.backend import RetryPolicy
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import RetryPolicy, TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.contract import DATA, Store
 from tests.remote.published import COUNTS, publish, server_put
 
 SIGNED = "?X-Amz-Signature=s3cr3t-query"
-QUICK = RetryPolicy().scaled(0.01)
+QUICK = RetryPolicy(
+    total_s=1.8,
+    first_pause_s=0.001,
+    longest_pause_s=0.15,
+    longest_retry_after_s=0.6,
+    connect_s=0.1,
+    stall_s=0.3,
+)
+"""All times are a hundredth of those of a run."""
 FACES = ("http", "s3", "ais", "hf")
 """What our server looks like."""
 

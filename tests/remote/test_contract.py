@@ -7,7 +7,7 @@ from fault_server import Fault
 
 from lightning_shards.errors import FileAccessError
 from tests.remote.conftest import FACES
-from tests.remote.contract import DATA, Store, TransportContract, read_in_process
+from tests.remote.contract import DATA, Store, TransportContract, read_in_fork
 
 pytestmark = pytest.mark.network
 
@@ -37,14 +37,6 @@ def test_who_is_denied_is_asked_for_other_credentials_once(face, server, face_st
     assert len(asked) == (4 if face == "ais" else 2)
 
 
-def test_another_process_reads_the_same(server, face_stores, file_store):
-    stores = [face_stores(face) for face in FACES]
-    for store in stores:
-        store.transport.read(store.url, 0, 3)
-    reads = [(store.url, 5, 99) for store in stores] + [(file_store.url, 5, 99)]
-    assert read_in_process("forkserver", stores[0].transport, reads) == [DATA[5:99]] * len(reads)
-
-
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_of_a_process_that_used_obstore_raises_and_never_hangs(
     server, face_stores, file_store
@@ -53,7 +45,7 @@ def test_a_fork_of_a_process_that_used_obstore_raises_and_never_hangs(
     for store in stores:
         store.transport.read(store.url, 0, 3)
     reads = [(store.url, 5, 99) for store in stores] + [(file_store.url, 5, 99)]
-    refused, *others = read_in_process("fork", stores[0].transport, reads)
+    refused, *others = read_in_fork(stores[0].transport, reads)
     assert others == [DATA[5:99]] * 4
     assert refused.startswith("ConfigError: s3:// was used in process ")
     assert "multiprocessing_context='forkserver'" in refused

@@ -6,7 +6,8 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.contract import DATA
 
 pytestmark = pytest.mark.network

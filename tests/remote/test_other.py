@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import QUICK
 
 DATA = np.random.default_rng(0).bytes(5_000)

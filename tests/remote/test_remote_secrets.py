@@ -3,12 +3,15 @@
 import logging
 import pickle
 import traceback
+from dataclasses import replace
 
 import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import ShardError
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.storage import MakeRemoteStorage
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import FACES, QUICK, options_of, url_of
 from tests.remote.contract import DATA
 from tests.test_secrets import all_of
@@ -40,8 +43,7 @@ def settings(server, tmp_path, monkeypatch):
         scheme: {name: value for name, value in given.items() if name != "anonymous"}
         for scheme, given in options_of(server).items()
     }
-    policy = QUICK.scaled(0.2)
-    return TransportSettings(options, 4, policy, str(tmp_path / "cache"))
+    return TransportSettings(options, 4, replace(QUICK, tries=3), str(tmp_path / "cache"))
 
 
 def error_of(act):
@@ -62,7 +64,7 @@ def test_nothing_that_is_secret_is_shown(face, fault, server, settings, caplog, 
     if face == "http":
         url = url.replace("://", f"://me:{SECRET}-password@")
     transport = RemoteTransport(settings)
-    shown = [repr(transport)]
+    shown = [repr(MakeRemoteStorage(settings))]
     error = error_of(lambda: transport.read(url, 0, 9))
     if fault is None:
         assert error is None
@@ -71,7 +73,7 @@ def test_nothing_that_is_secret_is_shown(face, fault, server, settings, caplog, 
         assert error.__cause__ is None
         assert error.__context__ is None
         shown += [all_of(error), *traceback.format_exception(error)]
-    shown += [repr(transport), caplog.text, *capfd.readouterr()]
+    shown += [caplog.text, *capfd.readouterr()]
     assert SECRET not in "".join(shown)
-    assert SECRET.encode() not in pickle.dumps(transport)
+    assert SECRET.encode() not in pickle.dumps(MakeRemoteStorage(settings))
     transport.close()

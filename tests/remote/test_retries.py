@@ -36,7 +36,7 @@ class FailingStore(RangeClient):
         self.time += seconds
 
     @contextmanager
-    def get(self, url, begin, end, version):
+    def get(self, url, begin, end):
         self.time += self.takes_s
         if self.time < self.down_until:
             raise RequestFailure("no")
@@ -50,7 +50,7 @@ class FailingStore(RangeClient):
             raise failure
 
     def put(self, url, data):
-        self.get(url, 0, 1, None).__enter__()
+        self.get(url, 0, 1).__enter__()
 
     def refresh(self, url):
         raise NotImplementedError(url)

@@ -5,7 +5,8 @@ from fault_server import Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.remote import cloud
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import url_of
 from tests.remote.contract import DATA
 
@@ -82,9 +83,7 @@ def test_what_obstore_gives_up_goes_on_behind_the_last_byte(make_transport, serv
     server.faults = [Fault("cut", 50_000), *[Fault("status", 503)] * 9]
     assert transport.read(url, 0, 90_000).data == DATA[:90_000]
     assert transport.counts.repeated > 0
-    last = server.asked[-1].headers
-    assert last["range"] == "bytes=50000-89999"
-    assert last["if-match"] == server.etag("data/a.tar")
+    assert server.asked[-1].headers["range"] == "bytes=50000-89999"
 
 
 def test_a_store_without_etag_and_date_is_refused(make_transport, server):

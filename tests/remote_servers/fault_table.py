@@ -55,7 +55,6 @@ class FaultRow:
         owed_over_s3: The same where obstore reads, if that is another error.
         is_in_body: The first one is of the bytes of an answer, and strikes behind the position.
         stays: The last one is that of all further requests as well.
-        checks_if_match: The server refuses to answer with another version.
     """
 
     name: str
@@ -64,7 +63,6 @@ class FaultRow:
     owed_over_s3: Owed | None = None
     is_in_body: bool = False
     stays: bool = False
-    checks_if_match: bool = True
 
     def owed_over(self, scheme: str) -> Owed | None:
         """The error that is owed over this scheme; None: the right bytes."""
@@ -98,7 +96,7 @@ ROWS = (
     ),
     FaultRow("404", (Fault("status", 404),), Owed(ShardNotFoundError, "404 Not Found"), stays=True),
     FaultRow("replaced", (Fault("replace"),), REPLACED),
-    FaultRow("replaced, If-Match ignored", (Fault("replace"),), REPLACED, checks_if_match=False),
+    FaultRow("a shorter range", (Fault("short", 7),)),
     FaultRow("reset before the answer", (Fault("reset"),)),
     FaultRow("silent", (Fault("silent", 60),)),
     FaultRow("cut", (Fault("cut"),), is_in_body=True),
@@ -112,14 +110,15 @@ ROWS = (
     FaultRow(
         "all of the object",
         (Fault("whole"),),
-        owed_over_s3=UNTOLD,
+        Owed(StorageError, r"all of the object, .* use a server that knows ranges"),
+        UNTOLD,
         stays=True,
     ),
     FaultRow(
         "a page for people",
         (Fault("page", PAGE),),
         Owed(StorageError, r"page for people .* wants a login"),
-        UNTOLD,
+        Owed(StorageError, r"neither ETag nor Last-Modified|the server refuses"),
         stays=True,
     ),
     FaultRow("redirect to another host", (Fault("elsewhere"),)),
@@ -153,7 +152,6 @@ def strike(server: FaultServer, row: FaultRow, position: int, sound: int = 0) ->
     server.faults[:0] = [None] * sound
     if row.stays:
         server.always = row.faults[-1]
-    server.checks_if_match = row.checks_if_match
 
 
 def drawn_positions(row: FaultRow, scheme: str, reader: str) -> list[str]:

@@ -15,9 +15,9 @@ from lightning_shards import (
 )
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import RemoteStorage
-from lightning_shards.remote.transport import Body, version_number, version_of_stamp
+from lightning_shards.remote.transport import Body, version_number
 from lightning_shards.shards.storage.local import LocalStorage
-from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.protocol import ShardReads, ShardStat
 from lightning_shards.shards.storage.schemes import Storages
 
 DictStorage = example("dict_storage").DictStorage
@@ -31,14 +31,14 @@ class DictTransport:
     def __init__(self, files):
         self.files = files
 
-    def read(self, url, begin, end, version=None):
+    def read(self, url, begin, end, stat=None):
         if url not in self.files:
             raise ShardNotFoundError(f"{url} is not there")
         data = self.files[url]
-        now = version_of_stamp((len(data), version_number(f"{crc32(data):08x}")))
-        if version not in (None, now):
-            raise IndexMismatchError(f"{version} was expected, {now} is there")
-        return Body([data[begin:end]], now, len(data))
+        now = ShardStat(len(data), version_number(f"{crc32(data):08x}"))
+        if stat not in (None, now):
+            raise IndexMismatchError(f"{stat} was expected, {now} is there")
+        return Body(data[begin:end], now)
 
     def write(self, url, data):
         self.files[url] = data

@@ -93,9 +93,7 @@ class TarBytes:
 
     def _read(self, start: int, stop: int) -> bytes:
         try:
-            # A remote tar is one version, as its storage has it open.
-            stat = None if self._storage.is_remote else self.stat
-            data = self._storage.read(self._url, start, stop, stat)
+            data = self._storage.read(self._url, start, stop, self.stat)
         except ShardError:
             raise
         except (OSError, MemoryError) as error:

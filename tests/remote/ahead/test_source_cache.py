@@ -10,8 +10,8 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.pieces import window_of
 from lightning_shards.plan.place import Place
-from lightning_shards.remote.source_cache import need_of_source
-from lightning_shards.remote.transport import TransportSettings
+from lightning_shards.remote.ahead import need_of_source
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.private_files import CacheFolder
 

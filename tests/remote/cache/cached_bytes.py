@@ -4,22 +4,22 @@ from contextlib import suppress
 from pathlib import Path
 
 from lightning_shards.remote.cache import CacheNeed, PieceCache
-from lightning_shards.remote.pieces import OpenPiece, Piece
+from lightning_shards.remote.pieces import Piece
 from lightning_shards.shards.private_files import CacheFolder
 
 SIZE = 1000  # of each piece
 FILE = SIZE + 64
 
 
-def piece_number(number: int, version: str = '"v"', bucket: str = "bucket") -> Piece:
+def piece_number(number: int) -> Piece:
     """A piece; 16 of them are in one object."""
     shard, part = divmod(number, 16)
-    return Piece(f"s3://{bucket}/{shard}.tar", version, part * SIZE, (part + 1) * SIZE)
+    return Piece(f"s3://bucket/{shard}.tar", part * SIZE, (part + 1) * SIZE, (16 * SIZE, 7))
 
 
 def bytes_of(piece: Piece) -> bytes:
     """What such an object holds there."""
-    pattern = f"{piece.url} {piece.version} {piece.begin} ".encode()
+    pattern = f"{piece.url} {piece.begin} ".encode()
     return (pattern * (piece.size // len(pattern) + 1))[: piece.size]
 
 
@@ -34,20 +34,17 @@ def make_cache(folder: Path, need: CacheNeed, run: str = "run") -> PieceCache:
     return PieceCache(CacheFolder(folder), run, need)
 
 
-def bytes_in(opened: OpenPiece, start: int, stop: int) -> bytes:
-    """The bytes at these offsets of the object."""
-    data = bytearray(stop - start)
-    opened.read_into(start, memoryview(data))
-    return bytes(data)
+def is_there(cache: PieceCache, piece: Piece) -> bool:
+    """Whether a piece is in the cache, with the right bytes."""
+    data = bytearray(piece.size)
+    has_piece = cache.read(piece, [(piece.begin, memoryview(data))])
+    assert not has_piece or data == bytes_of(piece)
+    return has_piece
 
 
 def is_kept(cache: PieceCache, piece: Piece) -> bool:
     """Load a piece; whether it is in the cache, with the right bytes."""
-    if not cache.load(piece, lambda: [bytes_of(piece)]):
-        return False
-    opened = cache.open(piece)
-    assert opened is None or bytes_in(opened, *piece[2:]) == bytes_of(piece)
-    return opened is not None
+    return bool(cache.load(piece, [bytes_of(piece)])) and is_there(cache, piece)
 
 
 def disk_bytes(folder: Path) -> int:

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from cached_bytes import FILE, bytes_in, bytes_of, disk_bytes, is_kept, make_cache, make_need
+from cached_bytes import FILE, disk_bytes, is_kept, is_there, make_cache, make_need
 from cached_bytes import piece_number as number_of_piece
 
 READERS, PIECES, LIMIT = 16, 90, 30
@@ -52,11 +52,8 @@ def main(folder: Path, seconds: float) -> None:
     for reader in readers:
         os.kill(reader, signal.SIGKILL)
         assert os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1]) == -signal.SIGKILL
-    cache, found = make_cache(folder, make_need(LIMIT), "afterwards"), 0
-    for piece in map(number_of_piece, range(PIECES)):
-        opened = cache.open(piece)
-        found += opened is not None
-        assert opened is None or bytes_in(opened, *piece[2:]) == bytes_of(piece)
+    cache = make_cache(folder, make_need(LIMIT), "afterwards")
+    found = sum(is_there(cache, number_of_piece(number)) for number in range(PIECES))
     assert list(folder.glob("pieces/*/*.part")) == []
     sys.stdout.write(f"{killed} {most} {found}\n")
 

@@ -1,10 +1,8 @@
 """A file of a piece gives its bytes or is no piece; its name tells all apart but credentials."""
 
 import pytest
-from cached_bytes import bytes_in
 
-from lightning_shards.remote import pieces
-from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, open_piece
+from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, read_piece, write_piece
 from lightning_shards.shards.private_files import sidecar_name
 from lightning_shards.shards.urls import without_credentials
 
@@ -12,23 +10,27 @@ DATA = bytes(range(256)) * 12
 SIZE = len(DATA)
 
 
+PIECE = Piece("s3://b/0.tar", 100, 100 + SIZE, (9999, 7))
+
+
 @pytest.fixture
 def path(tmp_path):
     """The file of a piece that begins at offset 100."""
     path = tmp_path / "piece"
-    with path.open("wb", buffering=0) as file:
-        pieces.write_piece(file.fileno(), [DATA[:7], memoryview(DATA)[7:]])
+    with path.open("wb") as file:
+        assert write_piece(file, [DATA[:7], memoryview(DATA)[7:]]) == SIZE
     return path
 
 
-def opened(path, size=SIZE):
-    return open_piece(str(path), 100, 100 + size)
+def bytes_in(path, *spans):
+    """The bytes of a piece at these offsets of the object; None if it is not whole."""
+    found = [bytearray(stop - start) for start, stop in spans]
+    wanted = [(start, memoryview(data)) for (start, _), data in zip(spans, found, strict=True)]
+    return list(map(bytes, found)) if read_piece(str(path), PIECE, wanted) else None
 
 
 def test_the_bytes_are_those_that_were_written(path):
-    piece = opened(path)
-    assert bytes_in(piece, 100, 100 + len(DATA)) == DATA
-    assert bytes_in(piece, 357, 360) == DATA[257:260]
+    assert bytes_in(path, (100, 100 + SIZE), (357, 360)) == [DATA, DATA[257:260]]
     assert path.stat().st_size == len(DATA) + TRAILER_BYTES
 
 
@@ -56,7 +58,7 @@ def test_a_piece_with_one_other_bit_is_none_and_is_removed(path, number):
 
 def require_none(path, data):
     path.write_bytes(data)
-    assert opened(path) is None
+    assert bytes_in(path, (100, 110)) is None
     assert not path.exists()
 
 
@@ -66,17 +68,17 @@ URL = "https://me:secret@host/train/0.tar?versionId=3&X-Amz-Signature=secret&X-A
 @pytest.mark.parametrize(
     "other",
     [
-        Piece(URL.replace("train", "val"), '"a"', 0, 10),
-        Piece(URL.replace("versionId=3", "versionId=4"), '"a"', 0, 10),
-        Piece(URL, '"b"', 0, 10),
-        Piece(URL, '"a"', 10, 20),
-        Piece(URL, '"a"', 0, 11),
-        Piece(URL.replace("/train/", "/a//b@train/"), '"a"', 0, 10),
-        Piece(URL.replace("/train/", "/a//c@train/"), '"a"', 0, 10),
+        Piece(URL.replace("train", "val"), 0, 10, (99, 1)),
+        Piece(URL.replace("versionId=3", "versionId=4"), 0, 10, (99, 1)),
+        Piece(URL, 0, 10, (99, 2)),
+        Piece(URL, 10, 20, (99, 1)),
+        Piece(URL, 0, 11, (99, 1)),
+        Piece(URL.replace("/train/", "/a//b@train/"), 0, 10, (99, 1)),
+        Piece(URL.replace("/train/", "/a//c@train/"), 0, 10, (99, 1)),
     ],
 )
 def test_what_may_be_other_bytes_has_another_name(other):
-    piece = Piece(URL, '"a"', 0, 10)
+    piece = Piece(URL, 0, 10, (99, 1))
     assert (piece.folder, piece.name) != (other.folder, other.name)
 
 
@@ -90,7 +92,7 @@ def test_what_may_be_other_bytes_has_another_name(other):
     ],
 )
 def test_other_credentials_are_the_same_piece(signed):
-    assert Piece(signed, '"a"', 0, 10).folder == Piece(URL, '"a"', 0, 10).folder
+    assert Piece(signed, 0, 10, (99, 1)).folder == Piece(URL, 0, 10, (99, 1)).folder
     assert sidecar_name(signed) == sidecar_name(URL)
 
 

@@ -2,24 +2,27 @@
 
 import threading
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.remote.cache import CacheNeed, PieceCache
-from lightning_shards.remote.transport import Body, version_of_stamp
+from lightning_shards.remote.transport import Body
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.protocol import ShardReads
+from lightning_shards.shards.storage.protocol import ShardReads, ShardStat
 
 MIB = 1 << 20
-STAMP = (9, 7)
-VERSION = version_of_stamp(STAMP)
+STAT = ShardStat(9, 7)
 
 
 class HeldTransport:
     """Counts what is read. A range waits where a test has put a gate, until that is opened."""
 
-    def __init__(self, objects: dict[str, bytes], version: str = VERSION) -> None:
-        self.objects, self.version = objects, version
+    counts = 0, 0, 0
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self.objects, self.number = objects, STAT.version
         self.asked: list[tuple[str, int, int]] = []
         self.failing: dict[int, Exception] = {}  # by the first byte
         self.gates: dict[int, threading.Event] = {}
@@ -28,7 +31,7 @@ class HeldTransport:
         self.closed = threading.Event()
         self._lock = threading.Lock()
 
-    def read(self, url: str, begin: int, end: int, version: str | None = None) -> Body:
+    def read(self, url: str, begin: int, end: int, stat: tuple[int, int] | None = None) -> Body:
         with self._lock:
             self.asked.append((url, begin, end))
             self.under_way += 1
@@ -41,13 +44,16 @@ class HeldTransport:
                     raise StorageError("the connections were closed")
             if begin in self.failing:
                 raise self.failing[begin]
-            if version not in (None, self.version):
-                raise IndexMismatchError(f"{version} was expected, {self.version} is there")
             data = self.objects[url]
-            return Body([data[begin:end]], self.version, len(data))
+            if stat is not None and stat[1] != self.number:
+                raise IndexMismatchError(f"{stat} was expected, {self.number} is there")
+            return Body(data[begin:end], ShardStat(len(data), self.number))
         finally:
             with self._lock:
                 self.under_way -= 1
+
+    def chunks(self, *asked: Any) -> Iterator[bytes]:
+        yield self.read(*asked).data
 
     def close(self) -> None:
         self.closed.set()
@@ -63,4 +69,4 @@ def reads_of(url: str, spans: list[tuple[int, int]]) -> ShardReads:
     """Ranges of an object, with memory of their own."""
     starts, stops = [start for start, _ in spans], [stop for _, stop in spans]
     memory = bytearray(sum(stops) - sum(starts))
-    return ShardReads(url, starts, stops, STAMP, memoryview(memory))
+    return ShardReads(url, starts, stops, STAT, memoryview(memory))

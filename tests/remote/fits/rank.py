@@ -55,7 +55,7 @@ def main(path):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     if job.get("is_quick"):
-        reader_choice.LOOK_UP = RetryPolicy().scaled(0.01)
+        reader_choice.LOOK_UP = RetryPolicy(total_s=9.0, first_pause_s=0.001, longest_pause_s=0.1)
     saving = ModelCheckpoint(f"{job['folder']}/saved", every_n_train_steps=1, save_top_k=-1)
     trainer = pl.Trainer(
         strategy="ddp" if job["ranks"] > 1 else "auto",

@@ -5,7 +5,7 @@ from batch_rows import rows_of
 from fault_server import Fault
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from tests.remote.conftest import SIGNED
+from tests.remote.conftest import SIGNED, options_of
 from tests.remote.fits.conftest import COUNTS, rows_of_ranks
 from tests.remote.published import publish, server_put
 
@@ -82,16 +82,9 @@ def test_two_killed_ranks_go_on_with_the_same_rows(fits, local_paths, server, tm
 @pytest.mark.matrix
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_killed_ranks_go_on_with_the_same_rows_on_other_numbers_of_ranks(
-    scheme, fits, local_paths, server, real_store, real_server, tmp_path
+    scheme, fits, local_paths, server, tmp_path
 ):
-    """S3 is moto's, with our server as a proxy before it, which makes a fifth of requests fail."""
-    if scheme == "http":
-        publish(local_paths, server_put(server), tmp_path, counts=COUNTS)
-        check(fits, f"{server.url}/data/{NAMES}{SIGNED}", local_paths, server, {}, [1, 2, 4])
-        return
-    store, moto = real_store("moto"), real_server("moto")
-    publish(local_paths, store.put, tmp_path, counts=COUNTS)
-    server.upstream = f"127.0.0.1:{moto.port}"
-    options = {"s3": dict(moto.options["s3"]) | {"endpoint": server.url}}
-    urls = moto.url_of("SHARDS").replace("SHARDS", NAMES)
-    check(fits, urls, local_paths, server, {"storage_options": options}, [1, 2, 4])
+    publish(local_paths, server_put(server), tmp_path, counts=COUNTS)
+    url = f"{server.url}/data/{NAMES}{SIGNED}" if scheme == "http" else f"s3://data/{NAMES}"
+    loader = {} if scheme == "http" else {"storage_options": {"s3": options_of(server)["s3"]}}
+    check(fits, url, local_paths, server, loader, [1, 2, 4])

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from lightning_shards.remote.transport import TransportSettings
+from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.tools import shard_options
 from tests.remote.conftest import QUICK, real_server, server, started_server
 from tests.tools.conftest import write_samples

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from lightning_shards.remote.transport import RemoteTransport, TransportSettings
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.remote.transport import RemoteTransport
 from lightning_shards.tools import index, info, show
 from tests.remote.published import publish, server_put
 from tests.tools.remote.conftest import COUNTS
