@@ -374,8 +374,6 @@ class ShardLoader:
                 times.stages[stage] += spent_s
         if loaded.fetched is not None:
             times.fetched = times.fetched.plus(loaded.fetched)
-        if loaded.received is not None:
-            times.received = times.received.plus(loaded.received)
         if self._is_first:
             times.start_s += seconds
             self._is_first = False

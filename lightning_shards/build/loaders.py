@@ -97,7 +97,7 @@ def _process_pool(
 
 def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_open: bool) -> Pool:
     try:
-        from lightning_shards.workers.ray.pool import Joining, RayPool
+        from lightning_shards.workers.ray.pool import RayPool
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
@@ -113,7 +113,8 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
         config.ray.cpus_per_worker,
         config.ray.placement,
         config.worker_timeout_s,
-        joining=Joining(config.ray.address, allows_open),
+        address=config.ray.address,
+        allows_open=allows_open,
     )
 
 

@@ -33,13 +33,12 @@ class DataThroughputMonitor(pl.Callback):
     workers' time, such as `data/loader_read_fraction` (`samples.stage_clock.STAGES`). Where shards
     are remote, it also logs `data/fetched_bytes_per_s`, `data/requests_per_s`,
     `data/repeated_requests` and `data/cached_fraction`: the share of the bytes read that did not
-    have to be fetched. Where actors of a Ray cluster make the batches, it also logs
-    `data/received_bytes_per_s`, `data/actor_restarts` and `data/remade_batches`. Of a mixture it
-    also logs `data/component/<name>/samples` and `data/component/<name>/passes`: how far the run
-    has come in each component since its beginning, over all ranks. A fit ends with a line on the
-    whole run and all ranks: the slower side, and the one change to make. Its figures are logged
-    too, as `data/run/...`. A fit that is ended with Ctrl-C reports on rank 0 alone. After
-    `reload_dataloaders_every_n_epochs` has made another loader, all figures begin again.
+    have to be fetched. Of a mixture it also logs `data/component/<name>/samples` and
+    `data/component/<name>/passes`: how far the run has come in each component since its beginning,
+    over all ranks. A fit ends with a line on the whole run and all ranks: the slower side, and the
+    one change to make. Its figures are logged too, as `data/run/...`. A fit that is ended with
+    Ctrl-C reports on rank 0 alone. After `reload_dataloaders_every_n_epochs` has made another
+    loader, all figures begin again.
 
     Waiting is measured inside the loader's `next()`, by the trainer's thread. On a CPU that is
     exact. A CUDA device may still have queued work to do, which events show (they are queried,
@@ -148,7 +147,7 @@ class DataThroughputMonitor(pl.Callback):
         # in the order of its fields
         trained = (times.batches, times.samples, wall_s, times.wait_s, self._clock.starved_s)
         made = (times.produce_s, self._transfer_s, *times.stages.values())
-        return TimeTotals._make((*trained, *made, *times.fetched[:4], *times.received))
+        return TimeTotals._make((*trained, *made, *times.fetched[:4]))
 
 
 def _circumstances(trainer: pl.Trainer, loader: ShardLoader) -> RunContext:

@@ -20,8 +20,8 @@ class RayConfig:
 
     Args:
         address: The cluster: ``auto`` joins the one of ``RAY_ADDRESS`` or of this machine, and
-            starts one here if there is none and the job has one node; ``local`` starts one, which
-            ends with the fit; ``host:port`` joins that one.
+            starts one here for a single rank if there is none; ``local`` starts one for a single
+            rank, which ends with the fit; ``host:port`` joins that one.
         cpus_per_worker: CPUs that each actor asks of the cluster; those of evaluation ask for none.
         placement: ``SPREAD`` the actors of a rank over the nodes, or ``PACK`` them on one.
     """

@@ -61,9 +61,6 @@ class TimeTotals(NamedTuple):
         repeated: Those of them that were made because one before had failed.
         fetched_bytes: Bytes that they brought.
         read_bytes: Bytes of remote shards that the batches were made of.
-        received_bytes: Bytes of tensors and arrays that came from actors of a cluster.
-        restarts: Times that an actor was started again.
-        remade: Batches that were asked for again by then, at most.
     """
 
     batches: float = 0.0
@@ -83,9 +80,6 @@ class TimeTotals(NamedTuple):
     repeated: float = 0.0
     fetched_bytes: float = 0.0
     read_bytes: float = 0.0
-    received_bytes: float = 0.0
-    restarts: float = 0.0
-    remade: float = 0.0
 
     @property
     def is_fetched(self) -> bool:
@@ -121,7 +115,7 @@ _SUMMED = TimeTotals._fields[TimeTotals._fields.index("requests") :]
 def in_lockstep(ranks: Sequence[TimeTotals]) -> TimeTotals:
     """The totals of ranks in lockstep: the mean of samples, and the largest of each time.
 
-    What was fetched and received is the sum of all ranks.
+    What was fetched is the sum of all ranks.
     """
     largest = TimeTotals(*map(max, zip(*ranks, strict=True)))
     samples = statistics.fmean(rank.samples for rank in ranks)
@@ -204,7 +198,7 @@ class Throughput(NamedTuple):
     def metrics(self, prefix: str = "data/") -> dict[str, float]:
         """The figures by the names under which loggers show them.
 
-        What was fetched and received is of all ranks in the totals.
+        What was fetched is of all ranks in the totals.
         """
         totals, wall_s = self.totals, max(self.totals.wall_s, 1e-9)
         metrics = {
@@ -224,12 +218,6 @@ class Throughput(NamedTuple):
                 "requests_per_s": totals.requests / wall_s,
                 "repeated_requests": totals.repeated,
                 "cached_fraction": totals.cached_fraction,
-            }
-        if totals.received_bytes:
-            metrics |= {
-                "received_bytes_per_s": totals.received_bytes / wall_s,
-                "actor_restarts": totals.restarts,
-                "remade_batches": totals.remade,
             }
         return {prefix + name: value for name, value in metrics.items()}
 

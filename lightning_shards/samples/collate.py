@@ -22,7 +22,6 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.samples.generators import callable_name, watched
-from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import (
     NUMBERS,
     Arena,
@@ -141,7 +140,6 @@ class LoadedBatch(NamedTuple):
         seconds: Seconds that its worker spent on it in total.
         fetched: What its worker has fetched from afar since the batch before it; None if all of its
             shards are at hand.
-        received: What came from an actor with it and its neighbours; None from other workers.
     """
 
     batch: Batch
@@ -150,7 +148,6 @@ class LoadedBatch(NamedTuple):
     stages: tuple[float, ...] = ()
     seconds: float = 0.0
     fetched: FetchTotals | None = None
-    received: ActorTotals | None = None
 
 
 def ids_of(samples: Sequence[Sample]) -> NDArray[np.int64]:

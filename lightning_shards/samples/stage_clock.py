@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from operator import add
-from typing import Any, NamedTuple
+from typing import Any
 
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.system.process import published_byte
@@ -88,27 +87,6 @@ class StageClock:
         return taken
 
 
-class ActorTotals(NamedTuple):
-    """What came from actors of a cluster; sums over some batches.
-
-    Attributes:
-        size_bytes: Bytes of their tensors and arrays.
-        restarts: Times that an actor was started again.
-        remade: Batches that were asked for again by then, at most.
-    """
-
-    size_bytes: float = 0
-    restarts: float = 0
-    remade: float = 0
-
-    def plus(self, other: "ActorTotals") -> "ActorTotals":
-        """Both together."""
-        return ActorTotals(*map(add, self, other))
-
-
-NONE_RECEIVED = ActorTotals()
-
-
 @dataclass
 class LoaderTimes:
     """Times that the loader has measured since it was made; throughput is computed from them.
@@ -122,7 +100,6 @@ class LoaderTimes:
         stages: Seconds of `produce_s` by stage (`STAGES`); the rest is bookkeeping.
         handed_at: Value of `time.perf_counter()` when the last batch was handed out.
         fetched: What the workers fetched from afar for these batches.
-        received: What came from actors with these batches.
     """
 
     batches: int = 0
@@ -133,4 +110,3 @@ class LoaderTimes:
     stages: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     handed_at: float = 0.0
     fetched: FetchTotals = NO_FETCHES
-    received: ActorTotals = NONE_RECEIVED

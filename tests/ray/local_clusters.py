@@ -8,8 +8,6 @@ from importlib.util import find_spec
 import psutil
 import pytest
 
-from lightning_shards.plan.place import Place
-
 NEEDS_RAY = pytest.mark.skipif(
     os.environ.get("CI") != "true" and find_spec("ray") is None,
     reason="Ray is not installed; pip install 'lightning-shards[ray]'",
@@ -36,11 +34,11 @@ def ended_processes():
 @contextmanager
 def local_cluster():
     """A cluster that the pool starts, and that it joins; SIGTERM is left to Lightning."""
-    from lightning_shards.workers.ray.cluster import Joining, cluster
+    from lightning_shards.workers.ray.cluster import cluster
 
     with ended_processes() as note:
         handler = signal.getsignal(signal.SIGTERM)
-        cluster.hold(Joining("local"), Place())
+        cluster.hold("local")
         try:
             assert signal.getsignal(signal.SIGTERM) is handler
             note()

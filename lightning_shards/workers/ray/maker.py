@@ -62,17 +62,12 @@ class BatchMaker:
             self._source = source
         return self._source
 
-    def make(
-        self, sent: Sequence[object], cursor: Cursor, number: int, count: int
-    ) -> tuple[Packed, Whereabouts]:
+    def make(self, sent: Sequence[object], cursor: Cursor, number: int, count: int) -> Packed:
         """The batches number, number + num_workers, ... of the stream, `count` of them.
 
         `cursor` is that of the stream's first batch.
 
         There are fewer if one cannot be made; then the error is packed with them.
-
-        Returns:
-            The batches and the error, and where they were made.
         """
         made: list[LoadedBatch | Failure] = []
         try:
@@ -84,7 +79,7 @@ class BatchMaker:
             self._open = {number + count * self._place.num_workers: batches}
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
             made.append(failure_of(error))
-        return taken_apart(made), self.whereabouts()
+        return taken_apart(made)
 
     def _begun(self, source: Source, cursor: Cursor, number: int) -> Iterator[LoadedBatch]:
         """The batches from this number on, each `num_workers` after the one before it."""
@@ -103,18 +98,16 @@ class BatchMaker:
         node = ray.get_runtime_context().get_node_id()
         return Whereabouts(node, socket.gethostname(), os.getpid())
 
-    def try_node(self, sent: Sequence[object], place: Place, *, is_elsewhere: bool) -> Packed:
-        """The first sample as it is made on this node.
+    def try_node(self, sent: Sequence[object], place: Place) -> Packed:
+        """The first sample as it is made on this node, which is prepared for it.
 
         Args:
             sent: The reference to the packed source.
             place: That of the rank, for which the trainer makes its first sample.
-            is_elsewhere: Whether it is not the trainer's node, and has to be prepared.
         """
         try:
             source = self._unpacked(sent)
-            if is_elsewhere:
-                source.prepare()
+            source.prepare()
             made: LoadedBatch | Failure = source.first_sample(place)
         except Exception as error:  # noqa: BLE001 raised in the trainer
             made = failure_of(error)

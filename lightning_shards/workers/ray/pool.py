@@ -4,7 +4,6 @@ Ray places the actors, starts them again when they or their nodes die, and repea
 were lost. All that is decided here is the numbers of the batches that a call asks for.
 """
 
-import logging
 import os
 import time
 import weakref
@@ -19,7 +18,6 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import are_same
-from lightning_shards.samples.stage_clock import ActorTotals
 from lightning_shards.samples.tensors import default_dtype_name
 from lightning_shards.system.process import CHECK_S, raise_if_cancelled
 from lightning_shards.workers.inline import try_first_sample
@@ -32,15 +30,12 @@ from lightning_shards.workers.pool import (
     Received,
     WorkerStream,
 )
-from lightning_shards.workers.ray.cluster import AUTO, Joining, cluster, ray
+from lightning_shards.workers.ray.cluster import cluster, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts
 from lightning_shards.workers.ray.travel import packed_source
 
 _PLACED_S = 60.0
 """Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""
-
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True)
 class RayPool:
@@ -53,10 +48,12 @@ class RayPool:
         cpus_per_worker: CPUs that each actor asks of the cluster. Those of evaluation ask for none:
             they work while training waits, and a full cluster would never place them.
         placement: ``SPREAD`` over the nodes, or ``PACK``, all on one node if it has room.
-        worker_timeout_s: Seconds that a call may take before its actor is started again; 0: any.
+        worker_timeout_s: Seconds that the trainer waits for a call, also while Ray starts its actor
+            again; 0: there is no limit.
         most_retries: How often a call is repeated that its actor or node did not survive. A node
             that dies uses up six; a sample that kills its actor would be tried for ever without it.
-        joining: Which cluster is joined.
+        address: Which cluster is joined, as in `RayConfig`.
+        allows_open: Whether it may be one that everybody who reaches it can use.
     """
 
     num_workers: int
@@ -66,7 +63,8 @@ class RayPool:
     placement: Literal["SPREAD", "PACK"] = "SPREAD"
     worker_timeout_s: float = WORKER_TIMEOUT_S
     most_retries: int = 20
-    joining: Joining = AUTO
+    address: str = "auto"
+    allows_open: bool = False
 
     def describe(self) -> PoolDescription:
         """A description in which each actor is a worker."""
@@ -81,7 +79,8 @@ class RayPool:
             ShardError: A node cannot read the shards.
         """
         packed = packed_source(source)
-        cluster.hold(self.joining._replace(cpus=self.num_workers * self.cpus_per_worker), place)
+        cpus = self.num_workers * self.cpus_per_worker
+        cluster.hold(self.address, place.world_size, cpus, allows_open=self.allows_open)
         actors: list[Any] = []
         try:
             sent = [ray.put(packed)]  # Ray keeps it for as long as there is this reference
@@ -147,16 +146,11 @@ def _try_nodes(
         ConfigError: Another one comes out on a node.
         ShardError: A node cannot make it.
     """
-    here = ray.get_runtime_context().get_node_id()
-    first_of = {found.node: number for number, found in reversed(list(enumerate(where)))}
-    asked = {
-        number: actors[number].try_node.remote(sent, place, is_elsewhere=node != here)
-        for node, number in first_of.items()
-    }
+    one_of_each = {found.node: (actor, found) for actor, found in zip(actors, where, strict=True)}
+    asked = [(actor.try_node.remote(sent, place), at.host) for actor, at in one_of_each.values()]
     expected = try_first_sample(source, place).batch
-    for number, call in asked.items():
+    for call, host in asked:
         (made,) = _unpacked(_result_of(call))
-        host = where[number].host
         if isinstance(made, Failure):
             _raise_of_node(host, made.error)
         if are_same(expected, made.batch):
@@ -199,8 +193,8 @@ class _RayStream(WorkerStream):
         sent: Sequence[object],
         begun: tuple[Source, Place, Cursor],
     ) -> None:
-        super().__init__(len(actors))
-        self._pool, self._actors, self._where, self._begun = pool, actors, list(where), begun
+        super().__init__(len(actors), pool.worker_timeout_s)
+        self._pool, self._actors, self._where, self._begun = pool, actors, where, begun
         self._sent: Sequence[object] = sent
         self._numbers = list(range(len(actors)))  # of the first batch of each actor's next call
         self._calls: list[deque[Any]] = [deque() for _ in actors]
@@ -222,7 +216,7 @@ class _RayStream(WorkerStream):
 
     def _receive(self, worker: int) -> Received:
         try:
-            value, where = self._wait_for(worker)
+            value = _result_of(self._calls[worker][0])
         except ray.exceptions.RayTaskError as error:
             raise WorkerError(
                 f"what an actor made cannot be sent to the trainer ({error.cause}); let fields be "
@@ -230,36 +224,13 @@ class _RayStream(WorkerStream):
             ) from error
         except ray.exceptions.RayError as error:
             raise WorkerError(self._lost_text(worker, error)) from error
-        is_new = where != self._where[worker]
-        repeated = is_new * len(self._calls[worker]) * self._pool.batches_per_call
-        self._where[worker] = where
         self._calls[worker].popleft()
         self._ask(worker)
-        made = _unpacked(value)
-        if isinstance(made[0], LoadedBatch):
-            made[0] = made[0]._replace(received=ActorTotals(value.nbytes, is_new, repeated))
-        return made
+        return _unpacked(value)
 
-    def _wait_for(self, worker: int) -> Any:
-        """The result of the first call of an actor, which is started again if it takes too long.
-
-        The start of an actor is not counted.
-        """
-        call, begin = self._calls[worker][0], time.perf_counter()
-        while not ray.wait([call], timeout=CHECK_S)[0]:
-            raise_if_cancelled()
-            waited_s, timeout_s = time.perf_counter() - begin, self._pool.worker_timeout_s
-            if timeout_s and waited_s > timeout_s:
-                _log.warning(
-                    "actor %d, last on node %s, has given no batch for %g s "
-                    "(LoaderConfig.worker_timeout_s); it is started again",
-                    worker,
-                    self._where[worker].host,
-                    waited_s,
-                )
-                ray.kill(self._actors[worker], no_restart=False)  # its calls are repeated
-                begin = time.perf_counter() + _PLACED_S
-        return ray.get(call)
+    def _whereabouts(self, worker: int) -> str:
+        host = self._where[worker].host
+        return f"it is an actor, started on {host}; if it died, Ray may find no room for another"
 
     def _lost_text(self, worker: int, error: Exception) -> str:
         source, place, cursor = self._begun
