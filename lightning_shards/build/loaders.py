@@ -16,7 +16,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.system.process import num_cpus
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import InlinePool, try_first_sample
-from lightning_shards.workers.messages import BatchBytes, batch_bytes, most_batches
+from lightning_shards.workers.messages import batch_bytes, most_batches
 from lightning_shards.workers.pool import Pool, PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool, require_own_randomness
@@ -68,7 +68,7 @@ def _thread_pool(
 ) -> ThreadPool:
     size = 0
     with suppress(ConfigError):  # the size of what cannot be pickled is unknown
-        size = batch_bytes(sample.batch, source.epochs.batch_size).total
+        size = batch_bytes(sample.batch, source.epochs.batch_size)
     return ThreadPool(num_workers, _prefetch(config, num_workers, size), config.worker_timeout_s)
 
 
@@ -76,14 +76,14 @@ def _process_pool(
     config: LoaderConfig,
     num_workers: int,
     source: Source,
-    batch: BatchBytes,
+    batch: int,
     on_cuda: bool,
 ) -> ProcessPool:
     if config.multiprocessing_context != "fork":
         require_sendable(source)
     threads = config.threads_per_worker
     # a worker keeps messages ready; if it has several threads, each of these keeps batches, too
-    kept = batch.total * (most_batches(batch) + (threads if threads > 1 else 0))
+    kept = batch * (most_batches(batch) + (threads if threads > 1 else 0))
     return ProcessPool(
         num_workers,
         _prefetch(config, num_workers, kept),
@@ -95,7 +95,7 @@ def _process_pool(
     )
 
 
-def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_open: bool) -> Pool:
+def _ray_pool(config: LoaderConfig, num_workers: int, batch: int, allows_open: bool) -> Pool:
     try:
         from lightning_shards.workers.ray.pool import RayPool
     except ModuleNotFoundError as error:
@@ -108,7 +108,7 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: BatchBytes, allows_
     at_once = most_batches(batch)
     return RayPool(
         num_workers,
-        _prefetch(config, num_workers, at_once * batch.total),
+        _prefetch(config, num_workers, at_once * batch),
         at_once,
         config.ray.cpus_per_worker,
         config.ray.placement,

@@ -67,12 +67,11 @@ class DataThroughputMonitor(pl.Callback):
         self._stopped_at: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the loader to watch."""
+        """Refuse a loader of another rank."""
         require_own_places(trainer, train_loaders(trainer))
-        self._watch(_only_shard_loader(trainer), trainer.strategy.root_device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin from the start if `reload_dataloaders_every_n_epochs` has made another loader."""
+        """Find the loader to watch; `reload_dataloaders_every_n_epochs` makes another one."""
         loader = _only_shard_loader(trainer)
         if loader is not self._loader:
             self._watch(loader, trainer.strategy.root_device)
@@ -129,16 +128,13 @@ class DataThroughputMonitor(pl.Callback):
         metrics = Throughput(in_lockstep(ranks), context).metrics("data/run/")
         if slow_rank is not None:
             metrics["data/run/slowest_rank"] = slow_rank
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=logger_step(trainer))
+        _tell_loggers(trainer, metrics)
 
     def _log(self, trainer: pl.Trainer, loader: ShardLoader) -> None:
         now = self._measure(loader)
         window, self._logged = now.since(self._logged), now
         metrics = Throughput(window, _circumstances(trainer, loader)).metrics()
-        metrics |= component_metrics(loader)
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, step=logger_step(trainer))
+        _tell_loggers(trainer, metrics | component_metrics(loader))
 
     def _measure(self, loader: ShardLoader) -> TimeTotals:
         times = loader.times
@@ -148,6 +144,11 @@ class DataThroughputMonitor(pl.Callback):
         trained = (times.batches, times.samples, wall_s, times.wait_s, self._clock.starved_s)
         made = (times.produce_s, self._transfer_s, *times.stages.values())
         return TimeTotals._make((*trained, *made, *times.fetched[:4]))
+
+
+def _tell_loggers(trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=logger_step(trainer))
 
 
 def _circumstances(trainer: pl.Trainer, loader: ShardLoader) -> RunContext:

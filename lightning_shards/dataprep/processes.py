@@ -31,7 +31,7 @@ def map_parallel(
         yield from map(function, items)
         return
     before = set(active_children())
-    context, guard = get_context("spawn"), (os.getpid(), None)
+    context, guard = get_context("spawn"), (os.getpid(),)
     try:
         with ProcessPoolExecutor(processes, context, end_with, guard) as pool:
             # unlike those of `pool.map`, they are not cancelled, which a pool of 3.11 does not bear

@@ -6,7 +6,7 @@ kept ready are used up, and kernels are chosen. All rates are samples per second
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from itertools import chain, islice, repeat
 from typing import Any, Final, cast
 
@@ -61,8 +61,7 @@ def measure_step(
         batch = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, batch)
     repeated = _RepeatedBatch(batch, seconds, trainer.strategy.root_device)
     cast("Any", data).train_dataloader = lambda: repeated
-    with suppress(_MeasuredError):
-        trainer.fit(model, datamodule=data)
+    trainer.fit(model, datamodule=data)
     return repeated.steps_per_s * loader.source.epochs.batch_size
 
 
@@ -93,12 +92,8 @@ def _rate_of(batches: Iterator[object], seconds: float, ready: int) -> float:
     return number / passed
 
 
-class _MeasuredError(Exception):
-    """Ends a fit that has been measured."""
-
-
 class _RepeatedBatch:
-    """A loader of one batch, which ends its fit after some seconds, and keeps its rate."""
+    """A loader of one batch, which ends after some seconds; it keeps the rate."""
 
     def __init__(self, batch: object, seconds: float, device: torch.device) -> None:
         self._batch, self._seconds, self._device = batch, seconds, device
@@ -115,7 +110,6 @@ class _RepeatedBatch:
             yield self._batch
             steps += 1
         self.steps_per_s = steps / (self._now() - begin)
-        raise _MeasuredError
 
     def _now(self) -> float:
         """The time at which the device has done all that it was given."""

@@ -8,7 +8,7 @@ and **the rank whose trainer waited longest for its loader is the one that holds
 import statistics
 from collections.abc import Sequence
 from operator import sub
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -25,8 +25,6 @@ ENOUGH_STEPS = 20
 
 _WHOLE = 100
 """Rates of at least this many are shown without decimals."""
-
-Side: TypeAlias = Literal["loader-bound", "trainer-bound", "balanced"]
 
 
 def rate_text(rate: float) -> str:
@@ -189,7 +187,7 @@ class Throughput(NamedTuple):
         return faster / max(slower, 1e-9) if faster else 1.0
 
     @property
-    def side(self) -> Side:
+    def side(self) -> Literal["loader-bound", "trainer-bound", "balanced"]:
         """The slower side, or the word for loader and trainer being equally fast."""
         if self.headroom < BALANCED:
             return "balanced"

@@ -8,7 +8,6 @@ that time, so this file is run by its path and imports nothing but the standard 
 import os
 import runpy
 import select
-import shutil
 import signal
 import sys
 import threading
@@ -26,30 +25,24 @@ _FOR_THE_OWNER = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
 class GuardedName(str):
-    """The name of a process, which begins the guard when it is unpickled.
+    """The name of a process of this one, which begins the guard when it is unpickled.
+
+    The process has this one's environment; a fork server has that of its own start.
 
     Args:
-        owner_pid: The process with which this one shall end.
-        folder: Folder of sockets; see `end_with`.
         imports_main: Whether a process that is not forked imports the main script.
     """
 
-    __slots__ = ("_folder", "_imports_main", "_owner_pid")
+    __slots__ = ("_given",)
 
-    def __new__(cls, owner_pid: int, folder: str | None, *, imports_main: bool) -> Self:
+    def __new__(cls, *, imports_main: bool) -> Self:
         """Make the name of the process."""
         name = super().__new__(cls, "lightning_shards worker")
-        name._owner_pid, name._folder, name._imports_main = owner_pid, folder, imports_main
+        name._given = {"name": str(name), "owner_pid": os.getpid(), "imports_main": imports_main}
         return name
 
-    def begin(self) -> None:
-        """Begin the guard in a forked process, in which nothing is unpickled."""
-        end_with(self._owner_pid, self._folder)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        given = {"name": str(self), "owner_pid": self._owner_pid, "folder": self._folder}
-        given |= {"environment": dict(os.environ), "imports_main": self._imports_main}
-        return getitem, (_Begun(given), "name")
+        return getitem, (_Begun({**self._given, "environment": dict(os.environ)}), "name")
 
 
 class _Begun:
@@ -62,7 +55,7 @@ class _Begun:
         return runpy.run_path, (__file__, self._given, _THREAD)
 
 
-def end_with(owner_pid: int, folder: str | None) -> None:
+def end_with(owner_pid: int) -> None:
     """End this process, and the programs that it runs, as soon as its owner is gone.
 
     The workers of a fork server would outlive a trainer that is killed, because their parent is the
@@ -72,13 +65,12 @@ def end_with(owner_pid: int, folder: str | None) -> None:
 
     Args:
         owner_pid: The process that started this one.
-        folder: Of the sockets of the owner and its processes, which a killed owner leaves behind.
     """
     leave_signals_to_owner()
     if any(thread.name == _THREAD for thread in threading.enumerate()):
         return
     os.setpgid(0, 0)
-    threading.Thread(target=_watch, args=(owner_pid, folder), name=_THREAD, daemon=True).start()
+    threading.Thread(target=_watch, args=(owner_pid,), name=_THREAD, daemon=True).start()
 
 
 def leave_signals_to_owner() -> None:
@@ -97,7 +89,7 @@ def leave_signals_to_owner() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _watch(owner_pid: int, folder: str | None) -> None:
+def _watch(owner_pid: int) -> None:
     try:
         ended = select.poll()
         ended.register(os.pidfd_open(owner_pid))  # readable when the process has ended
@@ -107,13 +99,11 @@ def _watch(owner_pid: int, folder: str | None) -> None:
             while True:
                 os.kill(owner_pid, 0)
                 time.sleep(_WATCH_INTERVAL_S)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)  # the programs of pipes too
 
 
 def wait_for_guard() -> NoReturn:
-    """Wait for the end by the guard, which first removes what a killed owner left."""
+    """Wait for the end by the guard, which ends the programs of this process, too."""
     while True:
         signal.pause()
 
@@ -127,8 +117,8 @@ def kill(pid: int) -> None:
 
 
 if __name__ == _THREAD:
-    end_with(globals()["owner_pid"], globals()["folder"])
-    os.environ.clear()  # a fork server has that of its own start
+    end_with(globals()["owner_pid"])
+    os.environ.clear()
     os.environ.update(globals()["environment"])
     if not globals()["imports_main"]:  # in this process alone; multiprocessing asks for it later
         for of_main in ("_fixup_main_from_name", "_fixup_main_from_path"):

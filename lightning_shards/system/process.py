@@ -36,17 +36,17 @@ class Cancellable:
     """A context in which waits of this thread call a check, beside those of contexts around it.
 
     Args:
-        check: Raises if what the thread does is not wanted any more; None: it always is.
+        check: Raises if what the thread does is not wanted any more.
     """
 
-    __slots__ = ("_before", "_checks")
+    __slots__ = ("_before", "_check")
 
-    def __init__(self, check: Callable[[], None] | None) -> None:
-        self._checks = () if check is None else (check,)
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
 
     def __enter__(self) -> None:
         self._before = _here.checks
-        _here.checks = self._before + self._checks
+        _here.checks = (*self._before, self._check)
 
     def __exit__(self, *exception: object) -> None:
         _here.checks = self._before
@@ -111,22 +111,12 @@ def allow_open_files(number: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def share_of_files(num_parts: int) -> int:
-    """Files that each of so many parts may have open, which have half of the limit together."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft // 2 // num_parts
-
-
 def files_allowed() -> int:
     """More files that this process may open, as far as its limit goes, but for a few to spare."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
-    try:
-        num_open = sum(1 for _ in os.scandir("/dev/fd"))
-    except OSError:
-        num_open = 4 * _SPARE_FILES
-    return soft - num_open - _SPARE_FILES
+    return soft - sum(1 for _ in os.scandir("/dev/fd")) - _SPARE_FILES
 
 
 def num_cpus() -> int:

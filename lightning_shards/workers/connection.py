@@ -4,11 +4,12 @@ It is a pipe of multiprocessing. A worker may send as many messages as it has cr
 its way is bounded. The trainer says when it closes the stream: a pipe that breaks without that word
 means that the trainer is gone.
 
-What is large lies in buffers of shared memory, one for each message that may be on its way and two
-that the trainer may keep. They have no name that a killed process could leave. The first byte of a
-buffer says whether it is in use. A worker sets it when it begins a message, and the trainer clears
-it when it holds nothing of that message any more. A fork of the trainer that goes on with a batch
-has to copy it, since the trainer alone says when a buffer is free.
+The batches lie in buffers of shared memory, one for each message that may be on its way and two
+that the trainer may keep; the message itself says where in which buffer. They have no name that a
+killed process could leave. The first byte of a buffer says whether it is in use. A worker sets it
+when it begins a message, and the trainer clears it when it holds nothing of that message any more.
+A fork of the trainer that goes on with a batch has to copy it, since the trainer alone says when a
+buffer is free.
 """
 
 import mmap
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -39,10 +40,6 @@ _HEADER = aligned(2)
 _SPARE_BUFFERS = 2
 """Buffers of each worker that the trainer may keep batches in; it copies those of others. A loop
 that asks for the next batch still has the last one, which may be of the message before."""
-
-_PIPE_BYTES = 2**12
-"""More than this goes through shared memory. The buffer of a pipe holds dozens of such messages, so
-a worker does not wait for the trainer to read."""
 
 _CREDIT, _END = b"c", b"e"
 """The words of the trainer."""
@@ -70,15 +67,10 @@ class SharedBuffer:
         memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(self._fd, 0), np.uint8)
         self.flags, self.content = memory[:2], memory[_HEADER:]
 
-    def grow(self, size: int) -> None:
-        """Let it hold so many bytes at least; those that it holds stay."""
+    def hold(self, size: int) -> None:
+        """Let it hold so many bytes at least, in both processes; those that it holds stay."""
         if len(self.content) < size:
-            os.ftruncate(self._fd, _HEADER + size)
-            self._map()
-
-    def follow(self, size: int) -> None:
-        """Map so many bytes at least, which the other process has made."""
-        if len(self.content) < size:
+            os.ftruncate(self._fd, max(_HEADER + size, os.fstat(self._fd).st_size))
             self._map()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -106,40 +98,72 @@ def new_buffers(prefetch_factor: int) -> list[SharedBuffer]:
 
 
 class WorkerEnd:
-    """The end of the connection that a worker process has.
+    """The end of the connection that a worker process has, and the memory of its batches.
 
     A process that listens ends when the trainer has closed the stream, or is gone.
 
     Args:
         connection: The worker's end of the pipe.
-        credit: Messages that may be on their way.
+        buffers: The buffers of the worker.
+
+    Attributes:
+        arena: Memory for the arrays of the next batches, as far as they fit.
     """
 
-    def __init__(self, connection: Connection, credit: int) -> None:
-        self._connection, self._credit = connection, credit
+    def __init__(self, connection: Connection, buffers: Sequence[SharedBuffer]) -> None:
+        self._connection, self._buffers = connection, buffers
+        self._credit = len(buffers) - _SPARE_BUFFERS
+        self._number = self._batch_bytes = 0  # of the buffer of this message; of the largest batch
+        self.arena = Arena()
 
-    def wait_for_credit(self) -> None:
-        """Wait until one more message may be sent."""
+    def begin(self, batches: int) -> None:
+        """Wait until one more message may be sent, and give the arena memory for its batches."""
         while not self._credit:
-            self._listen()
+            self.listen()
         self._credit -= 1
+        # as many messages as there is credit for leave one free
+        self._number = [bool(buffer.flags[0]) for buffer in self._buffers].index(False)
+        buffer = self._buffers[self._number]
+        buffer.flags[0] = 1
+        if self._batch_bytes:
+            buffer.hold(batches * self._batch_bytes)
+            self.arena.use(buffer.content)
 
-    def wait_for_end(self) -> NoReturn:
-        """Wait until the trainer has closed the stream."""
-        while True:
-            self._listen()
+    def send(self, items: Received) -> None:
+        """Send the message that was begun: these batches, and the failure that ended them.
+
+        What was not made in its buffer is put there. Nobody may take it: who listens next is told
+        why.
+
+        Raises:
+            Exception: Something in them cannot be pickled; then others may be sent in their place.
+        """
+        value = taken_apart(list(items))
+        parts = [*value.parts, np.frombuffer(value.content, np.uint8)]
+        claimed = end = self.arena.claimed
+        places: list[slice] = []
+        for part in parts:
+            start = self.arena.start_of(part)
+            if start is None:
+                start, end = end, end + aligned(len(part))
+            places.append(slice(start, start + len(part)))
+        buffer = self._buffers[self._number]
+        buffer.hold(end)
+        self._batch_bytes = max(self._batch_bytes, -(-end // len(items)))
+        for part, place in zip(parts, places, strict=True):
+            if place.start >= claimed:
+                buffer.content[place] = part
+        self.arena.use_none()
+        with suppress(ConnectionError):
+            self._connection.send_bytes(pickle.dumps((self._number, places)))
 
     def raise_if_closed(self) -> None:
         """Look whether the trainer has closed the stream, without a wait."""
         while self._connection.poll():
-            self._listen()
+            self.listen()
 
-    def send(self, message: bytes) -> None:
-        """Send a message, unless nobody takes it: who listens next is told why."""
-        with suppress(ConnectionError):
-            self._connection.send_bytes(message)
-
-    def _listen(self) -> None:
+    def listen(self) -> None:
+        """Wait for a word of the trainer."""
         try:
             word = self._connection.recv_bytes()
         except (EOFError, ConnectionError):  # the trainer is gone
@@ -147,73 +171,6 @@ class WorkerEnd:
         if word == _END:
             raise SystemExit
         self._credit += 1
-
-
-class MessageMaker:
-    """Makes the messages of one worker, and gives its batches memory to be made in.
-
-    Args:
-        buffers: The buffers of the worker.
-
-    Attributes:
-        arena: Memory for the arrays of the next batches, as far as they fit.
-    """
-
-    def __init__(self, buffers: Sequence[SharedBuffer]) -> None:
-        self._buffers = buffers
-        self._batch_bytes = 0
-        self._number: int | None = None  # of the buffer that the arena is of
-        self.arena = Arena()
-
-    def prepare(self, batches: int) -> None:
-        """Give the arena memory for so many batches; make them next, and then call `message`."""
-        if self._batch_bytes:
-            buffer = self._buffers[self._taken()]
-            buffer.grow(batches * self._batch_bytes)
-            self.arena.use(buffer.content)
-
-    def message(self, items: Received) -> bytes:
-        """The message of these batches, and of the failure that ended them.
-
-        Raises:
-            Exception: Something in them cannot be pickled; then a message of others may be made.
-        """
-        value = taken_apart(list(items))
-        if value.parts or len(value.content) > _PIPE_BYTES:
-            message: tuple[Any, ...] = self._placed(value, len(items))
-        else:
-            message = None, value.content, ()
-            if self._number is not None:
-                self._buffers[self._number].flags[0] = 0
-        self._number = None
-        self.arena.use_none()
-        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-
-    def _taken(self) -> int:
-        """The number of a free buffer, which is in use from now on."""
-        if self._number is None:  # as many messages as there is credit for leave one free
-            self._number = [bool(buffer.flags[0]) for buffer in self._buffers].index(False)
-            self._buffers[self._number].flags[0] = 1
-        return self._number
-
-    def _placed(self, value: Packed, batches: int) -> tuple[int, slice, list[slice]]:
-        """Put into a buffer what was not made in it: the number of the buffer, and where all is."""
-        number, end = self._taken(), self.arena.claimed
-        places: list[slice] = []
-        for part in value.parts:
-            start = self.arena.start_of(part)
-            if start is None:
-                start, end = end, end + aligned(len(part))
-            places.append(slice(start, start + len(part)))
-        content = slice(end, end + len(value.content))
-        buffer = self._buffers[number]
-        buffer.grow(content.stop)
-        self._batch_bytes = max(self._batch_bytes, -(-content.stop // batches))
-        for part, place in zip(value.parts, places, strict=True):
-            if place.start >= self.arena.claimed:
-                buffer.content[place] = part
-        buffer.content[content] = np.frombuffer(value.content, np.uint8)
-        return number, content, places
 
 
 class Lease:
@@ -265,19 +222,17 @@ class TrainerEnd:
             self._connection.send_bytes(_CREDIT)
         return value
 
-    def _unpacked(self, number: int | None, content: Any, places: Sequence[slice]) -> Received:
-        """What is packed: as bytes in the message, or in these places of the buffer of a number."""
-        if number is None:
-            return put_together(Packed(content, []))
+    def _unpacked(self, number: int, places: Sequence[slice]) -> Received:
+        """What lies in these places of the buffer of a number: large arrays, then all else."""
         buffer = self._buffers[number]
-        buffer.follow(content.stop)
+        buffer.hold(places[-1].stop)
         lease = Lease(buffer)
         memory = np.asarray(lease)
-        parts = [memory[place] for place in places]
+        *parts, content = [memory[place] for place in places]
         if len(self._leases) >= _SPARE_BUFFERS:
             parts = [part.copy() for part in parts]
         self._leases.add(lease)
-        return put_together(Packed(memory[content], parts))
+        return put_together(Packed(content, parts))
 
     def close(self) -> None:
         """End the stream and close this end of the connection."""

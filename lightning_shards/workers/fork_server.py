@@ -1,21 +1,14 @@
 """The fork server of the standard library, from which worker processes are forked.
 
 It imports what workers need before it forks the first of them, and ends when nothing uses it. All
-private names of the standard library that this needs are used here, in `fork_serving` and in
-`system.guard`. Tests run with Python 3.11, 3.12 and 3.13.
+private names of the standard library that this needs are used here and in `system.guard`. Tests run
+with Python 3.11, 3.12 and 3.13.
 """
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing import (
-    active_children,
-    current_process,
-    forkserver,
-    parent_process,
-    spawn,
-    util,
-)
+from multiprocessing import active_children, forkserver, spawn, util
 from typing import Any, cast
 
 from lightning_shards.system.guard import kill
@@ -27,9 +20,6 @@ _std: Any = cast("Any", forkserver)._forkserver
 class ForkServer:
     """The process from which worker processes are forked. A fork of its owner has none."""
 
-    def __init__(self) -> None:
-        self._has_folder = False
-
     @property
     def pid(self) -> int | None:
         """Its process; None if it was not started."""
@@ -39,8 +29,7 @@ class ForkServer:
         """Start the server, unless it runs, and let it import these modules first.
 
         This does not wait. Workers import for themselves what a server in use has not. It finds
-        modules where this process does. It removes the folder of its socket if this process is
-        killed, so a rank that another process of multiprocessing has started takes its own.
+        modules where this process does.
         """
         before = [name for name in _std._preload_modules if name != "__main__"]
         wanted = dict.fromkeys(["lightning_shards.workers.fork_serving", *before, *modules])
@@ -48,9 +37,6 @@ class ForkServer:
             self.end_unused()
         if self.pid is None:
             forkserver.set_forkserver_preload(list(wanted))
-        if parent_process() is not None and not self._has_folder:
-            self._has_folder = True
-            cast("Any", current_process())._config.pop("tempdir", None)
         path = os.pathsep.join(spawn.get_preparation_data("")["sys_path"])
         environment = os.environ  # noqa: TID251 workers get back the trainer's
         values = {name: environment.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")}
@@ -81,7 +67,6 @@ class ForkServer:
         if self.pid is not None:
             os.close(_std._forkserver_alive_fd)
             _std.__init__()
-        self._has_folder = False
 
 
 fork_server = ForkServer()
@@ -89,12 +74,3 @@ fork_server = ForkServer()
 
 os.register_at_fork(after_in_child=fork_server.forget)
 util.Finalize(None, fork_server.stop, exitpriority=-1)  # after the workers have been joined
-
-
-def shared_folder() -> str | None:
-    """The folder for temporary files of this process; None if it may belong to others, too.
-
-    It is made before the workers start, so multiprocessing uses it in them, too. The guards of all
-    processes remove it, with all that is left in it, if the trainer is killed.
-    """
-    return util.get_temp_dir() if parent_process() is None else None

@@ -10,24 +10,22 @@ torch is not imported for arrays, and tensors are there only where torch is load
 
 import io
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.errors import ConfigError, SampleError, ShardError
 from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.tensors import (
     NUMBERS,
     is_strided,
     is_tensor,
     load_torch,
-    map_columns,
     tensor_class,
-    tensor_of,
-    torch_has,
+    with_tensors,
 )
 
 KEPT_BYTES = 2**14
@@ -45,11 +43,6 @@ class Packed(NamedTuple):
 
     content: Any
     parts: list[NDArray[np.uint8]]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all of it."""
-        return len(self.content) + sum(map(len, self.parts))
 
 
 def taken_apart(value: object, least: int = KEPT_BYTES) -> Packed:
@@ -130,74 +123,33 @@ def _tensor(bits: NDArray[Any], dtype: str, requires_grad: bool) -> Any:
 def pinned(loaded: LoadedBatch) -> LoadedBatch:
     """A batch with its tensors, and its columns that are arrays, as tensors in page-locked memory.
 
-    An array of numbers that torch lacks stays what it is.
+    Raises:
+        SampleError: One holds numbers of a type that torch lacks.
     """
-    batch = map_columns(loaded.batch, _with_tensor)
     pin: Any = import_module("torch.utils.data._utils.pin_memory")
-    return loaded._replace(batch=pin.pin_memory(batch))
+    return loaded._replace(batch=pin.pin_memory(with_tensors(loaded.batch)))
 
-
-def _with_tensor(column: Any) -> Any:
-    return tensor_of(column) if is_plain_array(column) and torch_has(column.dtype) else column
-
-
-_INLINE_BYTES = 2**20
-"""Most bytes of a message without its shared memory."""
 
 _MESSAGE_BYTES = 2**22
-"""Most bytes of a message with its shared memory; a larger batch travels alone."""
+"""Most bytes of a message; a larger batch travels alone."""
 
 _MAX_BATCHES = 16
 """More batches in a message save nothing that can be measured, and the first ones come late."""
 
 
-class BatchBytes(NamedTuple):
-    """The size of one batch on its way from a worker process to the trainer.
-
-    Attributes:
-        inline: Bytes of all that is no number.
-        shared: Bytes of arrays and tensors.
-    """
-
-    inline: int = 0
-    shared: int = 0
-
-    @property
-    def total(self) -> int:
-        """Bytes of the whole batch."""
-        return self.inline + self.shared
-
-
-UNKNOWN_BYTES = BatchBytes()
-
-
-def batch_bytes(sample: Batch, batch_size: int) -> BatchBytes:
-    """The size of a batch of so many samples, estimated from a batch of one.
+def batch_bytes(sample: Batch, batch_size: int) -> int:
+    """The bytes of a batch of so many samples, estimated from a batch of one.
 
     Raises:
         ConfigError: A value cannot be pickled.
     """
-    inline = shared = 0
-    for name, column in (("the batch", type(sample)), *_columns(sample)):
-        try:
-            value = taken_apart(column, 0)
-            put_together(value)
-        except Exception as error:
-            raise ConfigError(f"{name} {_cannot_travel(error)}") from error
-        shared += sum(map(len, value.parts))
+    size = 0
+    for name, column in _columns(sample):
+        value = _tried(column, name, ConfigError, least=0)
         is_numbers = value.parts and (is_plain_array(column) or is_tensor(column))
-        inline += 0 if is_numbers or isinstance(column, type) else len(value.content)
-    return BatchBytes(batch_size * inline, batch_size * shared)
-
-
-def _columns(batch: Any) -> Iterable[tuple[str, Any]]:
-    """The columns, each with its name in errors; a batch of another class is one column."""
-    columns: Any = batch
-    if isinstance(batch, dict):
-        return ((f"field {name!r}", column) for name, column in columns.items())
-    if type(batch) is not tuple:
-        return [("the batch", columns)]
-    return ((f"field {number}", column) for number, column in enumerate(columns))
+        size += sum(map(len, value.parts))
+        size += 0 if is_numbers or isinstance(column, type) else len(value.content)
+    return batch_size * size
 
 
 def require_picklable(batch: Batch) -> None:
@@ -207,35 +159,50 @@ def require_picklable(batch: Batch) -> None:
         SampleError: It cannot be pickled; the message names the field and the sample.
     """
     keys: Any = batch.get("__key__") if isinstance(batch, dict) else None
-    for name, column in (("the batch", type(batch)), *_columns(batch)):
+    for name, column in _columns(batch):
         rows = cast("list[object]", column) if isinstance(column, list) else [column]
         has_keys = isinstance(keys, list) and len(cast("list[object]", keys)) == len(rows)
         for row, value in enumerate(rows):
-            try:
-                taken_apart(value)
-            except Exception as error:
-                where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
-                raise SampleError(f"{name} of {where} {_cannot_travel(error)}") from error
+            where = f"sample {keys[row]!r}" if has_keys else f"row {row}"
+            _tried(value, f"{name} of {where}", SampleError)
 
 
-def _cannot_travel(error: Exception) -> str:
-    return (
-        f"cannot travel from a worker process to the trainer ({type(error).__name__}: {error}); "
-        "make it a tensor, a number or a text, or take pool='threads' or 'inline'"
-    )
+def _columns(batch: Any) -> Iterator[tuple[str, Any]]:
+    """The class and the columns, each with its name in errors; another class is one column."""
+    yield "the batch", type(batch)
+    if isinstance(batch, dict):
+        columns = cast("dict[str, Any]", batch)
+        yield from ((f"field {name!r}", column) for name, column in columns.items())
+    elif type(batch) is tuple:
+        columns = cast("tuple[Any, ...]", batch)
+        yield from ((f"field {number}", column) for number, column in enumerate(columns))
+    else:
+        yield "the batch", batch
 
 
-def most_batches(batch: BatchBytes) -> int:
+def _tried(
+    value: object, name: str, error_class: type[ShardError], least: int = KEPT_BYTES
+) -> Packed:
+    """A value that is packed and put together again, so that the error names it."""
+    try:
+        packed = taken_apart(value, least)
+        put_together(packed)
+    except Exception as error:
+        raise error_class(
+            f"{name} cannot travel from a worker process to the trainer ({type(error).__name__}: "
+            f"{error}); make it a tensor, a number or a text, or take pool='threads' or 'inline'"
+        ) from error
+    return packed
+
+
+def most_batches(batch_bytes: int) -> int:
     """The largest number of batches in one message."""
-    if not batch.total:
-        return 1
-    inline = _INLINE_BYTES // max(batch.inline, 1)
-    return max(1, min(_MAX_BATCHES, inline, _MESSAGE_BYTES // batch.total))
+    return max(1, min(_MAX_BATCHES, _MESSAGE_BYTES // batch_bytes)) if batch_bytes else 1
 
 
-def message_sizes(batch: BatchBytes) -> Iterator[int]:
+def message_sizes(batch_bytes: int) -> Iterator[int]:
     """The numbers of batches in the messages of a worker; they grow, so the first comes soon."""
-    most = most_batches(batch)
+    most = most_batches(batch_bytes)
     size = 1
     while True:
         yield size

@@ -4,9 +4,11 @@
 started at any cursor, because a source holds no progress.
 """
 
+import os
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, NoReturn, Protocol, TypeAlias
@@ -107,14 +109,6 @@ class Pool(Protocol):
         ...
 
 
-class WorkerTraceback(Exception):  # noqa: N818 like multiprocessing's RemoteTraceback
-    """The cause of an error in a worker process, with its stack there, as text."""
-
-    def __str__(self) -> str:
-        """The text on lines of its own."""
-        return f"\n{self.args[0].rstrip()}"
-
-
 class Failure(NamedTuple):
     """An error in a worker process, and its cause there as text."""
 
@@ -123,7 +117,8 @@ class Failure(NamedTuple):
 
     def throw(self) -> NoReturn:
         """Raise it in the trainer."""
-        raise self.error from (WorkerTraceback(self.cause) if self.cause else None)
+        cause = self.cause.rstrip()
+        raise self.error from (WorkerError(f"in its process\n{cause}") if cause else None)
 
 
 Received: TypeAlias = Sequence[LoadedBatch | Failure]
@@ -139,23 +134,24 @@ class WorkerStream(ABC):
     Args:
         num_workers: Workers.
         timeout_s: Seconds after which a batch that does not come is an error; 0: never.
+        end: Ends the workers, given `ended`: when the stream is closed or dropped, or the program
+            ends. A fork of the trainer drops its copy of the stream without it.
     """
 
-    def __init__(self, num_workers: int, timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, num_workers: int, timeout_s: float, end: Callable[..., object], *ended: object
+    ) -> None:
         self._ready: list[deque[LoadedBatch | Failure]] = [deque() for _ in range(num_workers)]
         self._step, self._timeout_s = 0, timeout_s
+        self._finalizer = weakref.finalize(self, _end_own, os.getpid(), end, *ended)
 
     @abstractmethod
     def _receive(self, worker: int) -> Received:
         """Wait for what a worker gives next; the wait calls the checks of this thread."""
 
     @abstractmethod
-    def _end(self) -> object:
-        """End the workers, unless that was done."""
-
     def _whereabouts(self, worker: int) -> str:
         """Where a worker stands that gives no batch."""
-        raise NotImplementedError
 
     def __next__(self) -> LoadedBatch:
         if not self._ready:
@@ -193,5 +189,10 @@ class WorkerStream(ABC):
 
     def close(self) -> None:
         """End the workers; they are gone when this returns. Closing twice does nothing."""
-        self._end()
+        self._finalizer()
         self._ready = []
+
+
+def _end_own(owner_pid: int, end: Callable[..., object], *ended: object) -> None:
+    if os.getpid() == owner_pid:
+        end(*ended)

@@ -1,19 +1,16 @@
 """The pool of worker processes: the trainer asks them one after the other, in step order."""
 
-import logging
 import multiprocessing
-import os
 import signal
 import time
-import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
-from lightning_shards.errors import WorkerError
+from lightning_shards.errors import ShardError, WorkerError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.stage_clock import stage_of
@@ -21,8 +18,8 @@ from lightning_shards.samples.tensors import default_dtype_name, load_torch
 from lightning_shards.system.guard import GuardedName, kill
 from lightning_shards.system.process import Cancellable
 from lightning_shards.workers.connection import TrainerEnd, new_buffers
-from lightning_shards.workers.fork_server import fork_server, shared_folder
-from lightning_shards.workers.messages import UNKNOWN_BYTES, BatchBytes, pinned
+from lightning_shards.workers.fork_server import fork_server
+from lightning_shards.workers.messages import pinned
 from lightning_shards.workers.pool import (
     WORKER_TIMEOUT_S,
     BatchStream,
@@ -34,12 +31,10 @@ from lightning_shards.workers.pool import (
 from lightning_shards.workers.threads import AheadThread, end_threads
 from lightning_shards.workers.worker import WorkerShare, run_worker
 from lightning_shards.workers.worker_imports import (
-    from_main,
+    MAIN_NAMES,
     modules_to_preload,
     require_sendable,
 )
-
-StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
 _END_S = 3.0
 """Seconds to wait for workers whose stream is closed: for the message that they are making (a wait
@@ -51,8 +46,6 @@ _PINNED_AHEAD = 2
 
 _SIGN_OF_DEATH_S = 1.0
 """Seconds; the connection to a worker that dies breaks a moment before its exit status is known."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -67,17 +60,17 @@ class ProcessPool:
             threads can deadlock.
         pin_memory: Whether a thread copies batches into page-locked memory.
         threads: Threads in each process.
-        batch: Size of one batch on its way to the trainer.
+        batch_bytes: Size of one batch on its way to the trainer; 0: unknown.
         worker_timeout_s: Seconds that the trainer waits for a message, also for the first one,
             before it ends the workers. 0: there is no limit.
     """
 
     num_workers: int
     prefetch_factor: int = 2
-    start_method: StartMethod = "forkserver"
+    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     pin_memory: bool = False
     threads: int = 1
-    batch: BatchBytes = UNKNOWN_BYTES
+    batch_bytes: int = 0
     worker_timeout_s: float = WORKER_TIMEOUT_S
 
     def describe(self) -> PoolDescription:
@@ -92,16 +85,10 @@ class ProcessPool:
             ConfigError: A transform or a stage cannot be sent to them.
             WorkerError: They cannot be started, or would import a main script without a main guard.
         """
-        modules: dict[str, str] = {}
-        if self.start_method != "fork":
-            modules = require_sendable(source)
-        if of_main := from_main(modules):
-            _log.info(
-                "worker processes import the main script, because %s is defined in it; in a module "
-                "of its own, it would let them start sooner",
-                of_main,
-            )
+        modules = set[str]() if self.start_method == "fork" else require_sendable(source)
         device = _device_to_pin_for(self)  # before any worker runs, as CUDA may refuse
+        context: Any = multiprocessing.get_context(self.start_method)
+        name = GuardedName(imports_main=not MAIN_NAMES.isdisjoint(modules))
         workers: list[BaseProcess] = []
         ends: list[TrainerEnd] = []
         try:
@@ -109,28 +96,24 @@ class ProcessPool:
                 fork_server.start(modules_to_preload(source, modules))
             for number in range(self.num_workers):
                 connection, its_end = multiprocessing.Pipe()
+                buffers = new_buffers(self.prefetch_factor)
+                ends.append(TrainerEnd(connection, buffers))
+                own_place = place.with_worker(number, self.num_workers)
+                settings = (self.prefetch_factor, self.threads, self.batch_bytes)
+                dtype = default_dtype_name()
+                share = WorkerShare(source, own_place, cursor, *settings, dtype, buffers)
                 with its_end:
-                    share = self._share(source, place.with_worker(number, self.num_workers), cursor)
-                    ends.append(TrainerEnd(connection, share.buffers))
-                    workers.append(self._process(share, its_end, imports_main=bool(of_main)))
+                    given = (share, its_end)
+                    workers.append(
+                        context.Process(name=name, target=run_worker, args=given, daemon=True)
+                    )
                     workers[-1].start()
         except BaseException as error:
-            _end_workers(workers, ends, wait_s=0.0)
+            _end_workers([], workers, ends)
             if isinstance(error, OSError | EOFError):
                 raise WorkerError(_not_started(error)) from error
             raise
         return _ProcessStream(workers, ends, self.worker_timeout_s, device)
-
-    def _share(self, source: Source, place: Place, cursor: Cursor) -> WorkerShare:
-        settings = (self.prefetch_factor, self.threads, self.batch, default_dtype_name())
-        return WorkerShare(source, place, cursor, *settings, new_buffers(self.prefetch_factor))
-
-    def _process(
-        self, share: WorkerShare, its_end: Connection, *, imports_main: bool
-    ) -> BaseProcess:
-        name = GuardedName(os.getpid(), shared_folder(), imports_main=imports_main)
-        context: Any = multiprocessing.get_context(self.start_method)
-        return context.Process(name=name, target=run_worker, args=(share, its_end), daemon=True)
 
 
 def _not_started(error: Exception) -> str:
@@ -150,23 +133,16 @@ class _ProcessStream(WorkerStream):
         timeout_s: float,
         device: int | None,
     ) -> None:
-        super().__init__(len(workers), timeout_s)
         self._workers, self._ends, self._pinning = workers, ends, list[AheadThread[Received]]()
         if device is not None:
             self._pinning.append(AheadThread(_pinned_messages(ends, device), _PINNED_AHEAD))
-        self._finalizer = weakref.finalize(
-            self, _end_stream, os.getpid(), self._pinning, workers, ends
-        )
-
-    def _end(self) -> None:
-        self._finalizer()
-        self._ends.clear()  # its shared memory lives on while a tensor uses it
+        super().__init__(len(workers), timeout_s, _end_workers, self._pinning, workers, ends)
 
     def _receive(self, worker: int) -> Received:
         try:
             with Cancellable(self._look):
                 return self._pinning[0].take() if self._pinning else self._ends[worker].receive()
-        except WorkerError:
+        except ShardError:
             raise
         except Exception as error:
             # the connection to a worker that is gone breaks, which raises one of several errors
@@ -203,24 +179,15 @@ def _end_of(code: int | None) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def _end_stream(
-    owner_pid: int,
-    pinning: Sequence[AheadThread[Received]],
-    workers: Sequence[BaseProcess],
-    ends: Sequence[TrainerEnd],
-) -> None:
-    if os.getpid() == owner_pid:  # a fork of the trainer drops its copy
-        end_threads(pinning)
-        _end_workers(workers, ends, wait_s=_END_S)
-
-
 def _end_workers(
-    workers: Sequence[BaseProcess], ends: Sequence[TrainerEnd], *, wait_s: float
+    pinning: Sequence[AheadThread[Received]], workers: Sequence[BaseProcess], ends: list[TrainerEnd]
 ) -> None:
     """Close the connections, wait for the workers to end, and kill those that do not."""
+    end_threads(pinning)
     for end in ends:
         end.close()
-    until = time.perf_counter() + wait_s
+    ends.clear()  # its shared memory lives on while a tensor uses it
+    until = time.perf_counter() + _END_S
     started = [worker for worker in workers if worker.pid is not None]
     for worker in started:
         worker.join(max(0.0, until - time.perf_counter()))

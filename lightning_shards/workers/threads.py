@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -60,45 +59,21 @@ class ThreadPool:
     def start(self, source: Source, place: Place, cursor: Cursor) -> BatchStream:
         """Start the threads at the cursor.
 
+        Thread i % num_workers makes batch i of the worker that `place` is. So the threads of
+        several worker processes together divide the steps as the same number of workers would.
+
         Raises:
             ConfigError: A transform or stage may draw from global generators.
         """
-        place = place.with_worker(0, 1)
-        return start_threads(
-            source,
-            place,
-            cursor,
-            self.num_workers,
-            self.prefetch_factor,
-            self.worker_timeout_s,
-        )
-
-
-def start_threads(
-    source: Source,
-    place: Place,
-    cursor: Cursor,
-    num_threads: int,
-    prefetch_factor: int,
-    worker_timeout_s: float,
-) -> BatchStream:
-    """The batches of one worker, made by several threads, in step order.
-
-    Thread i % num_threads makes batch i of this worker. So the threads of all workers together
-    divide the steps as the same number of workers would.
-
-    Raises:
-        ConfigError: A transform or stage may draw from global generators.
-    """
-    require_own_randomness(source)
-    allow_open_files(num_threads * FILES_PER_SOURCE)
-    total = place.num_workers * num_threads
-    places = [
-        place.with_worker(place.worker + place.num_workers * thread, total)
-        for thread in range(num_threads)
-    ]
-    batches = [produce(source, thread_place, cursor) for thread_place in places]
-    return _ThreadStream(batches, prefetch_factor, worker_timeout_s)
+        require_own_randomness(source)
+        allow_open_files(self.num_workers * FILES_PER_SOURCE)
+        total = place.num_workers * self.num_workers
+        places = [
+            place.with_worker(place.worker + place.num_workers * thread, total)
+            for thread in range(self.num_workers)
+        ]
+        batches = [produce(source, thread_place, cursor) for thread_place in places]
+        return _ThreadStream(batches, self.prefetch_factor, self.worker_timeout_s)
 
 
 def require_own_randomness(source: Source) -> None:
@@ -115,10 +90,6 @@ def require_own_randomness(source: Source) -> None:
             "`deterministic = True`; or set num_workers=0, or take "
             "pool='processes' and threads_per_worker=1 for what can be imported"
         )
-
-
-class _StoppedError(BaseException):
-    """Ends the batch that a thread is making, for which the trainer no longer waits."""
 
 
 class AheadThread(Generic[_T]):
@@ -162,7 +133,7 @@ class AheadThread(Generic[_T]):
 
     def _raise_if_stopped(self) -> None:
         if self._is_stopped:
-            raise _StoppedError
+            raise SystemExit  # in the middle of a batch for which the trainer no longer waits
 
 
 def end_threads(threads: Sequence[AheadThread[Any]]) -> None:
@@ -178,10 +149,8 @@ class _ThreadStream(WorkerStream):
     def __init__(
         self, sources: Sequence[Generator[LoadedBatch]], prefetch_factor: int, timeout_s: float
     ) -> None:
-        super().__init__(len(sources), timeout_s)
         self._threads = [AheadThread(batches, prefetch_factor) for batches in sources]
-        # the threads also end when the stream is dropped and when the program ends
-        self._finalizer = weakref.finalize(self, end_threads, self._threads)
+        super().__init__(len(sources), timeout_s, end_threads, self._threads)
 
     def _receive(self, worker: int) -> Received:
         return [self._threads[worker].take()]
@@ -190,6 +159,3 @@ class _ThreadStream(WorkerStream):
         frames: Any = cast("Any", sys)._current_frames()  # noqa: SLF001 there is no other way
         stack = traceback.format_stack(frames.get(self._threads[worker].thread.ident))
         return f"it is a thread, which cannot be ended, and stands here:\n{''.join(stack)}"
-
-    def _end(self) -> None:
-        self._finalizer()

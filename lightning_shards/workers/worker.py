@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from lightning_shards import errors
 from lightning_shards.errors import SampleError, ShardError, WorkerError
@@ -22,13 +22,13 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.generators import begin_globals, worker_seed
 from lightning_shards.samples.tensors import Arena, load_torch, on_load
-from lightning_shards.system.guard import GuardedName, leave_signals_to_owner
+from lightning_shards.system.guard import end_with
 from lightning_shards.system.process import Cancellable, publish_stages_in
-from lightning_shards.workers.connection import MessageMaker, SharedBuffer, WorkerEnd
+from lightning_shards.workers.connection import SharedBuffer, WorkerEnd
 from lightning_shards.workers.inline import produce
-from lightning_shards.workers.messages import BatchBytes, message_sizes, require_picklable
-from lightning_shards.workers.pool import BatchStream, Failure
-from lightning_shards.workers.threads import start_threads
+from lightning_shards.workers.messages import message_sizes, require_picklable
+from lightning_shards.workers.pool import Failure
+from lightning_shards.workers.threads import ThreadPool
 
 
 def failure_of(error: Exception) -> Failure:
@@ -57,20 +57,17 @@ def _nearest(error: Exception) -> ShardError:
     return WorkerError(f"{type(error).__name__} in a worker process: {error}")
 
 
-def last_message(maker: MessageMaker, ready: Sequence[LoadedBatch], failure: Failure) -> bytes:
-    """The message with the batches made before a failure, and with the failure itself.
+def last_items(ready: Sequence[LoadedBatch], failure: Failure) -> list[LoadedBatch | Failure]:
+    """The batches made before a failure, and the failure itself.
 
     If one of these batches cannot be pickled, that is the failure, as it comes first.
     """
-    sent: list[LoadedBatch | Failure] = []
-    for loaded in ready:
+    for number, loaded in enumerate(ready):
         try:
             require_picklable(loaded.batch)
         except SampleError as error:
-            failure = failure_of(error)
-            break
-        sent.append(loaded)
-    return maker.message([*sent, failure])
+            return [*ready[:number], failure_of(error)]
+    return [*ready, failure]
 
 
 @dataclass(frozen=True)
@@ -81,9 +78,9 @@ class WorkerShare:
         source: Makes the batches.
         place: The place of the worker.
         cursor: The cursor of the first batch.
-        prefetch_factor: Messages that may be on their way.
+        prefetch_factor: Batches that each thread keeps ready.
         threads: Threads of the process.
-        batch: Size of one batch.
+        batch_bytes: Size of one batch.
         dtype: Name of torch's default type in the trainer; None if torch is not loaded there.
         buffers: Shared memory for its messages.
     """
@@ -93,33 +90,32 @@ class WorkerShare:
     cursor: Cursor
     prefetch_factor: int
     threads: int
-    batch: BatchBytes
+    batch_bytes: int
     dtype: str | None
     buffers: Sequence[SharedBuffer]
 
     def send_by(self, end: WorkerEnd) -> None:
         """Send the messages, up to the failure that ends them."""
         ready: list[LoadedBatch] = []
-        maker = MessageMaker(self.buffers)
+        batches = self._batches(end.arena)
         try:
-            batches = self._batches(maker.arena)
-            for size in message_sizes(self.batch):
-                end.wait_for_credit()
-                maker.prepare(size)
+            for size in message_sizes(self.batch_bytes):
+                end.begin(size)
                 while len(ready) < size:
                     ready.append(next(batches))
-                end.send(maker.message(ready))
+                end.send(ready)
                 ready = []
         except Exception as error:  # noqa: BLE001 raised in the trainer, in step order
-            end.send(last_message(maker, ready, failure_of(error)))
+            end.send(last_items(ready, failure_of(error)))
 
-    def _batches(self, arena: Arena) -> BatchStream | Iterator[LoadedBatch]:
+    def _batches(self, arena: Arena) -> Iterator[LoadedBatch]:
         if self.threads == 1:
-            return produce(self.source, self.place, self.cursor, arena)
+            yield from produce(self.source, self.place, self.cursor, arena)
         # threads make batches before their message is begun, so these have memory of their own
-        return start_threads(
-            self.source, self.place, self.cursor, self.threads, self.prefetch_factor, 0.0
-        )
+        pool = ThreadPool(self.threads, self.prefetch_factor, worker_timeout_s=0.0)
+        stream = pool.start(self.source, self.place, self.cursor)
+        while True:
+            yield next(stream)
 
 
 def run_worker(share: WorkerShare, connection: Connection) -> NoReturn:
@@ -130,19 +126,18 @@ def run_worker(share: WorkerShare, connection: Connection) -> NoReturn:
         connection: The worker's end of its connection.
     """
     gc.freeze()  # so that a collection does not copy the pages that workers share
-    name = multiprocessing.current_process().name
-    if isinstance(name, GuardedName):  # forked; in others the guard began by unpickling
-        name.begin()
-    leave_signals_to_owner()  # again, since the main script may have set handlers meanwhile
+    # in a forked process; in others its guard has begun, and the main script may have set handlers
+    end_with(cast("Any", multiprocessing.parent_process()).pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end = WorkerEnd(connection, share.prefetch_factor)
+    end = WorkerEnd(connection, share.buffers)
     worker = share.place.worker
     publish_stages_in(share.buffers[0].flags.data[1:])
     begin_globals(worker)
     on_load(partial(settle_torch, share.source, share.place, share.dtype))
     with Cancellable(end.raise_if_closed):
         share.send_by(end)
-    end.wait_for_end()
+    while True:
+        end.listen()
 
 
 def settle_torch(source: Source, place: Place, dtype: str | None) -> None:

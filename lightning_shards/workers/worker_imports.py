@@ -24,7 +24,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.tensors import is_tensor
 from lightning_shards.workers.fork_server import fork_server
 
-_MAIN = ("__main__", "__mp_main__")
+MAIN_NAMES = {"__main__", "__mp_main__"}
 """Names of the main script; it has the second one in a process that was started by spawn."""
 
 _OURS = ("numpy", "lightning_shards.workers.worker")
@@ -49,18 +49,18 @@ def prepare_workers(sources: Iterable[Source]) -> None:
         fork_server.start([name for modules in each for name in modules])
 
 
-def require_sendable(source: Source) -> dict[str, str]:
+def require_sendable(source: Source) -> set[str]:
     """Check that a source can travel to workers that are not forked from this process.
 
     Returns:
-        The modules that they import for it, each with a thing defined in it.
+        The modules that they import for it.
 
     Raises:
         ConfigError: A callable of the user's cannot be sent.
         WorkerError: Workers would import the main script, which has no main guard.
     """
     modules = tried_to_pickle(source, modules_of, "worker processes")
-    if from_main(modules) is not None:
+    if not MAIN_NAMES.isdisjoint(modules):
         require_main_guard()
     return modules
 
@@ -98,11 +98,6 @@ def _remedy(error: Exception) -> str:
     )
 
 
-def from_main(modules: dict[str, str]) -> str | None:
-    """A thing of the main script among what travels; None: the script is not imported."""
-    return next(filter(None, map(modules.get, _MAIN)), None)
-
-
 def modules_to_preload(source: Source, modules: Iterable[str]) -> list[str]:
     """The installed modules that the workers of a source import: itself and `modules` need them."""
     torch = ["torch"] * source.describe().loads_torch
@@ -131,8 +126,8 @@ def _is_installed(name: str) -> bool:
     )
 
 
-def modules_of(value: object) -> dict[str, str]:
-    """The modules that a process imports to unpickle a value, each with a thing defined in it.
+def modules_of(value: object) -> set[str]:
+    """The modules that a process imports to unpickle a value.
 
     Raises:
         Exception: The value cannot be pickled, or something in it is of a main script that workers
@@ -151,18 +146,18 @@ def modules_of(value: object) -> dict[str, str]:
 class _Recorder(ForkingPickler):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.modules: dict[str, str] = {}
+        self.modules: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         is_named = isinstance(obj, type | FunctionType | BuiltinFunctionType)
         named: Any = obj if is_named else type(obj)
-        if is_named and named.__module__ in _MAIN and _main_script() is None:
+        if is_named and named.__module__ in MAIN_NAMES and _main_script() is None:
             raise pickle.PicklingError(
                 f"{named.__qualname__} is defined in __main__, which workers cannot import: it is "
                 "a notebook, standard input, `python -c` or `python -m package`"
             )
         if isinstance(named.__module__, str):
-            self.modules.setdefault(named.__module__, named.__qualname__)
+            self.modules.add(named.__module__)
         return (int, ()) if is_tensor(obj) else NotImplemented  # torch counts who gets its memory
 
 

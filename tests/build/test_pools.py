@@ -32,7 +32,7 @@ def test_no_workers_are_the_trainers_own_thread(source):
 def test_processes_know_their_threads_and_what_a_batch_takes(source):
     batch = batch_bytes(source.first_sample(Place()).batch, 4)
     pool = make_pool(LoaderConfig(threads_per_worker=2), 3, source, Place(), on_cuda=True)
-    assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch=batch)
+    assert pool == ProcessPool(3, 2, pin_memory=True, threads=2, batch_bytes=batch)
     assert pool.describe().num_producers == 6
     assert pool.describe().workers == "3 processes of 2 threads each"
 
@@ -46,7 +46,7 @@ def test_processes_know_their_threads_and_what_a_batch_takes(source):
     ],
 )
 def test_the_bytes_kept_ready_are_bounded(source, config, kept):
-    of_worker = kept * batch_bytes(source.first_sample(Place()).batch, 4).total
+    of_worker = kept * batch_bytes(source.first_sample(Place()).batch, 4)
     for times, expected in ((9, 7), (7, 7), (6, 6), (1, 1), (0.5, 1)):
         allowed = int(2 * of_worker * times)
         assert (

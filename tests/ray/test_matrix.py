@@ -66,7 +66,7 @@ def after(stream, batches):
 
 def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
     draws, waits = random.Random(0), []
-    with local_cluster(), opened(tmp_path, urls) as (stream, loader, expected):
+    with local_cluster(), opened(tmp_path, urls) as (stream, _, expected):
         made = list(islice(stream, 5))
         for _ in range(KILLS):
             pids = [

@@ -14,10 +14,13 @@ from lightning_shards.errors import (
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.tensors import with_tensors
-from tests.workers.same_bytes import jitter
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2
+
+
+def jitter(image, rng):
+    return image + torch.from_numpy(rng.random(tuple(image.shape)))
 
 
 def jitter_globally(image):

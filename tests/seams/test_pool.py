@@ -22,7 +22,6 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import new_tensor
 from lightning_shards.system.process import Cancellable, wait_for_event
 from lightning_shards.workers.inline import InlinePool
-from lightning_shards.workers.messages import BatchBytes
 from lightning_shards.workers.processes import ProcessPool
 from lightning_shards.workers.threads import ThreadPool
 from tests.ray.actor_transforms import Raising
@@ -38,7 +37,7 @@ POOLS = [
         ProcessPool(2, start_method="fork", threads=2), id="threads-in-fork", marks=pytest.mark.ddp
     ),
     pytest.param(
-        ProcessPool(2, start_method="fork", batch=BatchBytes(inline=2**18)),
+        ProcessPool(2, start_method="fork", batch_bytes=2**20),
         id="several-in-a-message",
         marks=pytest.mark.ddp,
     ),
@@ -286,12 +285,12 @@ def is_shared(tensor, stream):
 @pytest.mark.parametrize(
     ("kept", "num_workers", "batch"),
     [
-        (1, 3, BatchBytes(shared=2**20)),
-        (40, 3, BatchBytes(shared=2**22 + 1)),
+        (1, 3, 2**20),
+        (40, 3, 2**22 + 1),
     ],
 )
 def test_batches_stay_as_they_are_for_as_long_as_they_are_kept(kept, num_workers, batch):
-    pool = ProcessPool(num_workers, start_method="fork", batch=batch)
+    pool = ProcessPool(num_workers, start_method="fork", batch_bytes=batch)
     stream = pool.start(LargeBatches(), Place(), START)
     batches = deque(maxlen=kept)
     copies = 0
@@ -326,8 +325,8 @@ def pinned(monkeypatch):
 
 @pytest.mark.ddp
 def test_a_thread_pins_batches_for_the_device_of_the_trainer(pinned):
-    batch = BatchBytes(shared=2**22 + 1)
-    pool = ProcessPool(2, start_method="fork", batch=batch, pin_memory=True)
+    batch = 2**22 + 1
+    pool = ProcessPool(2, start_method="fork", batch_bytes=batch, pin_memory=True)
     stream = pool.start(LargeBatches(fails_at=14), Place(), START)
     try:
         for number in range(14):

@@ -1,10 +1,8 @@
-"""What a process shares: open files, the name of its job, its signals, and waits called off."""
+"""What a process shares: the name of its job, its signals, and waits called off."""
 
 import multiprocessing
 import os
-import resource
 import signal
-import sys
 import threading
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -16,19 +14,9 @@ from lightning_shards.system.process import (
     DeferredSignal,
     job_name,
     result_of,
-    share_of_files,
     take_from,
     wait_for_event,
 )
-
-
-@pytest.mark.parametrize(
-    ("limit", "num_parts", "expected"),
-    [(1024, 1, 512), (1024, 4, 128), (resource.RLIM_INFINITY, 4, sys.maxsize)],
-)
-def test_parts_share_half_of_the_limit(limit, num_parts, expected, monkeypatch):
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert share_of_files(num_parts) == expected
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,7 @@ import os
 import signal
 import sys
 from itertools import count
-from multiprocessing import forkserver, util
-from multiprocessing.context import ForkProcess
+from multiprocessing import forkserver
 from pathlib import Path
 
 import numpy as np
@@ -141,23 +140,6 @@ def test_a_server_that_was_killed_is_started_again(start, server_pid):
     os.waitid(os.P_PID, killed, os.WEXITED | os.WNOWAIT)
     told_by(start(ProcessPool(1), Tells()))
     assert server_pid() != killed
-
-
-def start_server_and_die(told):
-    fork_server.start([])
-    told.send(fork_server.pid)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_the_server_of_a_killed_rank_leaves_the_folder_of_the_process_that_forked_the_rank():
-    folder = Path(util.get_temp_dir())
-    its_end, end = multiprocessing.Pipe()
-    rank = ForkProcess(target=start_server_and_die, args=(its_end,))
-    rank.start()
-    server = psutil.Process(end.recv())
-    rank.join()
-    server.wait(10)
-    assert folder.is_dir()
 
 
 def test_a_server_that_is_prepared_is_the_one_that_forks_and_runs_nothing_of_the_users(

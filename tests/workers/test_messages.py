@@ -1,16 +1,19 @@
-"""Batches on their way between processes: what comes is what was sent."""
+"""Batches on their way between processes: what comes is what was sent, in memory that both use."""
 
+import multiprocessing
 from collections import OrderedDict
 from copy import deepcopy
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.collate import BadSample, LoadedBatch
+from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.tensors import with_tensors
+from lightning_shards.workers.connection import TrainerEnd, WorkerEnd, new_buffers
 from lightning_shards.workers.messages import (
     KEPT_BYTES,
     batch_bytes,
@@ -18,7 +21,6 @@ from lightning_shards.workers.messages import (
     require_picklable,
 )
 from lightning_shards.workers.pool import Failure
-from tests.workers.message_examples import Link, Pair
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(nested|[Ss]parse|quant|deprecated).*")
 
@@ -27,13 +29,47 @@ LARGE = torch.zeros(KEPT_BYTES, dtype=torch.uint8)
 BATCH = {"__key__": ["a", "b"], "small": SMALL, "large": LARGE, "array": SMALL.numpy()}
 
 
+class Pair(NamedTuple):
+    """A batch of the user's own class."""
+
+    image: object
+    label: object
+
+
+class Link:
+    """Both ends of the connection of a worker that may have so many messages on their way."""
+
+    def __init__(self, credit=1):
+        near, far = multiprocessing.Pipe()
+        self.buffers = new_buffers(credit)
+        self.trainer, self.worker = TrainerEnd(near, self.buffers), WorkerEnd(far, self.buffers)
+
+    def send(self, *items):
+        """Send a message of batches, or of what else it may hold."""
+        self.worker.begin(len(items))
+        self.worker.send([item if isinstance(item, tuple) else LoadedBatch(item) for item in items])
+
+    def travelled(self, *batches):
+        """The batches of a message as the trainer gets them."""
+        self.send(*map(LoadedBatch, batches))
+        return [loaded.batch for loaded in self.trainer.receive()]
+
+    def in_use(self):
+        """For each buffer, whether it is in use."""
+        return [bool(buffer.flags[0]) for buffer in self.buffers]
+
+
+def column(value, size=KEPT_BYTES):
+    return torch.full((size,), value, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize("batch", [BATCH, tuple(BATCH.values())], ids=["dict", "tuple"])
 def test_a_message_gives_what_was_put_in(batch):
     link, bad = Link(), (BadSample(0, 1, "SampleError"),)
     sent = [
         LoadedBatch(deepcopy(batch), digest, bad, seconds=digest / 2) for digest in (2**64 - 1, 3)
     ]
-    link.worker.send(link.maker.message([*sent, Failure(ValueError("no"), "why")]))
+    link.send(*sent, Failure(ValueError("no"), "why"))
     *received, failure = link.trainer.receive()
     assert failure.cause == "why"
     for each, original in zip(received, sent, strict=True):
@@ -63,10 +99,8 @@ def test_tensors_of_every_type_and_shape_come_back(column, times):
     if column.dim() and not column.requires_grad:
         column = column.repeat(times, *[1] * (column.dim() - 1))
     nested = [{"boxes": column, "tags": ("a", [column])}] * 2
-    link = Link()
-    link.send({"x": column, "targets": nested})
-    (received,) = link.trainer.receive()
-    x, targets = received.batch["x"], received.batch["targets"]
+    (received,) = Link().travelled({"x": column, "targets": nested})
+    x, targets = received["x"], received["targets"]
     for each in (x, targets[1]["boxes"], targets[0]["tags"][1][0]):
         assert (each.dtype, each.shape) == (column.dtype, column.shape)
         assert (each.requires_grad, each.is_leaf) == (column.requires_grad, True)
@@ -183,7 +217,6 @@ def test_all_tensors_of_a_nested_batch_are_pinned(monkeypatch):
         "tensors": [SMALL, SMALL[:, :1].clone(), torch.tensor(7)],
         "deep": {"list": [{"mask": SMALL > 2}, (SMALL.float(), "text")], "none": None},
         "array in a list": [SMALL.numpy()],
-        "of numbers that torch lacks": np.ones(2, np.longdouble),
     }
     received = pinned(LoadedBatch(batch)).batch
     assert len(made) == 6
@@ -191,3 +224,77 @@ def test_all_tensors_of_a_nested_batch_are_pinned(monkeypatch):
     assert received["deep"]["list"][1][0] is made[5]
     expected = {**batch, "array": SMALL}
     assert are_same(received, expected)
+
+
+# --- shared memory --------------------------------------------------------------------------------
+
+
+def test_content_of_any_size_arrives_while_nobody_reads():
+    link = Link(2)
+    sizes = [0, 1, 100, 3, 2**20, 2**21, 2**14, 2**22]
+    for first in range(0, len(sizes), 2):
+        pair = [{"text": bytes([7]) * size, "x": column(7, size)} for size in sizes[first:][:2]]
+        for each in pair:
+            link.send(each)
+        for sent in pair:
+            (received,) = link.trainer.receive()
+            assert are_same(received.batch, sent)
+            del received
+
+
+def test_a_worker_ends_when_the_trainer_has_closed_the_stream():
+    """It listens in a wait, or when nobody takes its message."""
+    link = Link()
+    link.trainer.close()
+    link.send({"late": 1})
+    with pytest.raises(SystemExit):
+        link.worker.raise_if_closed()
+
+
+def test_a_buffer_is_in_use_as_long_as_the_trainer_holds_a_large_tensor_of_it():
+    link = Link()
+    batches = link.travelled(*({"x": column(value), "ids": column(1, 6)} for value in range(9)))
+    assert link.in_use() == [True, False, False]
+    for value, batch in enumerate(batches):
+        assert torch.equal(batch["x"], column(value))
+    row, small = batches[4]["x"][100:], batches[5]["ids"]
+    row.add_(1)
+    del batches, batch
+    assert link.in_use() == [True, False, False]
+    assert int(row.max()) == 5
+    del row
+    assert link.in_use() == [False, False, False]
+    assert torch.equal(small, column(1, 6))  # it keeps no memory of the message
+
+
+def test_a_fork_of_the_trainer_releases_no_buffer():
+    link = Link()
+    (batch,) = link.travelled({"x": column(1)})
+    fork = multiprocessing.get_context("fork").Process(target=batch.clear)
+    fork.start()
+    fork.join(60)
+    assert fork.exitcode == 0
+    assert link.in_use() == [True, False, False]
+    batch.clear()
+    assert link.in_use() == [False, False, False]
+
+
+def growing(values, arena=None):
+    made = GrowingColumn(len(values), arena)
+    return made.finished([{"x": made.put(value), "__key__": ""} for value in values], "x")
+
+
+def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again():
+    def batch(value, last):
+        arrays = [np.full(KEPT_BYTES, each, np.uint8) for each in (value, value, last) if each]
+        link.worker.begin(1)
+        return {"x": growing(arrays if last else [*arrays, None], link.worker.arena)}
+
+    link = Link(3)
+    for value, last in ((1, 1), (2, None), (8, 8), (9, 9)):
+        link.worker.send([LoadedBatch(batch(value, last))])
+        if value == 1:
+            link.trainer.receive()
+    (received,) = link.trainer.receive()
+    first, second, third = received.batch["x"]
+    assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)

@@ -9,13 +9,13 @@ import torch
 from lightning_shards.errors import ConfigError, SampleError, WorkerError
 from lightning_shards.readers.source import SourceDescription
 from lightning_shards.samples.collate import LoadedBatch
-from lightning_shards.workers.messages import BatchBytes, batch_bytes
+from lightning_shards.workers.messages import batch_bytes
 from lightning_shards.workers.processes import ProcessPool
 
 PROCESSES = [
     pytest.param(ProcessPool(2, start_method="fork"), id="fork", marks=pytest.mark.ddp),
     pytest.param(
-        ProcessPool(2, start_method="fork", batch=BatchBytes(inline=2**18)),
+        ProcessPool(2, start_method="fork", batch_bytes=2**20),
         id="several-in-a-message",
         marks=pytest.mark.ddp,
     ),

@@ -4,9 +4,7 @@ Ray places the actors, starts them again when they or their nodes die, and repea
 were lost. All that is decided here is the numbers of the batches that a call asks for.
 """
 
-import os
 import time
-import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +34,7 @@ from lightning_shards.workers.ray.travel import packed_source
 
 _PLACED_S = 60.0
 """Seconds in which an actor must have started; on an idle machine it takes 2 to 3."""
+
 
 @dataclass(frozen=True)
 class RayPool:
@@ -88,7 +87,7 @@ class RayPool:
             where = self._start_actors(actors, place, cpus)
             _try_nodes(actors, where, sent, source, place)
         except BaseException as error:
-            _end_actors(os.getpid(), actors, [])
+            _end_actors(actors, [])
             if isinstance(error, ray.exceptions.RayError):
                 raise WorkerError(
                     f"Ray cannot start actors ({error}); all nodes need this package, the modules "
@@ -193,12 +192,11 @@ class _RayStream(WorkerStream):
         sent: Sequence[object],
         begun: tuple[Source, Place, Cursor],
     ) -> None:
-        super().__init__(len(actors), pool.worker_timeout_s)
+        self._calls: list[deque[Any]] = [deque() for _ in actors]
+        super().__init__(len(actors), pool.worker_timeout_s, _end_actors, actors, self._calls)
         self._pool, self._actors, self._where, self._begun = pool, actors, where, begun
         self._sent: Sequence[object] = sent
         self._numbers = list(range(len(actors)))  # of the first batch of each actor's next call
-        self._calls: list[deque[Any]] = [deque() for _ in actors]
-        self._finalizer = weakref.finalize(self, _end_actors, os.getpid(), actors, self._calls)
         for _ in range(pool.prefetch_factor):
             for worker in range(len(actors)):
                 self._ask(worker)
@@ -209,10 +207,6 @@ class _RayStream(WorkerStream):
         call = actor.make.remote(self._sent, cursor, self._numbers[worker], count)
         self._calls[worker].append(call)
         self._numbers[worker] += count * len(self._actors)
-
-    def _end(self) -> None:
-        self._finalizer()
-        self._actors, self._sent = [], []
 
     def _receive(self, worker: int) -> Received:
         try:
@@ -245,9 +239,7 @@ class _RayStream(WorkerStream):
         )
 
 
-def _end_actors(owner_pid: int, actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:
-    if os.getpid() != owner_pid:
-        return  # a fork of the trainer drops its copy
+def _end_actors(actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:
     with suppress(Exception):  # the cluster may have ended first
         for call in (call for queue in calls for call in queue):
             ray.cancel(call)  # otherwise Ray prints a line for each one
