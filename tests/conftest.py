@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import numpy as np
 import pytest
-from forked_programs import ForkedPrograms, ForkingServers
+from forked_programs import ForkedPrograms
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
@@ -60,11 +60,11 @@ LONGEST_FIRST = [
     for name in (
         "ray/test_pool.py",
         "ddp_kill/test_chains.py",
-        "elastic/test_torchrun.py",
+        "elastic/test_agents.py",
         "options/test_matrix.py",
-        "workers/test_same_bytes_of_splits.py",
+        "workers/test_all_pools.py",
         "ddp/test_ends.py",
-        "ddp/test_fit.py",
+        "ddp/test_a_fit.py",
         "test_examples.py",
         "test_configs.py",
         "options/test_ends.py",
@@ -75,7 +75,6 @@ LONGEST_FIRST = [
         "test_examples_fabric_loop.py",
         "workers/test_processes.py",
         "workers/test_owners.py",
-        "workers/test_same_bytes.py",
         "loader/test_worlds.py",
         "seams/test_pool.py",
         "resume/test_elastic.py",
@@ -83,10 +82,6 @@ LONGEST_FIRST = [
     )
 ]
 assert all(path.is_file() for path in LONGEST_FIRST)
-
-
-FORKING: list[ForkingServers] = []
-"""Those that all workers of pytest-xdist share; the process that started these workers has them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -107,19 +102,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist where programs are forked."""
-    if not FORKING:
-        FORKING.append(ForkingServers())
-    node.workerinput["forking_servers"] = str(FORKING[0].folder)
-
-
-def pytest_unconfigure() -> None:
-    """End what all workers shared."""
-    while FORKING:
-        assert FORKING.pop().close() == ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -232,16 +214,13 @@ def start_program():
 
 
 @pytest.fixture(scope="session")
-def forked_programs(request):
+def forked_programs():
     """Runs programs that need not import Lightning: `forked_programs.run([SCRIPT], folder)`."""
     import lightning  # noqa: F401 it fails here, and not in a program, where there is none
 
-    shared = getattr(request.config, "workerinput", {}).get("forking_servers")
-    own = None if shared else ForkingServers()
-    programs = ForkedPrograms(own.folder if own else Path(shared))
+    programs = ForkedPrograms()
     yield programs
     assert programs.close() == ""
-    assert own is None or own.close() == ""
 
 
 @pytest.fixture

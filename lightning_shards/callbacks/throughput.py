@@ -67,11 +67,12 @@ class DataThroughputMonitor(pl.Callback):
         self._stopped_at: float | None = None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse a loader of another rank."""
+        """Find the loader to watch."""
         require_own_places(trainer, train_loaders(trainer))
+        self._watch(_only_shard_loader(trainer), trainer.strategy.root_device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find the loader to watch; `reload_dataloaders_every_n_epochs` makes another one."""
+        """Begin from the start if `reload_dataloaders_every_n_epochs` has made another loader."""
         loader = _only_shard_loader(trainer)
         if loader is not self._loader:
             self._watch(loader, trainer.strategy.root_device)

@@ -10,6 +10,12 @@ from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.workers.processes import ProcessPool
 
 
+def begun(fit: Any) -> None:
+    """Begin a fit, and take the first step, behind which the clock starts."""
+    fit.begin()
+    fit.step(wait_s=0, busy_s=1)
+
+
 def test_the_clock_starts_after_the_first_batch_which_starts_workers_and_compiles(
     fake_fit: Any,
 ) -> None:
@@ -19,16 +25,6 @@ def test_the_clock_starts_after_the_first_batch_which_starts_workers_and_compile
     fake_fit.step(wait_s=1, busy_s=3)
     assert fake_fit.windows("samples_per_s") == [pytest.approx(2)]
     assert fake_fit.windows("wait_fraction") == [pytest.approx(0.25)]
-
-
-def test_each_log_is_of_the_time_since_the_one_before(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    for wait_s in (1, 3):
-        fake_fit.step(wait_s=wait_s, busy_s=1)
-    assert [step for step, _ in fake_fit.logged] == [1, 2]
-    assert fake_fit.windows("wait_fraction") == pytest.approx([0.5, 0.75])
-    assert fake_fit.windows("trainer_samples_per_s") == pytest.approx([8, 8])
 
 
 def test_validation_is_not_counted(fake_fit: Any) -> None:
@@ -49,8 +45,7 @@ def test_validation_is_not_counted(fake_fit: Any) -> None:
 def test_a_loader_that_replaces_another_one_is_measured_from_its_second_batch_on(
     fake_fit: Any,
 ) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
+    begun(fake_fit)
     fake_fit.step(wait_s=1, busy_s=1, transfer_s=1, read=1)
     fake_fit.reload()
     fake_fit.step(wait_s=0, busy_s=9, samples=2, start_s=1000)
@@ -66,16 +61,10 @@ def test_a_loader_that_replaces_another_one_is_measured_from_its_second_batch_on
 # --- the network
 
 
-def fetch(fit: Any, *totals: float) -> None:
-    """The batches that come now were fetched so."""
-    times = fit.loader.times
-    times.fetched = times.fetched.plus(FetchTotals(*totals))
-
-
 def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    fetch(fake_fit, 10, 1, 300, 400)
+    begun(fake_fit)
+    times = fake_fit.loader.times
+    times.fetched = times.fetched.plus(FetchTotals(10, 1, 300, 400))
     fake_fit.step(wait_s=3, busy_s=1, fetch=2, decode=1)
     assert fake_fit.windows("fetched_bytes_per_s") == [75]
     assert fake_fit.windows("requests_per_s") == [2.5]
@@ -89,14 +78,16 @@ def test_figures_of_the_network_are_logged_beside_the_others(fake_fit: Any) -> N
 # --- the end of a fit
 
 
-def test_the_report_is_of_the_whole_run(fake_fit: Any) -> None:
-    fake_fit.begin()
-    fake_fit.step(wait_s=0, busy_s=1)
-    fake_fit.step(wait_s=1, busy_s=1)
-    for wait_s in (3, 5):
+def test_a_log_is_of_the_time_since_the_one_before_and_the_report_of_the_whole_run(
+    fake_fit: Any,
+) -> None:
+    begun(fake_fit)
+    for wait_s in (1, 3, 5):
         fake_fit.begin_epoch()
         fake_fit.step(wait_s=wait_s, busy_s=1)
     fake_fit.end()
+    assert [step for step, _ in fake_fit.logged] == [1, 2, 3, 4]
+    assert fake_fit.windows("wait_fraction") == pytest.approx([1 / 2, 3 / 4, 5 / 6])
     [report] = fake_fit.reported
     assert "loader-bound: the trainer could take 3.0x what the loader gives" in report
     assert "trained 2 samples/s" in report
@@ -110,8 +101,7 @@ def test_the_change_to_make_knows_the_workers_and_the_cores_of_a_rank(
     monkeypatch.setattr(throughput, "num_cpus", lambda: 13)
     fit = make_fit(pool=ProcessPool(1, start_method="fork", threads=2))
     fit.trainer.num_devices = 3
-    fit.begin()
-    fit.step(wait_s=0, busy_s=1)
+    begun(fit)
     for _ in range(20):
         fit.loader.times.produce_s += 9
         fit.step(wait_s=9, busy_s=1)
@@ -126,8 +116,7 @@ def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) ->
     fit = make_fit(3)
     own = TimeTotals(20, 160, 10, 1, 1, 1)
     fit.others = [own, own._replace(wait_s=5, starved_s=5)]
-    fit.begin()
-    fit.step(wait_s=0, busy_s=1)
+    begun(fit)
     for _ in range(20):
         fit.step(wait_s=1 / 20, busy_s=9 / 20)
     fit.end()
@@ -141,8 +130,7 @@ def test_the_rank_that_holds_all_others_by_its_loader_is_named(make_fit: Any) ->
 def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: Any) -> None:
     fit = make_fit(3)
     fit.trainer.is_global_zero = False
-    fit.begin()
-    fit.step(wait_s=0, busy_s=1)
+    begun(fit)
     fit.step(wait_s=1, busy_s=1)
     fit.end()
     assert (fit.logged, fit.reported) == ([], [])
@@ -151,8 +139,7 @@ def test_other_ranks_than_0_say_nothing_but_take_part_in_the_report(make_fit: An
 
 def test_ctrl_c_is_answered_by_rank_0_which_asks_no_other_rank(make_fit: Any) -> None:
     fit = make_fit(3)
-    fit.begin()
-    fit.step(wait_s=0, busy_s=1)
+    begun(fit)
     fit.step(wait_s=1, busy_s=1)
     fit.monitor.on_validation_start(fit.trainer, None)
     fit.clock.now_s += 1000  # validation is where it ends

@@ -55,7 +55,7 @@ def counted(rows: list[list[int]]) -> dict[str, float]:
 @pytest.mark.parametrize(
     "split",
     [
-        *({}, {"sampling": "resampled"}, {"sampling": "resampled", "reader": "stream"}),
+        {"sampling": "resampled", "reader": "stream"},
         {"schedule": [{"epoch": 1, "weights": {"web": 1, "more": 3}}]},
     ],
 )

@@ -5,6 +5,7 @@ import os
 import time
 import warnings
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import lightning.pytorch as pl
@@ -22,6 +23,7 @@ from lightning_shards import (
     ShardDataModule,
     SplitConfig,
 )
+from lightning_shards.system.process import take_from
 from lightning_shards.workers.fork_server import fork_server
 
 HARMLESS = [
@@ -133,10 +135,18 @@ class Module(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.01)
 
 
-class TrainsOnly(Module):
-    """Has no validation_step, as Lightning sees it, which warns of one without a val split."""
+class StallsAfterSomeBatches:
+    """A transform that waits for ever, as readers wait for a server."""
 
-    validation_step = pl.LightningModule.validation_step
+    def __init__(self, told: Path) -> None:
+        self.told, self.samples = told, 0
+
+    def __call__(self, label: int) -> int:
+        self.samples += 1
+        if self.samples > 6:  # three batches of two
+            self.told.touch()
+            take_from(SimpleQueue[None]())
+        return label
 
 
 def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
@@ -159,6 +169,8 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
         options["seed"] = rank
     if case.get("fail_on_rank_1"):
         options["transforms"] = {"label": FailOnRank1()}
+    if case.get("stalled") == rank:
+        options["transforms"] = {"label": StallsAfterSomeBatches(folder / "stalled")}
     loader = LoaderConfig(cache_dir=f"{folder}/cache-{rank}", **case.get("loader", {}))
     return ShardDataModule(**splits, **options, loader=loader)
 
@@ -188,8 +200,7 @@ def fit(case: dict[str, Any], record: Record) -> None:
         }
         | case.get("trainer", {}),
     )
-    kind = Module if "val" in case["splits"] or "val_sets" in case else TrainsOnly
-    model, resume = kind(record, case.get("block_at")), case.get("resume")
+    model, resume = Module(record, case.get("block_at")), case.get("resume")
     if "place" in case:  # of a loader that is passed by hand
         trainer.fit(model, data.loader("train", **case["place"]))
         return

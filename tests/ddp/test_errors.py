@@ -34,6 +34,15 @@ EXPECTED: dict[str, Expected] = {
     "a transform that fails on rank 1": Expected(
         "TransformError", ("the transform of field 'label' failed", "does not like this rank"), 1
     ),
+    "a set without shards on rank 1": Expected(
+        "ShardNotFoundError", ("val/hand: no file matches", "only-on-rank0-rank1"), 1
+    ),
+    "another set on each rank": Expected(
+        "PlanError", ("disagree on the evaluation sets", "'val/web0'", "'val/web1'")
+    ),
+    "a shorter set on rank 1": Expected(
+        "PlanError", ("the steps of an epoch of val/hand: rank 0 has 3, rank 1 has 2",)
+    ),
     "a loader of no rank": Expected(
         "ConfigError", ("2 processes", "fit(model, datamodule=", "rank=", "world_size=")
     ),
@@ -54,35 +63,35 @@ def as_cases(folder: Path, pack_into: Callable[..., list[str]]) -> list[dict[str
     shard.write_bytes(shard.read_bytes()[:5000])
     for rank in RANKS:
         shutil.copytree(folder / "good", folder / f"only-on-rank{rank}-rank{rank}")
-    good = {"train": "good"}
 
-    def case(name: str, splits: dict[str, str], **more: Any) -> dict[str, Any]:
-        return {
-            "name": name,
-            "fails": True,
-            "splits": {
-                split: {"urls": f"{folder}/{place}/shard-*.tar", "options": {}}
-                for split, place in splits.items()
-            },
-            **more,
-            "data": {"num_workers": 0, "batch_size": 4} | more.get("data", {}),
-        }
+    def split(place: str) -> dict[str, Any]:
+        return {"urls": f"{folder}/{place}/shard-*.tar", "options": {}}
+
+    def case(name: str, train: str = "good", **more: Any) -> dict[str, Any]:
+        data = {"num_workers": 0, "batch_size": 4} | more.pop("data", {})
+        if "sets" in more:
+            more["val_sets"] = {each: split(place) for each, place in more.pop("sets").items()}
+        splits = {"train": split(train)}
+        return {"name": name, "fails": True, "splits": splits, **more, "data": data}
 
     return [
-        case("saves", good, fails=False, save_every=1),
-        case("no shard on rank 0", {"train": "only-on-rank1-rank{rank}"}),
-        case("no shard on rank 1", {"train": "only-on-rank0-rank{rank}"}),
-        case("one shard less on rank 1", {"train": "fewer-rank{rank}"}),
-        case("a truncated shard on rank 1", {"train": "truncated-rank{rank}"}),
-        case("another seed on each rank", good, seed_is_rank=True),
-        case("a transform that fails on rank 1", good, fail_on_rank_1=True),
-        case("a loader of no rank", good, bare=True, place={}),
+        case("saves", fails=False, save_every=1),
+        case("no shard on rank 0", "only-on-rank1-rank{rank}"),
+        case("no shard on rank 1", "only-on-rank0-rank{rank}"),
+        case("one shard less on rank 1", "fewer-rank{rank}"),
+        case("a truncated shard on rank 1", "truncated-rank{rank}"),
+        case("another seed on each rank", seed_is_rank=True),
+        case("a transform that fails on rank 1", fail_on_rank_1=True),
         case(
-            "another seed than the checkpoint's",
-            good, data={"seed": 3}, resume="saved/step=1.ckpt",
+            "a set without shards on rank 1",
+            sets={"web": "good", "hand": "only-on-rank0-rank{rank}"},
         ),
-        case("works again", good, fails=False),
-    ]  # fmt: skip
+        case("another set on each rank", sets={"web": "good"}, rank_in_names=True),
+        case("a shorter set on rank 1", sets={"web": "good", "hand": "fewer-rank{rank}"}),
+        case("a loader of no rank", bare=True, place={}),
+        case("another seed than the checkpoint's", data={"seed": 3}, resume="saved/step=1.ckpt"),
+        case("works again", fails=False),
+    ]
 
 
 @pytest.fixture(scope="module")

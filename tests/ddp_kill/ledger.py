@@ -13,7 +13,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_shards import ExactResume, LoaderConfig, SetEpoch, ShardDataModule, SplitConfig
@@ -23,6 +23,9 @@ HARMLESS = [
     "Checkpoint directory .* exists and is not empty",  # a resumed fit saves where the first did
 ]
 KEPT = ("steps", "validations")
+DEFAULTS: dict[str, Any] = {
+    "stop": None, "schedule": False, "saves_in_validation": False, "checkpoint": None,
+}  # fmt: skip
 
 
 class StopHereError(Exception):
@@ -68,6 +71,12 @@ class Ledger(pl.LightningModule):
         if not self.trainer.sanity_checking:
             self._stop_if_told("validation_step")
 
+    def on_validation_batch_end(self, *given: Any, **_: Any) -> None:
+        saves = self.job["saves_in_validation"] and not self.trainer.sanity_checking
+        if saves and given[2] == 0:  # the number of the batch
+            name = f"validating-step={self.trainer.global_step}.ckpt"
+            self.trainer.save_checkpoint(f"{self.job['folder']}/saved/{name}")
+
     def on_validation_epoch_end(self) -> None:
         if not self.trainer.sanity_checking:
             self.validations.append([self.current_epoch, self.validated])
@@ -106,25 +115,6 @@ class Ledger(pl.LightningModule):
             setattr(self, name, list(checkpoint["ledger"][name]))
 
 
-class SaveInValidation(Callback):
-    """A checkpoint from the middle of each validation."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        if not trainer.sanity_checking and batch_idx == 0:
-            trainer.save_checkpoint(f"{self.folder}/validating-step={trainer.global_step}.ckpt")
-
-
 def make_data(job: dict[str, Any]) -> ShardDataModule:
     return ShardDataModule(
         SplitConfig(**{"sampling": "shuffled", "shuffle_run": 4} | job["train"]),
@@ -142,22 +132,19 @@ def fit(path: Path) -> None:
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message=message)
     torch.set_num_threads(1)
-    job = json.loads(path.read_text())
+    job = DEFAULTS | json.loads(path.read_text())
     saved = f"{job['folder']}/saved"
-    saving = [SaveInValidation(saved)] if job["saves_in_validation"] else []
     trainer = pl.Trainer(
         strategy="ddp",
         accelerator="cpu",
         devices=job["ranks"],
         logger=False,
-        callbacks=[
-            SetEpoch(), ExactResume(), *saving, ModelCheckpoint(saved, "{step}", **job["saving"]),
-        ],
+        callbacks=[SetEpoch(), ExactResume(), ModelCheckpoint(saved, "{step}", **job["saving"])],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=job["folder"],
         **job["trainer"],
-    )  # fmt: skip
+    )
     model = Ledger(job)
     trainer.fit(model, make_data(job), ckpt_path=job["checkpoint"])
     told = {name: getattr(model, name) for name in KEPT}

@@ -1,4 +1,4 @@
-"""Real fits that are killed and resumed, on other ranks: their weights saw each sample once.
+"""What killed and resumed fits guarantee, in the names of its tests: they saw each sample once.
 
 A chain is one training, cut by kills. Each fit of it is a program on ranks, resumed from the newest
 checkpoint there is. Ranks are forked; in one chain Lightning starts all but the first. The model's
@@ -168,26 +168,8 @@ def draw_chain(kind: str, limit: str, schedule: bool, accumulate: int) -> Chain:
     return Chain(name, fits, resumed_after, saving, options, schedule, in_validation)
 
 
-def three_times(limit: str, schedule: bool) -> Chain:
-    """Killed three times within the second epoch."""
-    fits = (
-        Fit(2, 2, 1, train_step(15, rank=1)),
-        Fit(1, 4, 1, train_step(3, rank=0)),
-        Fit(4, 1, 0, train_step(3, rank=2)),
-        Fit(2, 2) if schedule else Fit(1, 3),
-    )
-    steps = {"max_epochs": EPOCHS} if limit == "max_epochs" else MAX_STEPS
-    name = f"three times within an epoch, {limit}{', a schedule' if schedule else ''}"
-    return Chain(name, fits, (15, 18, 21), {"every_n_train_steps": 1}, steps, schedule)
-
-
 DIMENSIONS = itertools.product(KINDS, ("max_epochs", "max_steps"), (False, True), (1, 2))
 MATRIX = list(itertools.starmap(draw_chain, DIMENSIONS))
-MATRIX += [
-    three_times(limit, schedule)
-    for limit in ("max_epochs", "max_steps")
-    for schedule in (False, True)
-]
 CHAINS = [*FIVE, *[pytest.param(chain, marks=pytest.mark.matrix) for chain in MATRIX]]
 
 
@@ -212,18 +194,17 @@ def run_chain(chain: Chain, folder: Path, programs: Any) -> Outcome:
     for number, fit in enumerate(chain.fits):
         job = as_job(chain, number, folder, checkpoint)
         if fit.stop is None:
-            outcome.told = programs.run("run_fit.py", job)
+            outcome.told = programs.run(job)
             return outcome
         if fit.stop.rank is None:
-            output, statuses = programs.run_until_exit("run_fit.py", job)
+            output, statuses = programs.run_until_exit(job)
             assert output.count("StopHereError: training_step") >= fit.ranks, output[-4000:]
             assert 0 not in statuses
         else:
-            there, left = programs.run_until_killed("run_fit.py", job, launched=chain.launched)
+            there, left = programs.run_until_killed(job, launched=chain.launched)
             outcome.killed.append((number, there, left))
-        saved = (folder / "saved").glob("*.ckpt")
-        checkpoint = max(saved, key=lambda path: path.stat().st_mtime_ns)
-        outcome.ledgers.append(torch.load(checkpoint, weights_only=True)["ledger"])
+        checkpoint, ledger = programs.newest(folder)
+        outcome.ledgers.append(ledger)
     raise AssertionError("the last fit of a chain has no stop")
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import torch
 
 from lightning_shards import plan_epoch
 from tests.mixed_shards import COUNTS, LABELS, ROUND, WEIGHTS, module_of, pack_component
@@ -68,52 +67,33 @@ def next_stage(trained: int, draws: random.Random) -> dict[str, Any]:
 def run_chain(seed: int, folder: Path, programs: Any) -> tuple[list[Any], list[Any], list[int]]:
     """What the ranks of the last fit tell, the stages, and how far each epoch was to come."""
     draws, checkpoint, schedule = random.Random(f"stages {seed}"), None, list[Any]()
-    totals = [0] * EPOCHS
+    totals, trained = [0] * EPOCHS, Counter[int]()
     for fit in draw_chain(seed):
         job: dict[str, Any] = {
             "ranks": fit.ranks,
             "batch_size": fit.batch_size,
             "num_workers": draws.choice((0, 0, 1)),
-            "stop": fit.killed_in
-            and {"hook": "training_step", "call": fit.killed_in, "rank": fit.ranks - 1},
             "folder": str(folder),
             "train": split_of(folder, schedule),
             "val": f"{folder}/val-*.tar",
             "trainer": {"max_epochs": EPOCHS},
             "saving": {"every_n_train_steps": 1, "save_top_k": -1},
-            "schedule": False,
-            "saves_in_validation": False,
             "checkpoint": checkpoint and str(checkpoint),
         }
-        trained = _trained(checkpoint)
-        epoch = max(trained, default=0)
-        for number in range(epoch, EPOCHS):
-            done = trained.get(number, 0)
-            totals[number] = (
-                done + plan_epoch(EPOCH, fit.batch_size, fit.ranks, "drop", done).served
-            )
+        for number in range(max(trained, default=0), EPOCHS):
+            done = trained[number]
+            plan = plan_epoch(EPOCH, fit.batch_size, fit.ranks, "drop", done)
+            totals[number] = done + plan.served
         if fit.killed_in is None:
-            return programs.run("run_fit.py", job), schedule, totals
-        programs.run_until_killed("run_fit.py", job, launched=False)
-        saved = (folder / "saved").glob("*.ckpt")
-        checkpoint = max(saved, key=lambda path: path.stat().st_mtime_ns)
-        trained = _trained(checkpoint)
-        epoch = max(trained)
-        place = epoch * EPOCH + trained[epoch]
+            return programs.run(job), schedule, totals
+        stop = {"hook": "training_step", "call": fit.killed_in, "rank": fit.ranks - 1}
+        programs.run_until_killed(job | {"stop": stop})
+        checkpoint, ledger = programs.newest(folder)
+        trained = Counter(epoch for epoch, ids, _ in ledger["steps"] for _ in ids)
+        place = max(trained) * EPOCH + trained[max(trained)]
         schedule = [stage for stage in schedule if stage["samples"] < place]
-        stage = next_stage(place, draws)
-        schedule = [*schedule, stage]
+        schedule += [next_stage(place, draws)]
     raise AssertionError("the last fit of a chain is not killed")
-
-
-def _trained(checkpoint: Path | None) -> dict[int, int]:
-    """Samples of each epoch that the weights of a checkpoint were trained on."""
-    if checkpoint is None:
-        return {}
-    found: Counter[int] = Counter()
-    for epoch, ids, _ in torch.load(checkpoint, weights_only=True)["ledger"]["steps"]:
-        found[epoch] += len(ids)
-    return found
 
 
 SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.matrix) for seed in range(2, 40))]

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 
 import pytest
-from elastic_runs import TRAIN, VAL, Launchers, Run
+from elastic_runs import TRAIN, VAL, Launchers
 
 
 @pytest.fixture
@@ -14,9 +14,9 @@ def launchers_of(tmp_path, pack_into, forked_programs):
     """
     with ExitStack() as stack:
 
-        def make(*stops, **data):
+        def make(*stops):
             pack_into(tmp_path, TRAIN, "train")
             pack_into(tmp_path, VAL, "val")
-            return Launchers(Run(tmp_path, stops, **data), forked_programs, stack)
+            return Launchers(tmp_path, stops, forked_programs, stack)
 
         yield make

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import yaml
 from forked_programs import ForkedPrograms, Running, free_port
 from waiting import is_alive, is_running, wait_for
 
@@ -28,6 +27,32 @@ ENVIRONMENT = {
 }
 
 
+OVERRIDES = """
+trainer:
+  accelerator: cpu
+  precision: 32-true
+  max_epochs: EPOCHS
+  logger: false
+  enable_progress_bar: false
+  default_root_dir: FOLDER
+  callbacks:
+  - class_path: ModelCheckpoint
+    init_args: {dirpath: FOLDER/saved, every_n_train_steps: 4, save_last: true}
+model:
+  class_path: elastic_recorder.ElasticRecorder
+  init_args: {folder: FOLDER, stops: STOPS}
+data:
+  train: {urls: "FOLDER/train-*.tar", sampling: shuffled, shuffle_run: 4}
+  val: {urls: "FOLDER/val-*.tar", transforms: {}}
+  fields: {label: cls}
+  transforms: {}
+  device_transforms: {}
+  batch_size: BATCH_SIZE
+  num_workers: 0
+  loader: {cache_dir: FOLDER/cache}
+"""
+
+
 class Attempt(NamedTuple):
     """What one start of all ranks did: how many there were, and its first and last global step."""
 
@@ -36,113 +61,45 @@ class Attempt(NamedTuple):
     last: int
 
 
-class Ledger(NamedTuple):
-    """What counts of all attempts: the steps that the final weights were trained on."""
-
-    attempts: list[Attempt]
-    steps: list[int]
-    epochs: dict[int, Counter[tuple[int, int]]]
-    validated: list[tuple[int, Counter[tuple[int, int]]]]
-
-
-def read_ledger(folder: Path) -> Ledger:
-    """Whatever an attempt did behind the step at which a later one began was made again."""
-    attempts: list[Attempt] = []
-    trained: dict[int, list[Any]] = {}
-    validated: dict[int, list[Any]] = {}
-    for attempt in sorted((folder / "attempts").iterdir()):
-        lines = [
-            json.loads(line)
-            for path in sorted(attempt.iterdir())
-            for line in path.read_text().splitlines()
-        ]
-        steps = [step for kind, step, *_ in lines if kind == "trained"]
-        if not steps:  # ended before its first step
-            continue
-        attempts.append(Attempt(lines[0][3], min(steps), max(steps)))
-        trained = {step: of for step, of in trained.items() if step < min(steps)}
-        of_this: dict[str, dict[int, list[Any]]] = {"trained": {}, "validated": {}}
-        for kind, step, epoch, _, ids in lines:
-            of_this[kind].setdefault(step, []).append((epoch, ids))
-        trained |= of_this["trained"]
-        validated = {step: of for step, of in validated.items() if step <= min(steps)}
-        validated |= of_this["validated"]
-    epochs: dict[int, Counter[tuple[int, int]]] = {}
-    for epoch, ids in (pair for of_step in trained.values() for pair in of_step):
-        epochs.setdefault(epoch, Counter()).update(map(tuple, ids))
-    return Ledger(
-        attempts,
-        list(trained),
-        epochs,
-        [
-            (of[0][0], Counter(tuple(each) for _, ids in of for each in ids))
-            for of in validated.values()
-        ],
-    )
-
-
 def all_ids(counts: Sequence[int]) -> Counter[tuple[int, int]]:
     return Counter((shard, number) for shard, count in enumerate(counts) for number in range(count))
 
 
 def check_ledger(folder: Path, ranks: list[int]) -> list[Attempt]:
-    """Each sample of each epoch once, but for less than a global batch; each validation once."""
-    ledger = read_ledger(folder)
-    assert [attempt.ranks for attempt in ledger.attempts] == ranks
-    assert ledger.steps == list(range(len(ledger.steps)))
-    assert list(ledger.epochs) == list(range(EPOCHS))
-    for samples in ledger.epochs.values():
-        assert set(samples.values()) == {1}
-        assert samples <= all_ids(TRAIN)
-        assert samples.total() > sum(TRAIN) - max(ranks) * BATCH_SIZE
-    assert ledger.validated == [(epoch, all_ids(VAL)) for epoch in range(EPOCHS)]
-    return ledger.attempts
+    """Each sample of each epoch once, but for less than a global batch; each validation once.
 
-
-class Run:
-    """A training that is stopped and goes on, in a folder of its own."""
-
-    def __init__(self, folder: Path, stops: Sequence[tuple[int, int, str]], **data: Any) -> None:
-        self.folder = folder
-        saver = {"dirpath": f"{folder}/saved", "every_n_train_steps": 4, "save_last": True}
-        overrides = {
-            "trainer": {
-                "accelerator": "cpu",
-                "precision": "32-true",
-                "max_epochs": EPOCHS,
-                "logger": False,
-                "enable_progress_bar": False,
-                "default_root_dir": str(folder),
-                "callbacks": [{"class_path": "ModelCheckpoint", "init_args": saver}],
-            },
-            "model": {
-                "class_path": "elastic_recorder.ElasticRecorder",
-                "init_args": {"folder": str(folder), "stops": [list(stop) for stop in stops]},
-            },
-            "data": {
-                "train": {
-                    "urls": f"{folder}/train-*.tar",
-                    "sampling": "shuffled",
-                    "shuffle_run": 4,
-                },
-                "val": {"urls": f"{folder}/val-*.tar", "transforms": {}},
-                "fields": {"label": "cls"},
-                "transforms": {},
-                "device_transforms": {},
-                "batch_size": BATCH_SIZE,
-                "num_workers": 0,
-                "loader": {"cache_dir": f"{folder}/cache"},
-                **data,
-            },
-        }
-        (folder / "overrides.yaml").write_text(yaml.safe_dump(overrides))
-        self.options = ["fit", "--config", str(CONFIG), "--config", f"{folder}/overrides.yaml"]
-
-    def wait_for_stop(self, number: int) -> int:
-        """The pid of the rank that waits at a stop."""
-        path = self.folder / f"stop-{number}.json"
-        assert wait_for(path.exists, WITHIN_S), f"no rank came to stop {number}"
-        return int(json.loads(path.read_text()))
+    What an attempt did behind the step at which a later one began was made again.
+    """
+    attempts: list[Attempt] = []
+    trained: dict[int, list[Any]] = {}
+    validated: dict[int, list[Any]] = {}
+    for attempt in sorted((folder / "attempts").iterdir()):
+        texts = [path.read_text() for path in sorted(attempt.iterdir())]
+        lines = [json.loads(line) for text in texts for line in text.splitlines()]
+        steps = [step for kind, step, *_ in lines if kind == "trained"]
+        if not steps:  # ended before its first step
+            continue
+        attempts.append(Attempt(lines[0][3], min(steps), max(steps)))
+        trained = {step: of for step, of in trained.items() if step < min(steps)}
+        validated = {step: of for step, of in validated.items() if step <= min(steps)}
+        of_this: dict[str, dict[int, list[Any]]] = {"trained": {}, "validated": {}}
+        for kind, step, epoch, _, ids in lines:
+            of_this[kind].setdefault(step, []).extend((epoch, *sample) for sample in ids)
+        trained |= of_this["trained"]
+        validated |= of_this["validated"]
+    assert [attempt.ranks for attempt in attempts] == ranks
+    assert list(trained) == list(range(len(trained)))
+    samples = Counter(sample for of_step in trained.values() for sample in of_step)
+    assert set(samples.values()) == {1}
+    assert {epoch for epoch, *_ in samples} == set(range(EPOCHS))
+    for epoch in range(EPOCHS):
+        of_epoch = Counter(sample[1:] for sample in samples if sample[0] == epoch)
+        assert of_epoch <= all_ids(TRAIN)
+        assert of_epoch.total() > sum(TRAIN) - max(ranks) * BATCH_SIZE
+    assert list(map(Counter, validated.values())) == [
+        Counter((epoch, *sample) for sample in all_ids(VAL)) for epoch in range(EPOCHS)
+    ]
+    return attempts
 
 
 def block_of_page(language: str, begin: str) -> str:
@@ -164,12 +121,31 @@ def kill_all(pids: Sequence[int]) -> None:
 
 
 class Launchers:
-    """What starts the ranks of a run; nothing of it is left when `stack` is closed."""
+    """A training that is stopped and goes on, in a folder of its own, and what starts its ranks.
 
-    def __init__(self, run: Run, forked: ForkedPrograms, stack: ExitStack) -> None:
-        self.run, self._forked, self._stack = run, forked, stack
+    Nothing of it is left when `stack` is closed.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        stops: Sequence[tuple[int, int, str]],
+        forked: ForkedPrograms,
+        stack: ExitStack,
+    ) -> None:
+        self.folder, self._forked, self._stack = folder, forked, stack
         self.port = free_port()
         self._started: dict[int, tuple[Running, ExitStack]] = {}
+        told = OVERRIDES.replace("FOLDER", str(folder)).replace("STOPS", json.dumps(stops))
+        told = told.replace("EPOCHS", str(EPOCHS)).replace("BATCH_SIZE", str(BATCH_SIZE))
+        (folder / "overrides.yaml").write_text(told)
+        self.options = ["fit", "--config", str(CONFIG), "--config", f"{folder}/overrides.yaml"]
+
+    def wait_for_stop(self, number: int) -> int:
+        """The pid of the rank that waits at a stop."""
+        path = self.folder / f"stop-{number}.json"
+        assert wait_for(path.exists, WITHIN_S), f"no rank came to stop {number}"
+        return int(json.loads(path.read_text()))
 
     def start_agent(self, name: str) -> int:
         """Start an agent of torchrun with one rank; that of the name "host" has the store."""
@@ -177,9 +153,9 @@ class Launchers:
             "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--shutdown-timeout=5",
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-id=test",
             f"--rdzv-conf={FAST},is_host={int(name == 'host')}", "--local-addr=127.0.0.1",
-            "--redirects=3", f"--log-dir={self.run.folder}/agents",
+            "--redirects=3", f"--log-dir={self.folder}/agents",
         ]  # fmt: skip
-        command = ["run_agent.py", *options, "--", *self.run.options]
+        command = ["run_agent.py", *options, "--", *self.options]
         return self._start(command, {"LAUNCHER_NAME": name})
 
     def start_shell(self, script: str, **environment: str) -> int:
@@ -193,7 +169,7 @@ class Launchers:
         own = self._stack.enter_context(ExitStack())
         started = self._forked.started(
             [HERE / command[0], *command[1:]],
-            self.run.folder,
+            self.folder,
             environment=ENVIRONMENT | environment,
         )
         running = own.enter_context(started)

@@ -34,7 +34,7 @@ def start_job(tmp_path):
         of_page = "fit --config configs/elastic.yaml"
         script = block_of_page("bash", "#!/bin/bash")
         assert of_page in script
-        script = script.replace(of_page, shlex.join(launchers.run.options))
+        script = script.replace(of_page, shlex.join(launchers.options))
         job = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "train", "SLURM_NNODES": "1"}
         tasks = dict.fromkeys(("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"), str(ranks))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -47,7 +47,7 @@ def start_job(tmp_path):
 def test_a_job_that_is_requeued_by_the_signal_goes_on_elsewhere(launchers_of, start_job, tmp_path):
     launchers = launchers_of((2, 15, "1"))
     job = start_job(launchers, 2)
-    launchers.run.wait_for_stop(0)
+    launchers.wait_for_stop(0)
     os.kill(job, signal.SIGUSR1)
     launchers.wait_for_end(job)
     assert (tmp_path / "requeued.txt").read_text() == "requeue 1234\n"

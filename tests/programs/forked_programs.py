@@ -1,10 +1,9 @@
 """Programs that begin with Lightning imported: forks of a process that imported it once.
 
-python tests/programs/forked_programs.py OWNER LISTENER: such a process. All workers of pytest-xdist
-ask the same two of them for programs, at a socket whose descriptor is LISTENER; they end with the
-process that holds the other end of the socket OWNER. It runs no thread, so what it forks is what
-`python SCRIPT ARGUMENTS` would be after its imports: in a session of its own, with an environment,
-folder, output and draws of its own.
+python tests/programs/forked_programs.py SOCKET: such a process, which is asked for programs at the
+socket whose descriptor this is, and ends with the process that holds its other end. It runs no
+thread, so what it forks is what `python SCRIPT ARGUMENTS` would be after its imports: in a session
+of its own, with an environment, folder, output and draws of its own.
 
 Tests of imports, launchers and start methods start real interpreters instead.
 """
@@ -15,8 +14,6 @@ import json
 import multiprocessing.process
 import os
 import select
-import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -35,7 +32,6 @@ IMPORTED = (
     "lightning_shards.measure.report", "omegaconf", "psutil", "torchmetrics",
 )  # fmt: skip
 LONGEST = 1 << 17  # bytes of a request; most of them are the environment
-SERVERS = ("first", "others")  # what forks rank 0, and what forks all other ranks
 
 
 class Ended(NamedTuple):
@@ -60,10 +56,9 @@ class ForkedPrograms:
     interpreters do, in how strings are hashed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Connect to nothing yet; `folder` is that of `ForkingServers`."""
-        self._folder = folder
-        self._servers: list[_Connection] = []
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._servers: list[_Server] = []
 
     def run(
         self,
@@ -89,13 +84,13 @@ class ForkedPrograms:
         environment: dict[str, str] | None = None,
     ) -> Iterator["Running"]:
         """`[SCRIPT, *ARGUMENTS]`, running in a folder; what is left of it is killed at the end."""
-        for number in range(len(self._servers), min(ranks, 2)):
-            self._servers.append(_Connection(self._folder / SERVERS[number]))
+        for _ in range(len(self._servers), min(ranks, 2)):
+            self._servers.append(_Server())
         shared = {"command": list(map(str, command)), "folder": str(folder)}
         variables = os.environ | {"OMP_NUM_THREADS": "1"} | (environment or {})
         port = free_port()
         reading, writing = os.pipe()
-        started: list[tuple[_Connection, int]] = []
+        started: list[tuple[_Server, int]] = []
         with os.fdopen(reading, "rb") as output, os.fdopen(writing, "wb") as end:
             running = Running(output.fileno(), [], [])
             try:
@@ -114,71 +109,39 @@ class ForkedPrograms:
                 running.statuses.extend(server.ask({"ended": pid}) for server, pid in started)
 
     def close(self) -> str:
-        """Ask for nothing more; what those that fork said themselves, which is to be nothing."""
+        """End what forks them; what it said itself, which is to be nothing."""
         return "".join(server.close() for server in self._servers)
 
 
-class ForkingServers:
-    """The two processes that fork themselves, which import Lightning when they are first asked.
-
-    Attributes:
-        folder: Where their sockets are; nobody else may enter it.
-    """
+class _Server:
+    """What forks programs, seen from the process that asks it."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="forked-"))
-        self._started = [_start_server(self.folder / name) for name in SERVERS]
-
-    def close(self) -> str:
-        """End them; what they said themselves, which is to be nothing."""
-        for owner, process in self._started:
-            owner.close()
-            process.wait()
-        said = "".join(_said(self.folder / name) for name in SERVERS)
-        shutil.rmtree(self.folder)
-        return said
-
-
-def _start_server(path: Path) -> tuple[socket.socket, "subprocess.Popen[bytes]"]:
-    owner, its_end = socket.socketpair()
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with its_end, listener, path.with_suffix(".txt").open("wb") as output:
-        listener.bind(str(path))
-        listener.listen()
-        descriptors = its_end.fileno(), listener.fileno()
-        process = subprocess.Popen(
-            [sys.executable, __file__, *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    return owner, process
-
-
-def _said(path: Path) -> str:
-    return path.with_suffix(".txt").read_text()
-
-
-class _Connection:
-    """A way to ask one of them."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.connect(str(path))
+        self._socket, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the process
+        with its_end:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(its_end.fileno())],
+                pass_fds=[its_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._said,
+                stderr=self._said,
+                start_new_session=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
         socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
         answer = self._socket.recv(LONGEST)
-        assert answer, f"what is forked has ended: {_said(self._path)}"
+        assert answer, f"what is forked has ended: {self.close()}"
         return int(answer)
 
     def close(self) -> str:
         self._socket.close()
-        return _said(self._path)
+        self._process.wait()
+        self._said.seek(0)
+        with self._said as said:
+            return said.read().decode()
 
 
 def as_rank(rank: int, ranks: int, port: int) -> dict[str, str]:
@@ -203,67 +166,22 @@ def read_to_end(descriptor: int, timeout_s: float) -> str:
     raise TimeoutError(f"no end after {timeout_s} s; said {said.decode(errors='replace')[-3000:]}")
 
 
-class _Server:
-    """What forks; each of its clients waits for the answer before it asks again."""
-
-    def __init__(self, owner: socket.socket, listener: socket.socket) -> None:
-        self._owner, self._listener = owner, listener
-        self._selector = selectors.DefaultSelector()
-        for end in (owner, listener):
-            self._selector.register(end, selectors.EVENT_READ)
-
-    def serve(self) -> tuple[dict[str, Any], int] | None:
-        """Fork for each request: what was asked for and its output in a fork, None at the end."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is self._owner:
-                    return None
-                if key.fileobj is self._listener:
-                    client = self._listener.accept()[0]
-                    _import_once()
-                    self._selector.register(client, selectors.EVENT_READ)
-                elif key.data is not None:
-                    self._tell_status(key.fd, *key.data)
-                elif asked := self._answer(key.fileobj):
-                    self._close()
-                    return asked
-
-    def _answer(self, client: Any) -> tuple[dict[str, Any], int] | None:
-        data, descriptors, *_ = socket.recv_fds(client, LONGEST, 1)
+def _serve(owner: socket.socket) -> tuple[dict[str, Any], int] | None:
+    """Fork for each request: what was asked for and its output in a fork, None at the end."""
+    while True:
+        data, descriptors, *_ = socket.recv_fds(owner, LONGEST, 1)
         if not data:
-            self._selector.unregister(client)
-            client.close()
             return None
         request = json.loads(data)
         if "ended" in request:  # soon: it is asked when all is killed
-            data = (client, request["ended"])
-            self._selector.register(os.pidfd_open(request["ended"]), selectors.EVENT_READ, data)
+            status = os.waitpid(request["ended"], 0)[1]
+            owner.send(str(os.waitstatus_to_exitcode(status)).encode())
         elif (pid := os.fork()) == 0:
+            owner.close()
             return request, descriptors[0]
         else:
             os.close(descriptors[0])
-            client.send(str(pid).encode())
-        return None
-
-    def _tell_status(self, descriptor: int, client: socket.socket, pid: int) -> None:
-        self._selector.unregister(descriptor)
-        os.close(descriptor)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        with suppress(OSError):  # who asked is gone
-            client.send(str(status).encode())
-
-    def _close(self) -> None:
-        """Leave to a fork nothing that is open."""
-        for key in list(self._selector.get_map().values()):
-            os.close(key.fd) if isinstance(key.fileobj, int) else key.fileobj.close()
-        self._selector.close()
-
-
-def _import_once() -> None:
-    if IMPORTED[0] not in sys.modules:
-        for name in IMPORTED:
-            importlib.import_module(name)
-        gc.freeze()  # a fork then copies fewer pages
+            owner.send(str(pid).encode())
 
 
 def _become(request: dict[str, Any], output: int) -> None:
@@ -293,8 +211,11 @@ def _become(request: dict[str, Any], output: int) -> None:
 
 
 def main() -> None:
-    owner, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
-    asked = _Server(owner, listener).serve()
+    owner = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # a fork then copies fewer pages
+    asked = _serve(owner)
     if asked is None:
         os._exit(0)  # nothing is to be kept
     _become(*asked)

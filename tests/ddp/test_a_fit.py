@@ -1,4 +1,4 @@
-"""Two real ranks: the same number of steps, different samples, and every val sample once."""
+"""What two real ranks guarantee, in the names of its tests: equal steps, and each sample once."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 RANKS = (0, 1)
 BATCH_SIZE = 4
 TRAIN = (11, 30, 7)  # 48 samples in shards of unequal sizes: 6 steps
-VAL = (7, 6)
+VAL = {"": (7, 6)}  # the split of this name, or else sets
+SETS = {"web": (7, 6), "one": (1,), "hand": (3, 0, 2)}
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Case:
     num_workers: int
     steps: int = 6
     train: tuple[int, ...] = TRAIN
-    val: tuple[int, ...] = VAL
+    val: dict[str, tuple[int, ...]] = field(default_factory=lambda: VAL)
     epochs: int = 2
     train_options: dict[str, Any] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
@@ -38,38 +39,36 @@ UNSHUFFLED: dict[str, Any] = {"reader": "stream", "shuffle_buffer": 0}
 CASES = [
     Case("no workers", 0, epochs=3),
     Case("two workers", 2, epochs=3, train_options=UNSHUFFLED),
-    Case("fewer shards than ranks x workers", 2, steps=2, train=(17,), val=(9,)),
-    Case("a limit", 2, steps=4, trainer={"limit_train_batches": 4}),
+    Case("fewer shards than ranks x workers", 2, steps=2, train=(17,), val={"": (9,)}),
+    Case("a limit", 2, steps=4, val=SETS, trainer={"limit_train_batches": 4}),
     Case("each sample once", 2, train_options={"sampling": "shuffled"}),
-    Case("fewer val samples than a global batch", 1, val=(3,)),
-    Case("one val sample", 1, val=(0, 1)),
-    Case("saving", 0, more={"save_every": 4}),
-    Case("resumed within an epoch", 0, more={"resume": "saved/step=4.ckpt"}),
+    Case("fewer val samples than a global batch", 1, val={"": (3,)}),
+    Case("one val sample", 1, val={"": (0, 1)}),
+    Case("saving", 0, val=SETS, more={"save_every": 4}),
+    Case("resumed within an epoch", 0, val=SETS, more={"resume": "saved/step=4.ckpt"}),
     Case("resumed at an epoch's end", 0, epochs=3, more={"resume": "saved/step=12.ckpt"}),
 ]
 BY_NAME = {case.name: case for case in CASES}
-WITH_VAL = [case.name for case in CASES if case.val]
 WHOLE = [case.name for case in CASES if "resume" not in case.more]
 
 
 def as_json(case: Case, folder: Path, pack_into: Callable[..., list[str]]) -> dict[str, Any]:
     """The case as `rank.py` wants it, its shards packed."""
-    splits: dict[str, Any] = {}
-    for split, counts in {"train": case.train, "val": case.val}.items():
-        if counts:
-            name = f"{split}-{'-'.join(map(str, counts))}"
-            urls = f"{folder}/{name}-*.tar"
-            if not list(folder.glob(f"{name}-*.tar")):
-                pack_into(folder, counts, name)
-            options = case.train_options if split == "train" else {}
-            splits[split] = {"urls": urls, "options": options}
-    described = {"name": case.name, "splits": splits}
-    described["trainer"] = {"max_epochs": case.epochs} | case.trainer
-    described |= case.more
-    described["data"] = {
-        "num_workers": case.num_workers, "batch_size": BATCH_SIZE, **case.more.get("data", {}),
-    }  # fmt: skip
-    return described
+
+    def split(name: str, counts: tuple[int, ...], options: dict[str, Any]) -> dict[str, Any]:
+        place = folder / f"{name}-{'-'.join(map(str, counts))}"
+        if not place.exists():
+            pack_into(place, counts)
+        return {"urls": f"{place}/*.tar", "options": options}
+
+    splits = {"train": split("train", case.train, case.train_options)}
+    sets = {name: split("val", counts, {}) for name, counts in case.val.items()}
+    validated = {"splits": splits, "val_sets": sets}
+    if "" in sets:
+        validated = {"splits": splits | {"val": sets[""]}}
+    trainer = {"max_epochs": case.epochs} | case.trainer
+    data = {"num_workers": case.num_workers, "batch_size": BATCH_SIZE}
+    return {"name": case.name, **validated, "trainer": trainer, "data": data, **case.more}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +115,8 @@ def test_the_loader_and_the_trainer_know_the_number_of_steps(ran, name, rank):
     case, end = BY_NAME[name], ran.end(name, rank)
     assert end["num_training_batches"] == case.steps
     assert end["length"] == sum(case.train) // (2 * BATCH_SIZE)
-    assert sum(end["num_val_batches"]) == -(-sum(case.val or [0]) // (2 * BATCH_SIZE))
+    steps = [-(-sum(counts) // (2 * BATCH_SIZE)) for counts in case.val.values()]
+    assert end["num_val_batches"] == steps
     assert end["global_step"] == case.epochs * case.steps
 
 
@@ -131,31 +131,36 @@ def test_every_epoch_of_an_indexed_fit_is_proven_by_one_line_of_rank_0(ran):
     assert len(proven) == sum(case.epochs for case in indexed) - trained_before, proven
 
 
-@pytest.mark.parametrize("name", WITH_VAL)
-def test_every_validation_sees_each_sample_once_over_the_ranks(ran, name):
+def validated(ran: Any, name: str, rank: int) -> list[dict[str, Any]]:
+    return [each for each in ran.of(name, rank, "val") if not each["sanity"]]
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_validation_sees_each_sample_of_each_set_once_over_the_ranks(ran, name):
     case = BY_NAME[name]
-    records = [each for rank in RANKS for each in ran.of(name, rank, "val") if not each["sanity"]]
+    records = [each for rank in RANKS for each in validated(ran, name, rank)]
     epochs = sorted({each["epoch"] for each in records})
     first = int("end" in name and "resume" in name) * 2
     assert epochs == list(range(first, case.epochs))
-    once = all_ids(case.val)
-    for epoch in epochs:
-        seen = real_ids([each for each in records if each["epoch"] == epoch])
-        assert seen == once
+    for loader, counts in enumerate(case.val.values()):
+        for epoch in epochs:
+            here = [each for each in records if (each["epoch"], each["loader"]) == (epoch, loader)]
+            assert real_ids(here) == all_ids(counts)
 
 
-@pytest.mark.parametrize("name", WITH_VAL)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_a_metric_over_the_samples_with_weight_1_is_exact(ran, name):
-    samples = sum(BY_NAME[name].val)
+    samples = sum(map(sum, BY_NAME[name].val.values()))
     for rank in RANKS:
         metrics = [each for each in ran.of(name, rank, "metrics") if not each["sanity"]]
         assert {(each["accuracy"], each["n"]) for each in metrics} == {(1.0, samples)}
 
 
-@pytest.mark.parametrize("name", WITH_VAL)
-def test_both_ranks_validate_the_same_number_of_steps(ran, name):
+@pytest.mark.parametrize("name", BY_NAME)
+def test_both_ranks_validate_the_same_steps(ran, name):
     steps = [
-        [(each["epoch"], each["step"]) for each in ran.of(name, rank, "val")] for rank in RANKS
+        [(each["epoch"], each["loader"], each["step"]) for each in validated(ran, name, rank)]
+        for rank in RANKS
     ]
     assert steps[0] == steps[1]
 
