@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.plan.digest import id_digests
 from lightning_shards.plan.draws import Purpose, mix, random_words, stable_order
-from lightning_shards.plan.order import BLOCKS_KEPT, ENDLESS, Order
+from lightning_shards.plan.order import BLOCKS_KEPT, ENDLESS, Order, in_blocks
 
 _Ints = NDArray[np.int64]
 
@@ -68,12 +68,8 @@ class AlikeOrder(Order):
         """The ids at these positions; errors are those of the inner order."""
         if not (0 <= start < stop and self.samples):
             return self.inner.at(epoch, start, stop)
-        pieces: list[_Ints] = []
-        while start < stop:
-            number, skipped = divmod(start % self._length, self.window)
-            pieces.append(self._windows(epoch, number)[skipped : skipped + stop - start])
-            start += len(pieces[-1])
-        return np.concatenate(pieces)
+        places = in_blocks(start, stop, self._length, self._window_at)
+        return np.concatenate([self._windows(epoch, number)[place] for number, place in places])
 
     def identity(self) -> dict[str, int | str]:
         """That of the inner order, what is compared, and the group."""
@@ -81,8 +77,11 @@ class AlikeOrder(Order):
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """What the inner order gives for the windows of these positions; no size is asked for."""
-        whole = self._whole(start, stop) if 0 <= start < stop and self.samples else (start, stop)
-        return self.inner.footing(epoch, *whole)
+        if 0 <= start < stop and self.samples:
+            last = (stop - 1) % self._length
+            start -= start % self._length % self.window
+            stop += self._window_at(last)[2] - 1 - last
+        return self.inner.footing(epoch, start, stop)
 
     def as_sets(self, start: int, stop: int) -> list[tuple[Order, int, int]]:
         """Whole windows as the inner order has them, so that sizes are asked for at the ends only.
@@ -97,8 +96,7 @@ class AlikeOrder(Order):
 
     def checksum(self, epoch: int, position: int) -> str:
         """16 hex digits: a sum of 64 bits over the sizes in the window of this position."""
-        number = position % self._length // self.window
-        ids = self.inner.at(epoch, *self._span(number))
+        ids = self.inner.at(epoch, *self._window_at(position % self._length)[1:])
         sums = mix(id_digests(ids) + self.sizes(ids).astype(np.uint64))
         return f"{int(sums.sum(dtype=np.uint64)):016x}"
 
@@ -107,15 +105,10 @@ class AlikeOrder(Order):
         """Positions after which the sequence repeats."""
         return ENDLESS if self.inner.identity()["sampling"] == "resampled" else self.samples
 
-    def _span(self, number: int) -> tuple[int, int]:
-        """The positions of a window; the last one may be short."""
-        return number * self.window, min((number + 1) * self.window, self._length)
-
-    def _whole(self, start: int, stop: int) -> tuple[int, int]:
-        """The positions of the windows that positions start to stop lie in, start < stop."""
-        first, last = start % self._length, (stop - 1) % self._length
-        _, end = self._span(last // self.window)
-        return start - first % self.window, stop - 1 - last + end
+    def _window_at(self, position: int) -> tuple[int, int, int]:
+        """The number of the window of a position, its first position and that behind its last."""
+        number = position // self.window
+        return number, number * self.window, min((number + 1) * self.window, self._length)
 
     @cached_property
     def _windows(self) -> Callable[[int, int], _Ints]:
@@ -123,7 +116,7 @@ class AlikeOrder(Order):
         return lru_cache(maxsize=BLOCKS_KEPT)(self._sort_window)
 
     def _sort_window(self, epoch: int, number: int) -> _Ints:
-        ids = self.inner.at(epoch, *self._span(number))
+        ids = self.inner.at(epoch, *self._window_at(number * self.window)[1:])
         # words: what draws the samples that are left over, shuffles within groups, and shuffles
         # groups, shape (3, len(ids)); of the last row as many as there are groups are used.
         key, three_rows = (self.seed, epoch), (0, 3 * len(ids))

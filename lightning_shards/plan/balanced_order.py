@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.plan.draws import ORDER_VERSION, FileOrder, Purpose, random_words, scale_words
 from lightning_shards.plan.kept_order import Numbers
-from lightning_shards.plan.order import Order
+from lightning_shards.plan.order import Order, require_range
 
 _Ints = NDArray[np.int64]
 
@@ -54,6 +54,7 @@ class BalancedOrder(Order):
         Raises:
             ConfigError: Numbers that no epoch or range has.
         """
+        require_range(self.samples, epoch, start, stop)
         # words: two for each draw, shape (stop - start, 2).
         # shares: where each class ends when weights are put side by side, shape (num_classes,).
         # points: below shares[-1], of 53 bits as a float64 has them, shape (stop - start,).

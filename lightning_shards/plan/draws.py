@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from math import isqrt, prod
-from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 
@@ -102,20 +100,6 @@ class Feistel:
         return halves[0] * ranges[1] + halves[1]
 
 
-class RunOrder(NamedTuple):
-    """Which run is in which slot of an epoch's sequence, and the slot of the last run."""
-
-    permutation: Table | Feistel
-    short_slot: int
-
-
-class ShardOrder(NamedTuple):
-    """Shards in the sequence of an epoch, and the position after the last sample of each."""
-
-    shards: NDArray[np.int64]
-    ends: NDArray[np.int64]
-
-
 def permute(
     num_runs: int, purpose: Purpose, key: tuple[int, int], shape: tuple[int, ...] = ()
 ) -> Table | Feistel:
@@ -134,20 +118,14 @@ def permute(
     return Feistel(num_runs, tuple(np.moveaxis(words, -1, 0)[..., None]))
 
 
-def order_runs(num_runs: int, seed: int, epoch: int) -> RunOrder:
-    """The runs in the sequence of this epoch, by a `Table` up to `MAX_TABLE`.
+def order_runs(num_runs: int, seed: int, epoch: int) -> tuple[Table | Feistel, int]:
+    """Which run is in which slot of an epoch's sequence, and the slot of the last one.
 
-    The last of them may be short.
+    That run may be short. Up to `MAX_TABLE` runs they are in a `Table`.
     """
     purpose = Purpose.RUN_ORDER if num_runs <= MAX_TABLE else Purpose.RUN_KEYS
     permutation = permute(num_runs, purpose, (seed, epoch))
-    return RunOrder(permutation, permutation.inverse(num_runs - 1))
-
-
-def order_shards(counts: NDArray[np.int64], seed: int, epoch: int) -> ShardOrder:
-    """The shards in the sequence of this epoch."""
-    shards = shard_order(len(counts), seed, epoch, shuffled=True)
-    return ShardOrder(shards, np.cumsum(counts[shards], dtype=np.int64))
+    return permutation, permutation.inverse(num_runs - 1)
 
 
 def mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -205,21 +183,6 @@ WORDS_PER_BLOCK = 4
 """Philox 4x64 gives four 64-bit words for one value of its counter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Positions start to stop of the epoch's sequence.
-
-    Attributes:
-        start: First position.
-        stop: The position after the last one.
-        weight: 1, or 0 where the positions are repeats of samples served elsewhere.
-    """
-
-    start: int
-    stop: int
-    weight: Literal[0, 1]
-
-
 def shard_draws(
     num_shards: int, seed: int, epoch: int, start: int, stop: int, *, resumed_at: int = 0
 ) -> NDArray[np.int64]:
@@ -238,9 +201,6 @@ def shard_draws(
         stop: Number after the last draw.
         resumed_at: Samples of this epoch trained before the stream was started. Each value is an
             independent sequence, so a resumed stream does not repeat the shards it had read.
-
-    Raises:
-        ConfigError: A number out of its range.
     """
     words = random_words(Purpose.SHARD_DRAWS, (seed, epoch), (start, stop), resumed_at=resumed_at)
     return scale_words(words, num_shards)
@@ -264,9 +224,6 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
     """Every shard once, in file order or in a new uniform order each epoch.
 
     int64, shape (num_shards,).
-
-    Raises:
-        ConfigError: A number out of its range.
     """
     if not shuffled:
         return np.arange(num_shards, dtype=np.int64)
@@ -286,8 +243,8 @@ def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     return order.astype(np.int64, copy=False)
 
 
-def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
-    """The positions that one worker reads, in its order, when it can only read forward.
+def spans(plan: EpochPlan, place: Place, weight: int) -> list[tuple[int, int]]:
+    """The positions (start, stop) that one worker reads, in its order, if it can only read forward.
 
     The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each
     stretch is cut again into one per worker, as long as the steps of that worker need (worker w
@@ -301,45 +258,34 @@ def spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
         rank 1    3 4 | 1*2*
 
     >>> plan = EpochPlan(5, batch_size=2, world_size=2, remainder="pad")
-    >>> [(span.start, span.stop, span.weight) for span in spans(plan, Place(1, 2))]
-    [(3, 5, 1), (1, 3, 0)]
+    >>> spans(plan, Place(1, 2), weight=1), spans(plan, Place(1, 2), weight=0)
+    ([(3, 5)], [(1, 3)])
 
     Here a step is not a stretch of the sequence, as it is in `EpochPlan.span`. The samples that
     k steps trained are not the first positions, so this order cannot be resumed within an epoch.
 
-    Raises:
-        ConfigError: The place is in a world of another size than the plan.
+    Args:
+        plan: The plan, in the world of the place.
+        place: The worker.
+        weight: 1, or 0 for the repeats of samples that are served elsewhere.
     """
-    if place.world_size != plan.world_size:
-        raise ConfigError(
-            f"place and plan must have one world size, got {place.world_size} and "
-            f"{plan.world_size}; plan the epoch for the world that runs it"
-        )
-    start = plan.done + sum(plan.share(rank) for rank in range(place.rank))
-    start += sum(
-        plan.share(place.rank, worker, place.num_workers) for worker in range(place.worker)
-    )
-    stop = start + plan.share(place.rank, place.worker, place.num_workers)
-    distinct = (Span(start, stop, 1),) if stop > start else ()
-    return distinct + _repeat_spans(plan, place)
-
-
-def _repeat_spans(plan: EpochPlan, place: Place) -> tuple[Span, ...]:
-    """The repeats of the plan's last step, if this worker makes that step."""
+    rank, worker, num_workers = place.rank, place.worker, place.num_workers
+    if weight:
+        start = plan.done + sum(plan.share(each) for each in range(rank))
+        start += sum(plan.share(rank, each, num_workers) for each in range(worker))
+        stop = start + plan.share(rank, worker, num_workers)
+        return [(start, stop)] if start < stop else []
     last = plan.steps - 1
-    if last < 0 or last % place.num_workers != place.worker:
-        return ()
+    if last < 0 or last % num_workers != worker:  # all repeats are in the last step
+        return []
     repeats = plan.repeats(last)
-    start = sum(repeats[: place.rank])
-    stop = start + repeats[place.rank]
-    repeated: list[Span] = []
-    # One pass for each time the sequence wraps round: one or two unless the data set is tiny.
-    while start < stop:
+    start = sum(repeats[:rank])
+    stop, found = start + repeats[rank], list[tuple[int, int]]()
+    while start < stop:  # once or twice, unless the data set is tiny
         first = start % plan.samples
-        length = min(stop - start, plan.samples - first)
-        repeated.append(Span(first, first + length, 0))
-        start += length
-    return tuple(repeated)
+        found.append((first, min(first + stop - start, plan.samples)))
+        start += plan.samples - first
+    return found
 
 
 def random_words(
@@ -352,22 +298,9 @@ def random_words(
 ) -> NDArray[np.uint64]:
     """Words number start to stop (`numbers`) of the random stream named by the other arguments.
 
-    uint64, shape (stop - start,); `key` is (seed, epoch).
+    uint64, shape (stop - start,); `key` is (seed, epoch). All numbers are below 2**64.
     """
     start, stop = numbers
-    for name, value in (
-        ("seed", key[0]),
-        ("epoch", key[1]),
-        ("resumed_at", resumed_at),
-        ("stream", stream),
-        ("start", start),
-    ):
-        if not 0 <= value < 2**64:
-            raise ConfigError(
-                f"{name} must be at least 0 and below 2**64, got {value}; it names a random stream"
-            )
-    if stop < start:
-        raise ConfigError(f"stop must not be below start, got {start} to {stop}; swap them")
     block, skipped = divmod(start, WORDS_PER_BLOCK)
     generator = np.random.Philox(
         key=np.array(key, dtype=np.uint64),

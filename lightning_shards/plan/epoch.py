@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from lightning_shards.errors import ConfigError, PlanError, count_of
+from lightning_shards.errors import ConfigError, PlanError, count_of, require_choice
 from lightning_shards.plan.place import Cursor, Place
 
 Remainder = Literal["drop", "pad", "balanced"]
@@ -52,23 +52,15 @@ class EpochPlan:
             ConfigError: A size below its least value, `done` outside the epoch, or an unknown
                 remainder.
         """
-        for name, value, least, remedy in (
-            ("batch_size", self.batch_size, 1, "set the samples per rank and step"),
-            ("world_size", self.world_size, 1, "set the number of data-parallel ranks"),
-            ("samples", self.samples, 0, "set the number of samples of one epoch"),
-        ):
-            if value < least:
-                raise ConfigError(f"{name} must be at least {least}, got {value}; {remedy}")
+        for name, least in (("batch_size", 1), ("world_size", 1), ("samples", 0)):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {value}")
         if not 0 <= self.done <= self.samples:
             raise ConfigError(
                 f"done must be from 0 to the {self.samples} samples of the epoch, got {self.done}; "
                 "give the samples trained in this epoch, repeats not counted"
             )
-        if self.remainder not in get_args(Remainder):
-            raise ConfigError(
-                f"remainder must be one of {', '.join(get_args(Remainder))}, "
-                f"got {self.remainder!r}; train takes 'drop', evaluation 'balanced'"
-            )
+        require_choice("remainder", self.remainder, get_args(Remainder))
 
     @property
     def global_batch(self) -> int:
@@ -123,12 +115,13 @@ class EpochPlan:
 
     def size(self, step: int, rank: int) -> int:
         """Samples in the batch of this rank at this step, repeats included."""
-        distinct = self._distinct(step, rank)
-        return distinct if self._is_even else self.batch_size
+        start, stop = self.rank_span(step, rank)
+        return stop - start
 
     def num_repeats(self, step: int, rank: int) -> int:
         """How many samples, at the end of this rank's batch, are repeats (weight 0)."""
-        return self.size(step, rank) - self._distinct(step, rank)
+        start, stop = self.rank_span(step, rank)
+        return max(0, stop - max(start, self.samples))
 
     def sizes(self, step: int) -> tuple[int, ...]:
         """Batch sizes at this step, repeats included, one per rank.
@@ -159,8 +152,7 @@ class EpochPlan:
         """
         self._check("step", step, self.steps)
         start = self.trained(step)
-        length = self._total(step) if self._is_even else self.global_batch
-        return start, start + length
+        return start, self.trained(step + 1) if self._is_even else start + self.global_batch
 
     def rank_span(self, step: int, rank: int) -> tuple[int, int]:
         """Positions (start, stop) of this rank at this step: its slice of `span(step)`.
@@ -192,13 +184,16 @@ class EpochPlan:
         >>> plan.share(rank=0), plan.share(rank=0, worker=1, num_workers=2)
         (4, 2)
         """
-        self._check("rank", rank, self.world_size)
         self._check("worker", worker, num_workers)
-        first_steps, first_total, later_total = self._totals
+        first_steps = self._totals[0]
         num_first = len(range(worker, first_steps, num_workers))
         num_later = len(range(worker, self.steps, num_workers)) - num_first
-        first = num_first * self._slice(first_total, rank)
-        return first + num_later * self._slice(later_total, rank)
+        # the first steps are alike, and so are the later ones
+        return sum(
+            number * (self.size(step, rank) - self.num_repeats(step, rank))
+            for number, step in ((num_first, 0), (num_later, first_steps))
+            if number
+        )
 
     @property
     def _left(self) -> int:
@@ -218,23 +213,6 @@ class EpochPlan:
             return num_larger, total + 1, total
         full_steps, rest = divmod(self._left, self.global_batch)
         return full_steps, self.global_batch, rest
-
-    def _total(self, step: int) -> int:
-        """Distinct samples of all ranks at this step."""
-        first_steps, first_total, later_total = self._totals
-        return first_total if step < first_steps else later_total
-
-    def _slice(self, total: int, rank: int) -> int:
-        """How many of the `total` distinct samples of one step this rank takes."""
-        if self._is_even:
-            return total // self.world_size + (rank < total % self.world_size)
-        return min(max(total - rank * self.batch_size, 0), self.batch_size)
-
-    def _distinct(self, step: int, rank: int) -> int:
-        """Distinct samples of this rank at this step."""
-        self._check("step", step, self.steps)
-        self._check("rank", rank, self.world_size)
-        return self._slice(self._total(step), rank)
 
     def _check(self, name: str, value: int, total: int) -> None:
         if not 0 <= value < total:
@@ -301,9 +279,7 @@ class WorkerEpoch:
         """1 for each sample of the rank's batch, 0 for each repeat at its end; [] under `drop`."""
         if self.plan.remainder == "drop":
             return []
-        size = self.plan.size(step, self.place.rank)
-        repeats = self.plan.num_repeats(step, self.place.rank)
-        return [1] * (size - repeats) + [0] * repeats
+        return [int(position < self.plan.samples) for position in range(*self.span(step))]
 
     def own_steps(self) -> range:
         """The steps of the plan whose batches this worker makes."""
@@ -380,18 +356,3 @@ class EpochSchedule:
     def with_limit(self, limit: int | None) -> "EpochSchedule":
         """The same epochs, ended after `limit` steps."""
         return replace(self, limit=limit)
-
-
-def limited_steps(limit: float | None, steps: int) -> int:
-    """How many of an epoch's steps are run under a limit of a trainer.
-
-    >>> limited_steps(None, 10), limited_steps(3, 10), limited_steps(0.25, 10)
-    (10, 3, 2)
-
-    Args:
-        limit: A whole number of steps, or a fraction of all; None: all.
-        steps: Steps of a whole epoch.
-    """
-    if limit is None:
-        return steps
-    return min(steps, limit) if isinstance(limit, int) else int(steps * limit)

@@ -13,10 +13,10 @@ which a1 and a2 are left out, and b of 3 without b0::
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,15 +117,11 @@ class KeptSamples:
 
         `ids` are shard and number among the kept samples of the shard, int64 of shape (n, 2).
         """
-        before, bits = self.words.values()
+        before, bits = cast("tuple[_Ints, _Ints]", self.words.values())
         starts = self._starts[ids[:, 0]]
-        # numbers: of these samples among the kept ones of all shards, shape (n,). They are searched
-        # in roughly ascending order, as each search reads what the one before it brought into the
-        # cache; 16 bits are sorted in a tenth of the time of 64.
+        # numbers: of these samples among the kept ones of all shards, shape (n,).
         numbers = before[starts] + ids[:, 1]
-        parts = ((numbers << 16) // (self.samples + 1)).astype(np.uint16)
-        ascending, words = np.argsort(parts, kind="stable"), np.empty_like(numbers)
-        words[ascending] = np.searchsorted(before, numbers[ascending], side="right") - 1
+        words = np.searchsorted(before, numbers, side="right") - 1
         places = _place_of_bit(bits[words], numbers - before[words])
         return np.stack((ids[:, 0], _WORD * (words - starts) + places), axis=1)
 
@@ -141,17 +137,8 @@ class KeptSamples:
 
 def _place_of_bit(bits: _Ints, numbers: _Ints) -> _Ints:
     """Where in each of these words the bit with this number is among those that are set."""
-    # The half with the bit is kept, then the half of that half and so on; all of shape (n,).
-    words, left = bits.view(">u8").astype(np.uint64), numbers.astype(np.uint8)
-    places = np.zeros(len(words), np.uint8)
-    for width in (32, 16, 8, 4, 2, 1):
-        in_first_half = np.bitwise_count(words >> np.uint64(_WORD - width))
-        is_after = left >= in_first_half
-        left -= in_first_half * is_after
-        skipped = is_after * np.uint8(width)
-        places += skipped
-        words <<= skipped.astype(np.uint64)
-    return places.astype(np.int64)
+    are_set = np.unpackbits(bits.view(np.uint8).reshape(-1, _BYTE), axis=1)  # shape (n, 64)
+    return (np.cumsum(are_set, axis=1, dtype=np.uint8) > numbers[:, None]).argmax(axis=1)
 
 
 @dataclass(frozen=True)
@@ -174,10 +161,6 @@ class KeptOrder(Order):
     def at(self, epoch: int, start: int, stop: int) -> _Ints:
         """What the inner order gives, with the samples' own numbers; errors are its, too."""
         return self.kept.own_ids(self.inner.at(epoch, start, stop))
-
-    def at_spans(self, epoch: int, spans: Sequence[tuple[int, int]]) -> _Ints:
-        """What the inner order gives, with the samples' own numbers."""
-        return self.kept.own_ids(self.inner.at_spans(epoch, spans))
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """The blocks of the inner order, with the few samples left out between neighbours.

@@ -19,23 +19,22 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import chain
 from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import ConfigError, PlanError, require_choice
 from lightning_shards.plan.draws import (
     ORDER_VERSION,
+    Feistel,
     FileOrder,
     Purpose,
-    RunOrder,
-    ShardOrder,
+    Table,
     order_runs,
-    order_shards,
     random_words,
     scale_words,
+    shard_order,
     stable_order,
 )
 
@@ -136,6 +135,45 @@ class Order(Protocol):
         return [(self, start, stop)]
 
 
+def require_range(samples: int, epoch: int, start: int, stop: int) -> None:
+    """Refuse what no epoch or range has.
+
+    Raises:
+        ConfigError: Numbers that no epoch or range has.
+        PlanError: Positions of a data set without samples.
+    """
+    if not 0 <= epoch < 2**64:
+        raise ConfigError(
+            f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
+        )
+    if not 0 <= start <= stop <= ENDLESS:
+        raise ConfigError(
+            f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
+            "take them from EpochPlan.rank_span"
+        )
+    if start < stop and not samples:
+        raise PlanError("there is no sample to order; check the counts in the data set's index")
+
+
+def in_blocks(
+    start: int, stop: int, length: int, block_at: Callable[[int], tuple[int, int, int]]
+) -> Iterator[tuple[int, slice]]:
+    """The number of each block that positions lie in, and which part of it they are.
+
+    Args:
+        start: The first position.
+        stop: The position behind the last one.
+        length: Positions after which the sequence repeats.
+        block_at: Gives for a position below `length` the number of its block, the first position of
+            the block and the one behind its last.
+    """
+    while start < stop:
+        position = start % length
+        number, begin, end = block_at(position)
+        yield number, slice(position - begin, position - begin + stop - start)
+        start += end - position
+
+
 @dataclass(frozen=True, eq=False)
 class SampleOrder(Order):
     """The samples of every epoch, each epoch in its own order.
@@ -169,18 +207,11 @@ class SampleOrder(Order):
         Raises:
             ConfigError: A value out of its range, or whole shards with ``resampled``.
         """
-        if self.sampling not in get_args(Sampling):
-            raise ConfigError(
-                f"sampling must be one of {', '.join(get_args(Sampling))}, got {self.sampling!r}; "
-                "train takes 'resampled' or 'shuffled', evaluation 'sequential'"
-            )
-        for name, value, limit, remedy in (
-            ("seed", self.seed, 2**64 - 1, "it names a random stream"),
-            ("run", self.run, 2**32, "set shuffle_run, 64 is good"),
-            ("block", self.block, MAX_BLOCK, "to mix more, lower shuffle_run: 1 mixes everything"),
-        ):
-            if not 0 <= value <= limit:
-                raise ConfigError(f"{name} must be from 0 to {limit}, got {value}; {remedy}")
+        require_choice("sampling", self.sampling, get_args(Sampling))
+        for name, most in (("seed", 2**64 - 1), ("run", 2**32), ("block", MAX_BLOCK)):
+            if not 0 <= (value := getattr(self, name)) <= most:
+                remedy = "; to mix more, lower shuffle_run: 1 mixes everything" * (name == "block")
+                raise ConfigError(f"{name} must be from 0 to {most}, got {value}{remedy}")
         if self.sampling == "resampled" and not self.run:
             raise ConfigError(
                 "run must be at least 1 when resampled, got 0: a draw needs a fixed number of "
@@ -227,8 +258,12 @@ class SampleOrder(Order):
             ConfigError: Numbers that no epoch or range has.
             PlanError: Positions of a data set without samples.
         """
-        self.require_range(epoch, start, stop)
-        return self._ids_of(self._pieces(epoch, start, stop))
+        require_range(self.samples, epoch, start, stop)
+        places = in_blocks(start, stop, self._length, self._block_at)
+        if self._has_blocks:
+            return self._ids_of(self._blocks(epoch, number)[place] for number, place in places)
+        spans = ((place.start, min(place.stop, self._length)) for _, place in places)
+        return self._ids_of(self._mixed(epoch, *span) for span in spans)
 
     def identity(self) -> dict[str, int | str]:
         """The version of the arithmetic, and its arguments beside the counts."""
@@ -251,33 +286,16 @@ class SampleOrder(Order):
         """
         if not self._has_blocks:
             return self.at(epoch, start, stop)
-        self.require_range(epoch, start, stop)
-        blocks = self._blocks_between(start, stop)
-        return self._ids_of(self._last_run_first(epoch, number) for number in blocks)
+        require_range(self.samples, epoch, start, stop)
+        end = min(stop, start + self._length)
+        places = in_blocks(start, end, self._length, self._block_at)
+        numbers = dict.fromkeys(number for number, _ in places)
+        return self._ids_of(self._last_run_first(epoch, number) for number in numbers)
 
     @cached_property
     def file_order(self) -> FileOrder:
         """The numbers of samples in file order, and their ids."""
         return FileOrder(self.counts)
-
-    def require_range(self, epoch: int, start: int, stop: int) -> None:
-        """Refuse what no epoch or range has.
-
-        Raises:
-            ConfigError: Numbers that no epoch or range has.
-            PlanError: Positions of a data set without samples.
-        """
-        if not 0 <= epoch < 2**64:
-            raise ConfigError(
-                f"epoch must be at least 0 and below 2**64, got {epoch}; epochs count from 0"
-            )
-        if not 0 <= start <= stop <= ENDLESS:
-            raise ConfigError(
-                f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
-                "take them from EpochPlan.rank_span"
-            )
-        if start < stop and not self.samples:
-            raise PlanError("there is no sample to order; check the counts in the data set's index")
 
     # From here on a sample is its number in file order, one int64; `_ids_of` makes the pairs.
 
@@ -289,34 +307,18 @@ class SampleOrder(Order):
     def _has_blocks(self) -> bool:
         return self.block > 1 and self.sampling != "sequential"
 
-    def _block_span(self, number: int) -> tuple[int, int]:
-        """The positions of a block; the last one may be short."""
-        return number * self.block, min((number + 1) * self.block, self._length)
+    def _block_at(self, position: int) -> tuple[int, int, int]:
+        """The number of the block of a position, its first position and the one behind its last.
 
-    def _blocks_between(self, start: int, stop: int) -> Iterable[int]:
-        """The numbers of the blocks that positions start to stop lie in, each once."""
-        first = start % self._length if start < stop else 0
-        last = first + min(stop - start, self._length)
-        # to the end of the sequence, and what is left from its beginning on
-        rounds = ((first, min(last, self._length)), (0, last - self._length))
-        numbers = (range(each[0] // self.block, -(-each[1] // self.block)) for each in rounds)
-        return dict.fromkeys(chain.from_iterable(numbers))
-
-    def _pieces(self, epoch: int, start: int, stop: int) -> Iterator[NDArray[np.int64]]:
-        """Sample numbers at positions start to stop, block by block."""
-        while start < stop:
-            position = start % self._length
-            if self._has_blocks:
-                number, skipped = divmod(position, self.block)
-                piece = self._blocks(epoch, number)[skipped : skipped + stop - start]
-            else:
-                piece = self._mixed(epoch, position, min(position + stop - start, self._length))
-            yield piece
-            start += len(piece)
+        Without blocks the whole sequence is one.
+        """
+        size = self.block if self._has_blocks else self._length
+        number = position // size
+        return number, number * size, min((number + 1) * size, self._length)
 
     def _last_run_first(self, epoch: int, block: int) -> NDArray[np.int64]:
         """The sample numbers of a block; no run goes on where the one before it ends."""
-        numbers = self._mixed(epoch, *self._block_span(block))
+        numbers = self._mixed(epoch, *self._block_at(block * self.block)[1:])
         has_runs = self.sampling == "shuffled" and self.run
         return numbers[np.argsort(-(numbers // self.run), kind="stable")] if has_runs else numbers
 
@@ -333,16 +335,21 @@ class SampleOrder(Order):
     # Of two epochs, since workers run ahead into the next one.
 
     @cached_property
-    def _shard_orders(self) -> Callable[[int], ShardOrder]:
-        return lru_cache(maxsize=2)(partial(order_shards, self.counts, self.seed))
+    def _shard_orders(self) -> Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return lru_cache(maxsize=2)(self._order_shards)
+
+    def _order_shards(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The shards in their sequence, and the position after the last sample of each of them."""
+        shards = shard_order(len(self.counts), self.seed, epoch, shuffled=True)
+        return shards, np.cumsum(self.counts[shards], dtype=np.int64)
 
     @cached_property
-    def _run_orders(self) -> Callable[[int], RunOrder]:
+    def _run_orders(self) -> Callable[[int], tuple[Table | Feistel, int]]:
         num_runs = -(-self.samples // self.run)
         return lru_cache(maxsize=2)(partial(order_runs, num_runs, self.seed))
 
     def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
-        start, stop = self._block_span(number)
+        _, start, stop = self._block_at(number * self.block)
         key, span = (self.seed, epoch), (0, stop - start)
         words = random_words(Purpose.SAMPLE_BLOCKS, key, span, stream=number)
         return self._mixed(epoch, start, stop)[stable_order(words)]
@@ -374,20 +381,20 @@ class SampleOrder(Order):
         """Slot k of the sequence holds the run number permutation(k)."""
         # slots, offsets: one entry per position, shape (len(positions),).
         # permuted: the run in each slot from `first` to `last`, shape (last + 1 - first,).
-        runs = self._run_orders(epoch)
+        permutation, short_slot = self._run_orders(epoch)
         # If every run were full, position p would be in slot p // run. The short run lacks
         # `missing` samples, so the positions after it are moved on by that many.
         missing = -self.samples % self.run
-        short_stop = runs.short_slot * self.run + self.run - missing
+        short_stop = short_slot * self.run + self.run - missing
         slots, offsets = np.divmod(positions + missing * (positions >= short_stop), self.run)
         first, last = int(slots[0]), int(slots[-1])
-        permuted = runs.permutation.forward(np.arange(first, last + 1, dtype=np.int64))
+        permuted = permutation.forward(np.arange(first, last + 1, dtype=np.int64))
         return permuted[slots - first] * self.run + offsets
 
     def _in_shards(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whole shards one after the other, in the order of the epoch."""
-        order = self._shard_orders(epoch)
-        slots = np.searchsorted(order.ends, positions, side="right")
-        shards = order.shards[slots]
+        order, ends = self._shard_orders(epoch)
+        slots = np.searchsorted(ends, positions, side="right")
+        shards = order[slots]
         # A sample is as far from its shard's end in file order as in the order of the epoch.
-        return positions + self.file_order.ends[shards] - order.ends[slots]
+        return positions + self.file_order.ends[shards] - ends[slots]

@@ -1,6 +1,6 @@
 """The place of a stream of batches (its rank, and the worker that makes it), and the cursor."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from lightning_shards.errors import ConfigError, plain_number
 
@@ -56,16 +56,12 @@ class Place:
             ConfigError: A number is not a whole one or too large, or `rank` or `worker` is not
                 below its total.
         """
-        for number in fields(self):
-            least = 0 if number.name in ("rank", "worker") else 1
-            value = plain_number(number.name, getattr(self, number.name), least, _MOST)
-            object.__setattr__(self, number.name, value)
-        for name, value, total in (
-            ("rank", self.rank, self.world_size),
-            ("worker", self.worker, self.num_workers),
-        ):
-            if value >= total:
-                raise ConfigError(f"{name} must be from 0 to {total - 1}, got {value} of {total}")
+        for total in ("world_size", "num_workers", "num_nodes"):
+            value = plain_number(total, getattr(self, total), 1, _MOST)
+            object.__setattr__(self, total, value)
+        for name, total in (("rank", self.world_size), ("worker", self.num_workers)):
+            value = plain_number(name, getattr(self, name), 0, total - 1)
+            object.__setattr__(self, name, value)
 
     @property
     def ranks_of_node(self) -> range:

@@ -18,7 +18,7 @@ Ranks and nodes have no place in the sequence. It is the same for any number of 
 on with others at any position.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
@@ -35,7 +35,7 @@ from lightning_shards.plan.draws import (
     random_words,
     stable_order,
 )
-from lightning_shards.plan.order import BLOCKS_KEPT, Order, SampleOrder
+from lightning_shards.plan.order import BLOCKS_KEPT, Order, SampleOrder, in_blocks, require_range
 
 _Ints = NDArray[np.int64]
 
@@ -108,8 +108,8 @@ class StrandOrder(Order):
             ConfigError: Numbers that no epoch or range has.
             PlanError: Positions of a data set without samples.
         """
-        self.inner.require_range(epoch, start, stop)
-        places = self._in_blocks(start, stop)
+        require_range(self.samples, epoch, start, stop)
+        places = in_blocks(start, stop, self.samples, self._block_at)
         return self._ids([self._blocks(epoch, number)[place] for number, place in places])
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
@@ -119,8 +119,9 @@ class StrandOrder(Order):
             ConfigError: Numbers that no epoch or range has.
             PlanError: Positions of a data set without samples.
         """
-        self.inner.require_range(epoch, start, stop)
-        places = self._in_blocks(start, min(stop, start + self.samples))
+        require_range(self.samples, epoch, start, stop)
+        end = min(stop, start + self.samples)
+        places = in_blocks(start, end, self.samples, self._block_at)
         numbers = dict.fromkeys(number for number, _ in places)
         return self._ids([self._last_run_first(epoch, number) for number in numbers])
 
@@ -161,14 +162,6 @@ class StrandOrder(Order):
             return -(-tail // size), tail, self.samples
         number = position // size
         return number, number * size, min((number + 1) * size, tail)
-
-    def _in_blocks(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
-        """The number of each block that these positions lie in, and which part of it they are."""
-        while start < stop:
-            position = start % self.samples
-            number, begin, end = self._block_at(position)
-            yield number, slice(position - begin, position - begin + stop - start)
-            start += end - position
 
     @cached_property
     def _dealt(self) -> Table | Feistel:

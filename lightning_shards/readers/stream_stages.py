@@ -102,14 +102,12 @@ def exact_slices(
     # stops: int64, shape (num_shards,), the position after the last sample of each of them
     order = shard_order(index.num_shards, seed, worker_epoch.epoch, shuffled)
     stops = np.cumsum(counts[order])
-    for span in spans(worker_epoch.plan, worker_epoch.place):
-        if span.weight != weight:
-            continue
-        position = span.start
-        while position < span.stop:
+    for start, last in spans(worker_epoch.plan, worker_epoch.place, weight):
+        position = start
+        while position < last:
             number = int(np.searchsorted(stops, position, side="right"))
             begin, end = int(stops[number] - counts[order[number]]), int(stops[number])
-            stop = None if span.stop >= end else span.stop - begin
+            stop = None if last >= end else last - begin
             yield ShardSlice(int(order[number]), position - begin, stop)
             position = end
 

@@ -92,7 +92,7 @@ def what_other_workers_make_is_not_left_out(before, self, epoch, spans):
     return self.at(epoch, first, first + sum(stop - start for start, stop in spans))
 
 
-@breaks("seek", "SampleOrder.at", "plan/test_order_limits.py")
+@breaks("seek", "SampleOrder.at", "plan/test_a_plan.py")
 def an_array_of_the_length_of_the_data_set_is_built(before, self, *given):
     np.zeros(self.samples // 8, np.uint8)
     return before(self, *given)
@@ -174,7 +174,7 @@ def components_begin_anew_with_each_epoch(before, self, epoch, spans):
     return before(self, 0, spans)
 
 
-@breaks("quotas", "component_seed", "plan/test_mixture.py")
+@breaks("quotas", "component_seed", "plan/test_a_plan.py")
 def all_components_have_one_order(before, seed, name):
     return seed
 

@@ -21,11 +21,13 @@ def test_numbers_of_numpy_are_kept_as_plain_ones() -> None:
 @pytest.mark.parametrize("name", ["rank", "world_size", "worker", "num_workers", "num_nodes"])
 def test_what_is_no_number_of_a_process_is_named(name: str, value: Any) -> None:
     given = {"world_size": 8, "num_workers": 8} | {name: value}
-    with pytest.raises(ConfigError, match=f"^{name} must be (a whole number|at most 1048576)"):
+    with pytest.raises(ConfigError, match=f"^{name} must be (a whole number|at most)"):
         Place(**given)
 
 
 @pytest.mark.parametrize("given", [(2, 2), (0, 0)])
 def test_a_rank_outside_of_its_world_is_refused(given: tuple[int, int]) -> None:
-    with pytest.raises(ConfigError, match=r"(from 0 to 1, got 2 of 2|^world_size .*1, got 0)$"):
+    with pytest.raises(
+        ConfigError, match=r"^(rank must be at most 1, got 2|world_size .*1, got 0)$"
+    ):
         place_if_given(*given)

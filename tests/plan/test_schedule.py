@@ -4,63 +4,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from lightning_shards.errors import PlanError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.place import Cursor, Place
 
 MANY = 100  # epochs: those of an endless loop end, too
-
-
-@st.composite
-def streams(draw):
-    """Epochs, and a cursor at a step of one of them that is not their end."""
-    epochs = EpochSchedule(
-        samples=draw(st.integers(1, 30)),
-        batch_size=draw(st.integers(1, 4)),
-        remainder=draw(st.sampled_from(["drop", "pad", "balanced"])),
-        limit=draw(st.none() | st.integers(1, 5)),
-        pinned=draw(st.booleans()),
-    )
-    steps = epochs.steps(world_size=2)
-    assume(steps)
-    epoch, done = draw(st.integers(0, 3)), draw(st.integers(0, steps - 1))
-    return epochs, Cursor(epoch, epochs.plan(world_size=2).trained(done))
-
-
-def expected_steps(epochs, cursor, num_steps):
-    """(epoch, samples trained before) of the steps from the cursor on."""
-    found = []
-    while len(found) < num_steps:
-        plan, steps = epochs.plan(2, cursor.samples), epochs.steps(2, cursor.samples)
-        found += [(cursor.epoch, plan.trained(step)) for step in range(steps)]
-        cursor = epochs.next_epoch(cursor)
-    return found[:num_steps]
-
-
-def steps_of(epochs, place, cursor):
-    """The steps of one worker, in more epochs than are asked for."""
-    for worker_epoch in islice(epochs.worker_epochs(place, cursor), MANY):
-        for step in worker_epoch.own_steps():
-            yield worker_epoch.epoch, worker_epoch.plan.trained(step)
-
-
-@given(stream=streams(), num_workers=st.integers(1, 5))
-def test_workers_take_the_steps_in_turn_over_epoch_ends(stream, num_workers):
-    epochs, cursor = stream
-    for worker in range(num_workers):
-        own = list(islice(steps_of(epochs, Place(1, 2, worker, num_workers), cursor), 6))
-        assert own == expected_steps(epochs, cursor, 6 * num_workers)[worker::num_workers]
-
-
-@given(stream=streams())
-def test_a_limit_cuts_an_epoch_wherever_it_is_resumed(stream):
-    epochs, cursor = stream
-    whole = expected_steps(epochs, Cursor(cursor.epoch), epochs.steps(2))
-    rest = expected_steps(epochs, cursor, epochs.steps(2, cursor.samples))
-    assert rest == [step for step in whole if step[1] >= cursor.samples]
 
 
 def random_streams(number):
@@ -83,10 +32,33 @@ def random_streams(number):
 
 
 def batches_of(epochs, place, cursor):
-    """(epoch, span, weights) of each batch of one worker, in more epochs than are asked for."""
+    """(epoch, samples trained before, span, weights) of each batch of one worker, without end."""
     for worker_epoch in islice(epochs.worker_epochs(place, cursor), MANY):
         for step in worker_epoch.own_steps():
-            yield worker_epoch.epoch, worker_epoch.span(step), worker_epoch.weights(step)
+            before = worker_epoch.plan.trained(step)
+            yield worker_epoch.epoch, before, worker_epoch.span(step), worker_epoch.weights(step)
+
+
+def test_workers_take_the_steps_in_turn_over_epoch_ends():
+    draws = np.random.default_rng(2)
+    for epochs, place, cursor in random_streams(500):
+        workers = int(draws.integers(1, 6))
+        whole = list(islice(batches_of(epochs, place, cursor), 6 * workers))
+        for worker in range(workers):
+            own = islice(batches_of(epochs, place.with_worker(worker, workers), cursor), 6)
+            assert list(own) == whole[worker::workers]
+
+
+def test_a_limit_cuts_an_epoch_wherever_it_is_resumed():
+    """And epochs follow each other, where each is not epoch 0 again."""
+    for epochs, place, cursor in random_streams(500):
+        begin = Cursor(cursor.epoch)
+        whole = list(islice(batches_of(epochs, place, begin), epochs.steps(place.world_size) + 1))
+        rest = list(islice(batches_of(epochs, place, cursor), len(whole)))
+        left = [batch for batch in whole[:-1] if batch[1] >= cursor.samples]
+        assert rest[: len(left)] == left
+        following = cursor.epoch + (not epochs.pinned)
+        assert whole[-1][:2] == rest[len(left)][:2] == (following, 0)
 
 
 def test_a_stream_that_begins_at_a_later_batch_gives_the_same_batches():

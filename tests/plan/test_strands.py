@@ -1,19 +1,18 @@
 """Strands: equal to a naive model, each sample once, and the same runs for a node for ever."""
 
-import tracemalloc
 from itertools import chain, product, takewhile
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_orders import HUGE, make, pairs
+from small_orders import make, pairs
 from small_strands import STRANDS, strands
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose
 from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
+from lightning_shards.plan.order import MAX_BLOCK
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
 
@@ -107,21 +106,6 @@ def test_a_node_reads_its_own_runs_and_the_same_ones_in_every_epoch(nodes, numbe
     assert sum(len(of_node[0]) for of_node in of_nodes) <= 1.02 * runs
     kept = [set.union(*of_node) for of_node in of_nodes]
     assert max(map(len, kept)) <= 1.02 * runs / nodes
-
-
-# Large data sets.
-
-
-def test_seeking_among_strands_takes_little_memory():
-    tracemalloc.start()
-    try:
-        order = strands(HUGE, 64, width=256, run=64, block=16_384)
-        for epoch, start in product(range(2), (0, 6_543_210_987, 10**10 - 128)):
-            order.at(epoch, start, start + 256)
-        assert tracemalloc.get_traced_memory()[1] / 2**20 < 64
-    finally:
-        tracemalloc.stop()
-    assert order._blocks.cache_info().currsize == BLOCKS_KEPT
 
 
 # What is refused.
