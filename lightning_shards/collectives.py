@@ -4,23 +4,12 @@ If a rank failed alone, the others would wait in a collective for its timeout, h
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch.distributed
 
 from lightning_shards import errors
 from lightning_shards.errors import PlanError, RankError, ShardError
-
-
-class _Report(NamedTuple):
-    """The message of one rank to the others: its facts, or its error.
-
-    An error travels as text, because an error that holds a lock cannot be pickled, and an error
-    whose class takes two arguments cannot be made again from its message.
-    """
-
-    facts: dict[str, int | str]
-    error: tuple[str, str] | None  # the name of a class in `errors`, and the message
 
 
 def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
@@ -37,14 +26,14 @@ def agree(facts: Mapping[str, int | str], error: Exception | None) -> None:
         RankError: A rank failed with an error that is not a `ShardError`.
         PlanError: A fact differs between ranks.
     """
-    reports: list[_Report] = gather(_Report(dict(facts), _as_text(error)))
+    reports = gather((dict(facts), _as_text(error)))
     if error is not None:
         raise error
-    for rank, report in enumerate(reports):
-        if report.error is not None:
-            name, message = report.error
+    for rank, (_, failure) in enumerate(reports):
+        if failure is not None:
+            name, message = failure
             raise getattr(errors, name)(f"rank {rank} failed: {message}")
-    _compare([report.facts for report in reports])
+    _compare([of_rank for of_rank, _ in reports])
 
 
 def gather(value: Any) -> list[Any]:
@@ -61,7 +50,11 @@ def gather(value: Any) -> list[Any]:
 
 
 def _as_text(error: Exception | None) -> tuple[str, str] | None:
-    """The error in a form that all ranks can raise: the name of a class in `errors`, and text."""
+    """The error in a form that all ranks can raise: the name of a class in `errors`, and text.
+
+    An error that holds a lock cannot be pickled, and one whose class takes two arguments cannot be
+    made again from its message.
+    """
     if error is None:
         return None
     if not isinstance(error, ShardError):

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch.distributed
 
-from lightning_shards.errors import ConfigError, SampleError, ShardError, name_set, plain_number
+from lightning_shards.errors import ConfigError, ShardError, name_set, plain_number
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.place import WAYS_TO_A_PLACE, Cursor, Place
 from lightning_shards.readers.bad_samples import Served, require_budget
@@ -24,12 +24,10 @@ from lightning_shards.samples.collate import Batch, LoadedBatch
 from lightning_shards.samples.stage_clock import STAGES, LoaderTimes
 from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.state import (
-    AS_DATAMODULE,
     State,
-    read_count,
+    read_cursor,
     require_not_before,
     require_not_within,
-    require_rest,
     require_resumable,
     require_same,
     require_state,
@@ -179,7 +177,8 @@ class ShardLoader:
     def _set_epoch_of_trainer(self, epoch: int) -> None:
         if self.progress is None and self._resumed and self._trained != Cursor():
             require_not_within(epoch, self._resumed)
-            require_same(self.shape, self._loaded, AS_DATAMODULE)
+            ways_out = "set it back to resume, or give the shards to the trainer as datamodule="
+            require_same(self.shape, self._loaded, ways_out)
         self.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -209,14 +208,11 @@ class ShardLoader:
                 )
             after = Cursor(cursor.epoch, plan.trained(step + 1))
             following = epochs.next_epoch(cursor) if step == last else after
-            loaded = self._next_batch(following, plan.size(step, self.place.rank))
+            loaded = self._next_batch(following, plan.size(step, self.place.rank), served)
             if step == last and not self.keeps_workers:
                 self.close()
             served.samples, served.steps = after.samples, served.steps + 1
             served.digest += loaded.digest
-            served.bad.extend(loaded.bad)
-            if loaded.bad:
-                self._check_budget(served)
             if not self._is_led:
                 self.epoch, self._trained = following.epoch, following
             self.times.handed_at = time.perf_counter()
@@ -268,16 +264,21 @@ class ShardLoader:
             StateError: The state belongs to other shards, another seed or another version, or is
                 damaged; or batches would not tell the repeats of the rest of its epoch.
         """
-        state = require_state(state, "the train loader")
+        self._loaded, self._trained = self.read_state(state, "the train loader")
+        self._resumed = self.epochs.with_a_step(self._trained, self.place.world_size)
+        self.epoch = self._resumed.epoch
+
+    def read_state(self, state: object, whose: str) -> tuple[State, Cursor]:
+        """A state that was saved by a loader of the same samples, and its cursor.
+
+        Raises:
+            StateError: See `load_state_dict`.
+        """
+        state = require_state(state, whose)
         description = self.source.describe()
         require_resumable({"version": STATE_VERSION, **self.identity}, state, description)
         require_same({"epoch_samples": self.epochs.samples}, state)
-        ranks = self.place.world_size
-        require_rest(state, description, self.epochs, ranks)
-        samples = read_count(state, "samples", self.epochs.samples)
-        self._trained = Cursor(read_count(state, "epoch"), samples)
-        self._loaded, self._resumed = state, self.epochs.with_a_step(self._trained, ranks)
-        self.epoch = self._resumed.epoch
+        return state, read_cursor(state, description, self.epochs, self.place.world_size)
 
     def __enter__(self) -> Self:
         """A context for a plain loop; the workers end with it."""
@@ -344,15 +345,7 @@ class ShardLoader:
         self.times.start_s += time.perf_counter() - begin
         self._open, self._is_first = OpenStream(stream, cursor, epochs.limit), True
 
-    def _check_budget(self, served: Served) -> None:
-        try:
-            require_budget(served.bad, self.source.describe().max_bad, served.begin.epoch)
-        except SampleError as error:
-            self.close()
-            name_set(error, self.name)
-            raise
-
-    def _next_batch(self, following: Cursor, samples: int) -> LoadedBatch:
+    def _next_batch(self, following: Cursor, samples: int, served: Served) -> LoadedBatch:
         if self._open is None:
             raise ShardError(
                 "this loader was closed while it was iterated, by hand or because its data module "
@@ -362,11 +355,19 @@ class ShardLoader:
         try:
             with self.progress.waiting() if self.progress else nullcontext():
                 loaded = next(self._open.stream)
+            if loaded.bad:
+                served.bad.extend(loaded.bad)
+                require_budget(served.bad, self.source.describe().max_bad, served.begin.epoch)
         except BaseException as error:
             self.close()
             name_set(error, self.name)
             raise
-        times, seconds = self.times, time.perf_counter() - begin
+        self._count(loaded, samples, time.perf_counter() - begin)
+        self._open = OpenStream(self._open.stream, following, self._open.limit)
+        return loaded
+
+    def _count(self, loaded: LoadedBatch, samples: int, seconds: float) -> None:
+        times = self.times
         times.batches, times.samples = times.batches + 1, times.samples + samples
         times.produce_s += loaded.seconds
         for stage, spent_s in zip(STAGES, loaded.stages, strict=False):
@@ -379,5 +380,3 @@ class ShardLoader:
             self._is_first = False
         else:
             times.wait_s += seconds
-        self._open = OpenStream(self._open.stream, following, self._open.limit)
-        return loaded

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import (
@@ -17,17 +17,16 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     LearningRateFinder,
 )
-from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.loader import ShardLoader
-from lightning_shards.plan.epoch import limited_steps
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.state import (
-    SHORTEST_ENDS,
     TRANSLATE,
+    WEIGHTS_ALONE,
     State,
     require_same,
     require_state,
@@ -42,12 +41,11 @@ class RestoredCounters(NamedTuple):
         epochs: Epochs that count as done.
         batches: Batches of its epoch that are trained.
         total: Batches of all epochs.
-        is_over: Whether Lightning counts that epoch as done.
-        is_within: Whether it was saved at the end of a batch that was not the epoch's last.
-        is_cut_off: Whether the epoch counts as done although batches were left, as where
-            `max_steps` or a callback ended the fit.
-        is_skipping: Whether Lightning will go on, and will count the next epoch as done, too, as
-            it does with `max_steps` after a whole epoch.
+        saved: When it was saved: at the end of a batch ``within`` an epoch; in a ``validation``
+            within one; or after an epoch that counts as done: one that was ``cut`` off with batches
+            left, as where `max_steps` or a callback ended the fit; one after which Lightning is
+            ``skipping`` the next, which it will count as done, too, as it does with `max_steps`
+            after a whole epoch; or its ``end``.
         is_restarting: Whether Lightning goes on with this count of batches.
         loader: The state of its loader, if Lightning saved it.
     """
@@ -55,12 +53,14 @@ class RestoredCounters(NamedTuple):
     epochs: int
     batches: int
     total: int
-    is_over: bool
-    is_within: bool
-    is_cut_off: bool
-    is_skipping: bool
+    saved: Literal["within", "validation", "cut", "skipping", "end"]
     is_restarting: bool
     loader: State
+
+    @property
+    def is_over(self) -> bool:
+        """Whether Lightning counts the epoch as done."""
+        return self.saved not in ("within", "validation")
 
 
 def restored_counters(trainer: Any) -> RestoredCounters:
@@ -71,37 +71,29 @@ def restored_counters(trainer: Any) -> RestoredCounters:
     """
     fit_loop, checkpoint = trainer.fit_loop, trainer._checkpoint_connector._loaded_checkpoint  # noqa: SLF001 empty once it is restored
     if checkpoint:
-        saved = checkpoint["loops"]["fit_loop"]
-        epochs, batch = saved["epoch_progress"], saved["epoch_loop.batch_progress"]
-        states = saved["state_dict"].get("combined_loader")
+        fit = checkpoint["loops"]["fit_loop"]
+        epochs, batch = fit["epoch_progress"]["current"], fit["epoch_loop.batch_progress"]
+        states = fit["state_dict"].get("combined_loader")
     else:
-        epochs = fit_loop.epoch_progress.state_dict()
+        epochs = fit_loop.epoch_progress.current.state_dict()
         batch = fit_loop.epoch_loop.batch_progress.state_dict()
         states = fit_loop._combined_loader_states_to_load  # noqa: SLF001 for the loader that is asked for
-    is_open = epochs["current"]["ready"] != epochs["current"]["processed"]
-    is_over = batch["is_last_batch"] or not is_open
-    is_within = not is_over and batch["total"]["completed"] < batch["total"]["processed"]
-    done = epochs["current"]["processed"]
+    done, is_open = epochs["processed"], epochs["ready"] != epochs["processed"]
     batches, total = batch["current"]["processed"], batch["total"]["processed"]
     steps = checkpoint["global_step"] if checkpoint else trainer.global_step
     is_finished = done >= trainer.max_epochs != -1 or steps >= trainer.max_steps != -1
-    is_closed = not is_open and done > 0
-    is_cut_off = is_closed and not batch["is_last_batch"]
     by_steps = fit_loop._iteration_based_training()  # noqa: SLF001 as its `restarting`
     is_restarting = is_open or by_steps if checkpoint else fit_loop.restarting
-    is_whole = is_closed and not is_cut_off and batches > 0  # none where ExactResume wrote them
-    is_whole = is_whole and not fit_loop.restarted_mid_epoch  # it goes on after a last batch
-    return RestoredCounters(
-        epochs=done,
-        batches=batches,
-        total=total,
-        is_over=is_over,
-        is_within=is_within,
-        is_cut_off=is_cut_off,
-        is_skipping=is_whole and is_restarting and not is_finished,
-        is_restarting=is_restarting,
-        loader=require_state(states[0], "the train loader") if states else {},
-    )
+    saved: Any = "end"
+    if is_open and not batch["is_last_batch"]:
+        saved = "within" if batch["total"]["completed"] < total else "validation"
+    elif done and not is_open and not batch["is_last_batch"]:
+        saved = "cut"
+    elif done and not is_open and batches and is_restarting and not is_finished:
+        # no batches: ExactResume wrote them; in the middle: it goes on after a last batch
+        saved = "end" if fit_loop.restarted_mid_epoch else "skipping"
+    loader = require_state(states[0], "the train loader") if states else {}
+    return RestoredCounters(done, batches, total, saved, is_restarting, loader)
 
 
 def require_no_finder(trainer: Any) -> None:
@@ -131,14 +123,14 @@ def require_no_finder(trainer: Any) -> None:
 def warn_of_losses(restored: RestoredCounters, limit: int, accumulate: int) -> None:
     """Say what Lightning will leave out where it goes on from these counters."""
     batches, runs = restored.batches, "both runs"
-    if restored.is_cut_off and batches < limit:
+    if restored.saved == "cut" and batches < limit:
         loss = (
             f"the fit that is resumed was ended after batch {batches} of an epoch, before its end, "
             "by max_steps or a callback, and Lightning counts that epoch as done: the rest of it "
             "will not be trained, and with max_steps as many batches of the next epoch may be left "
             "out, too"
         )
-    elif restored.is_skipping:
+    elif restored.saved == "skipping":
         runs = "this run"
         loss = (
             "the checkpoint is of an epoch's end, and with max_steps Lightning counts the next "
@@ -278,11 +270,10 @@ class TrainProgress:
         """
         if self._trainer.state.stopped:
             return None
-        _require_own_end(self._trainer, loader)
+        limit = _own_limit(self._trainer, loader)
         if not (self._is_known or self.anchor):
-            # A trainer that was given a loader by hand never called the data module's check.
+            # ExactResume has not found this loader alone, and the data module left the check to it
             self.require_known(loader, {})
-        limit = _as_limit(_batches_given(self._trainer))
         epoch, batches = self._position(limit)
         count_one_open_epoch(self._trainer.fit_loop)
         if batches:  # else Lightning's scheduler has set it at the start of this epoch
@@ -308,10 +299,9 @@ class TrainProgress:
         if self._trainer.ckpt_path is not None:  # no trial of the Tuner
             warn_of_losses(restored, limit, accumulation_of(self._trainer, restored.epochs))
         if restored.is_restarting:
-            is_cut = restored.batches < limit if restored.is_over else True
-            if restored.batches and is_cut:
+            if restored.batches and (not restored.is_over or restored.batches < limit):
                 _require_shape(loader, saved or restored.loader, restored.batches)
-            if restored.is_within and restored.batches >= limit:
+            if restored.saved == "within" and restored.batches >= limit:
                 raise StateError(
                     f"the checkpoint was saved after batch {restored.batches} of an epoch, whose "
                     f"end is now at {limit}, and Lightning would train that epoch again; set "
@@ -396,27 +386,28 @@ def _require_shape(loader: ShardLoader, saved: State, batches: int) -> None:
     raise StateError(
         f"the checkpoint was saved after batch {batches} of an epoch, before its end, and nothing "
         "in it says how many samples these were (a data module's state is kept under the name of "
-        "its class); resume from a checkpoint of an epoch's end, or begin anew with its weights "
-        "alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+        "its class); resume from a checkpoint of an epoch's end, or "
+        f"{WEIGHTS_ALONE}"
     )
 
 
-def _require_own_end(trainer: Any, loader: ShardLoader) -> None:
-    """Refuse a combined loader that begins ours again within an epoch, or goes on without it."""
-    batches, steps = _batches_given(trainer), len(loader)
+def _own_limit(trainer: Any, loader: ShardLoader) -> int | None:
+    """Steps of an epoch that the trainer wants; StochasticWeightAveraging's last pass adds one.
+
+    Raises:
+        ConfigError: A combined loader begins ours again within an epoch, or goes on without it.
+    """
+    batches, steps = trainer.fit_loop.max_batches - trainer.fit_loop._skip_backward, len(loader)  # noqa: SLF001 it has set this
     if batches > steps and any(each is loader for each in train_loaders(trainer)):
         length = "no known end" if batches == float("inf") else f"{batches} batches"
         raise ConfigError(
             f"a loader has {steps} steps, and the trainer's epoch, in which it is combined with "
             f"others, has {length}: its samples would be repeated, and no checkpoint within an "
-            f"epoch could be resumed; {SHORTEST_ENDS}"
+            "epoch could be resumed; let epochs end with the shortest loader: have "
+            'train_dataloader return CombinedLoader({"shards": ..., ...}, "min_size") of '
+            "lightning.pytorch.utilities, and not the dict or list alone"
         )
-
-
-def _batches_given(trainer: Any) -> float:
-    """Batches of an epoch, without the one that StochasticWeightAveraging adds to its last pass."""
-    fit_loop = trainer.fit_loop
-    return fit_loop.max_batches - fit_loop._skip_backward  # noqa: SLF001 it has set this, too
+    return _as_limit(batches)
 
 
 class EvaluationProgress:
@@ -446,14 +437,8 @@ class EvaluationProgress:
 
 def evaluation_loop(trainer: Any) -> Any:
     """The loop of a validation, test or prediction that is running or has just ended."""
-    stage = trainer.state.stage
-    if stage is RunningStage.TESTING:
-        return trainer.test_loop
-    if stage is RunningStage.PREDICTING:
-        return trainer.predict_loop
-    if trainer.state.fn == TrainerFn.FITTING:
-        return trainer.fit_loop.epoch_loop.val_loop
-    return trainer.validate_loop
+    is_predicting = trainer.state.fn == TrainerFn.PREDICTING
+    return trainer.predict_loop if is_predicting else trainer._evaluation_loop  # noqa: SLF001 as below
 
 
 def _as_limit(batches: float) -> int | None:
@@ -462,7 +447,8 @@ def _as_limit(batches: float) -> int | None:
 
 def limit_of(trainer: Any, steps: int) -> int:
     """How many of an epoch's `steps` the trainer will run."""
-    return limited_steps(trainer.limit_train_batches, steps)
+    limit = trainer.limit_train_batches
+    return min(steps, limit) if isinstance(limit, int) else int(steps * limit)
 
 
 def validates_now(trainer: Any) -> bool:
@@ -473,9 +459,8 @@ def validates_now(trainer: Any) -> bool:
 
 def batches_seen(trainer: Any) -> tuple[int, int]:
     """The open epoch, and how many of its batches went through the model."""
-    fit_loop = trainer.fit_loop
-    batches = fit_loop.epoch_loop.batch_progress.current.processed
-    return int(fit_loop.epoch_progress.current.processed), int(batches)
+    epochs, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
+    return epochs.current.processed, batches.current.processed
 
 
 def place_of(trainer: Any) -> Place:

@@ -1,6 +1,7 @@
 """Checks of the state in a checkpoint, which is a file that may be damaged."""
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping
 from math import gcd
 from reprlib import repr as _shown
 from typing import Any, cast
@@ -16,27 +17,21 @@ from lightning_shards.shards.urls import split_url
 State = dict[str, int | str]
 """Plain values, equal on all ranks."""
 
-MOST = 2**63 - 1
-"""No count of a real run is larger."""
-
 TRANSLATE = (
     "set it back to resume, or train with ExactResume() among the trainer's callbacks, whose "
     "checkpoints resume with another batch size and another number of ranks"
 )
 
-AS_DATAMODULE = "set it back to resume, or give the shards to the trainer as datamodule="
-
-_SIZES_BACK = (
-    "it is a checksum of the sizes by which batch_alike sorts samples, so that some would be "
-    "repeated and others left out; put the old shards back to resume, or start anew with its "
-    "weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
+WEIGHTS_ALONE = (
+    "start anew with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
 )
 
-SHORTEST_ENDS = (
-    "let epochs end with the shortest loader: have train_dataloader return "
-    'CombinedLoader({"shards": ..., ...}, "min_size") of lightning.pytorch.utilities, and not the '
-    "dict or list alone"
-)
+_SETTINGS_OF = {
+    "kept": "other samples are left by `keep` and `exclude`: set these, and what is in the lists,",
+    "epoch_samples": "epochs have another length: set dataset_size",
+    "alike_sizes": "batch_alike sorts samples by other sizes: put the old shards",
+}
+"""What differs where these values do, and what to set back."""
 
 _OF_DATA = ("shards", "epoch_samples", "kept", "component_", JOIN_PREFIX)
 """How the names of values begin that follow from what the shards and the joined tables hold."""
@@ -58,7 +53,9 @@ def require_state(state: object, whose: str) -> State:
     return dict(cast("Mapping[str, Any]", state))
 
 
-def read_count(state: Mapping[str, object], name: str, most: int = MOST, *, least: int = 0) -> int:
+def read_count(
+    state: Mapping[str, object], name: str, most: int = sys.maxsize, *, least: int = 0
+) -> int:
     """A count in a state.
 
     Raises:
@@ -99,9 +96,9 @@ def require_same(
         elif type(saved) is not type(value) or saved != value:
             if name == "shards" and index is not None:
                 raise StateError(_other_shards(state.get("epoch_samples"), index))
-            if name in _IN_WORDS:
-                raise StateError(_IN_WORDS[name](saved, value))
             now = f"no {name}" if value is None else repr(value)
+            if name in _SETTINGS_OF:
+                ways_out = f"{_SETTINGS_OF[name]} back to resume, or {WEIGHTS_ALONE}"
             raise StateError(
                 f"the checkpoint was made with {name}={_shown(saved)}, this run has {now}; "
                 f"{ways_out}"
@@ -191,65 +188,28 @@ def require_not_within(epoch: int, restored: Cursor | None) -> None:
         )
 
 
-def require_rest(
+def read_cursor(
     state: Mapping[str, object],
     description: SourceDescription,
     epochs: EpochSchedule,
     world_size: int,
-) -> None:
-    """Check that the batches of this run can be those of the rest of a saved epoch.
+) -> Cursor:
+    """The cursor of a state, at which the batches of this run can go on.
 
     Raises:
-        StateError: One would be of two units of a mixture, would not tell its repeats, or would be
-            of other samples since these are sorted by other sizes.
-    """
-    cursor = Cursor(read_count(state, "epoch"), read_count(state, "samples"))
-    require_same(description.state_at(cursor), state, _SIZES_BACK)
-    _require_whole_units(state, description, epochs, world_size)
-    _require_told_repeats(state, description, epochs, world_size)
-
-
-def _require_whole_units(
-    state: Mapping[str, object],
-    description: SourceDescription,
-    epochs: EpochSchedule,
-    world_size: int,
-) -> None:
-    """Check that no batch of the rest of an epoch is of two units, and so of two components."""
-    samples = read_count(state, "samples", epochs.samples)
-    unit = 1 if description.mixture is None else description.mixture.slots.schedule.unit
-    if unit == 1 or not epochs.steps(world_size, samples):
-        return
-    if samples % epochs.batch_size:
-        raise StateError(
-            f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
-            f"of batch_size={epochs.batch_size}, so batches would be of two units of {unit} "
-            f"samples; resume with a batch size that divides both, such as {gcd(samples, unit)}"
-        )
-    step = epochs.batch_size * world_size
-    if unit % step == 0 and samples % step:
-        raise StateError(
-            f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
-            f"of the {step} of a step, so steps would be of two units of {unit} samples; resume "
-            f"with a global batch that divides both, such as {gcd(samples, unit)}"
-        )
-
-
-def _require_told_repeats(
-    state: Mapping[str, object],
-    description: SourceDescription,
-    epochs: EpochSchedule,
-    world_size: int,
-) -> None:
-    """Check that batches tell the repeats that fill the last step of the rest of an epoch.
-
-    The rest may have repeats where a whole epoch has none: 24 samples are three steps of 8, and the
-    12 that are left after 12 are one step and a half.
+        StateError: The cursor is damaged; or one of the batches in the rest of its epoch would be
+            of two units of a mixture, would not tell its repeats, or would be of other samples
+            since these are sorted by other sizes.
     """
     samples = read_count(state, "samples", epochs.samples)
+    cursor = Cursor(read_count(state, "epoch"), samples)
+    require_same(description.state_at(cursor), state)
+    if description.mixture is not None and epochs.steps(world_size, samples):
+        _require_whole_units(samples, description.mixture.slots.schedule.unit, epochs, world_size)
     rest = epochs.plan(world_size, samples)
     reaches_repeats = rest.padded and epochs.steps(world_size, samples) == rest.steps
     if reaches_repeats and "__weight__" not in description.reserved:
+        # 24 samples are three steps of 8, and the 12 that are left after 12 one step and a half
         raise StateError(
             f"the checkpoint was made after {samples} samples of its epoch, and in steps of "
             f"{rest.global_batch} samples remainder={rest.remainder!r} fills the last step of the "
@@ -257,31 +217,22 @@ def _require_told_repeats(
             "without `__weight__` do not tell; resume with the batch size and ranks that saved "
             "it, or with batch_format='dict' and `__weight__` named in batch_keys if you set them"
         )
+    return cursor
 
 
-def _other_filter(saved: object, kept: object) -> str:
-    was = "without a filter" if saved is None else f"with a filter that left kept={_shown(saved)}"
-    now = "has no filter" if kept is None else f"has one that leaves kept={kept!r}"
-    return (
-        f"the checkpoint was made {was}, and this run {now}: other samples are left by `keep` and "
-        "`exclude`; set these, and what is in the lists, back to resume, or start anew with its "
-        "weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path"
-    )
-
-
-def _other_length(saved: object, samples: object) -> str:
-    return (
-        f"the checkpoint was made with epochs of {_shown(saved)} samples, and those of this run "
-        f"have {samples!r}; set dataset_size back to resume, or start anew with its weights alone: "
-        "Model.load_from_checkpoint(path), and fit without ckpt_path"
-    )
-
-
-_IN_WORDS: Mapping[str, Callable[[object, object], str]] = {
-    "kept": _other_filter,
-    "epoch_samples": _other_length,
-}
-"""What to say where these values differ."""
+def _require_whole_units(samples: int, unit: int, epochs: EpochSchedule, world_size: int) -> None:
+    """Check that no batch of the rest of an epoch is of two units, and so of two components."""
+    batch, step = epochs.batch_size, epochs.batch_size * world_size
+    for made, size, name in (
+        ("batches", batch, f"batch_size={batch}"),
+        ("steps", step, f"the {step} of a step"),
+    ):
+        if unit % size == 0 and samples % size:
+            raise StateError(
+                f"the checkpoint was made after {samples} samples of its epoch, which are no "
+                f"multiple of {name}, so {made} would be of two units of {unit} samples; resume "
+                f"with {made} whose size divides both, such as {gcd(samples, unit)}"
+            )
 
 
 def _require_same_table(join: str, saved: object, digest: object) -> None:
@@ -301,7 +252,7 @@ def _other_shards(epoch_samples: object, index: ShardIndex) -> str:
         f"the checkpoint is of other shards: its epoch has {_shown(epoch_samples)} samples, and "
         f"the shards of this run (number of shards: {index.num_shards}, from {first!r} to "
         f"{last!r}) hold {samples}; their file names, order and counts must be those of the run "
-        "that saved it, whose config.yaml names its urls: set these back to resume, or start anew "
-        "with its weights alone: Model.load_from_checkpoint(path), and fit without ckpt_path; from "
+        "that saved it, whose config.yaml names its urls: set these back to resume, or "
+        f"{WEIGHTS_ALONE}; from "
         "a checkpoint of an epoch's end ExactResume(allow_new_data=True) goes on with other shards"
     )

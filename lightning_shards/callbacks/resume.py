@@ -40,27 +40,17 @@ from lightning_shards.progress import (
     validates_now,
 )
 from lightning_shards.stages import loaders_in
-from lightning_shards.state import (
-    State,
-    read_count,
-    require_rest,
-    require_resumable,
-    require_state,
-    with_new_data,
-)
+from lightning_shards.state import State, read_count, require_state, with_new_data
 
 
 def write_counters(
-    fit_loop: dict[str, Any], position: FitPosition, stepped: int, accumulate: int
+    checkpoint: dict[str, Any],
+    position: FitPosition,
+    trainer: pl.Trainer,
+    pl_module: pl.LightningModule,
 ) -> None:
-    """Write a fit position into the saved state of a fit loop, in one of the four forms.
-
-    Args:
-        fit_loop: The state in a checkpoint, changed in place.
-        position: The fit position to write.
-        stepped: All batches so far that an optimiser step followed, the x axis of loggers.
-        accumulate: Batches in an accumulation window.
-    """
+    """Rewrite Lightning's counters in a checkpoint, in one of the four forms."""
+    fit_loop = checkpoint["loops"]["fit_loop"]
     begun = position.epoch + (not position.is_between_epochs)
     epochs = _counts(begun, position.epoch, position.epoch)
     is_last = position.is_over or position.is_between_epochs
@@ -75,7 +65,10 @@ def write_counters(
     fit_loop["epoch_loop.val_loop.batch_progress"] = {
         "total": unfinished, "current": _counts(0, 0, 0), "is_last_batch": False,
     }  # fmt: skip
-    if (is_within or position.validation_due) and position.is_stepped(accumulate):
+    # all batches so far that an optimiser step followed, the x axis of loggers
+    stepped = checkpoint["global_step"] if pl_module.automatic_optimization else position.total
+    is_stepped = position.is_stepped(trainer.accumulate_grad_batches)
+    if (is_within or position.validation_due) and is_stepped:
         stepped -= 1  # Lightning adds the last one when it restarts
     fit_loop["epoch_loop.state_dict"]["_batches_that_stepped"] = stepped
 
@@ -98,75 +91,6 @@ def _make_validation_due(trainer: Any, undo: ExitStack) -> None:
     trainer.val_check_batch = (loop.total_batch_idx if counts_all else loop.batch_idx) + 1
 
 
-def override_trainer(
-    trainer: Any,
-    position: FitPosition,
-    undo: ExitStack,
-    *,
-    is_cut_short: bool,
-    is_due: bool,
-) -> None:
-    """Change what the counters cannot express, after they are restored and before the first epoch.
-
-    - With `max_steps`, Lightning would begin a new epoch in its middle.
-    - If only the end of an epoch is left, Lightning would train one more batch.
-    - A validation that was due after a batch of the old size (`is_due`) may not be due at this
-      batch.
-    - If the change of the batch size ended the epoch (`is_cut_short`), its schedulers have not been
-      stepped.
-
-    What is to be restored once the work that is due at the restart is done goes into `undo`.
-    """
-    fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    if position.is_between_epochs:
-        fit_loop._restarting = False  # noqa: SLF001 the property would set it again
-        loop.restarting = False
-    if is_cut_short:
-        with warnings.catch_warnings():  # torch misses an optimiser step: it was before the restart
-            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
-            loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-    loop.val_loop.batch_progress.total.reset()
-    if is_due and not validates_now(trainer):
-        _make_validation_due(trainer, undo)
-    validates = position.validation_due and validates_now(trainer)
-    if position.validation_due and not validates:
-        loop._batches_that_stepped += position.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
-    if position.is_over and not validates:
-        loop.val_loop._has_run = True  # noqa: SLF001 what Lightning asks, or it trains one batch more
-        undo.callback(setattr, loop.val_loop, "_has_run", False)
-    if not (position.is_over or (validates and sum(trainer.num_val_batches))):
-        undo.close()
-
-
-def leave_restart(trainer: Any, *, after_validation: bool = False) -> None:
-    """End Lightning's restart, at the end of the first epoch of a resumed fit.
-
-    Lightning does not step schedulers that wait for a metric while it restarts; after a validation
-    the metric is available.
-    """
-    loop = trainer.fit_loop.epoch_loop
-    if not after_validation:
-        loop.restarting = False
-        loop.reset_restart_stage()
-    elif loop.batch_progress.is_last_batch:
-        trainer.fit_loop._restarting = False  # noqa: SLF001 as in override_trainer
-
-
-CHECKPOINT_VERSION = 1
-"""Version of our state in a checkpoint: plain values, equal on all ranks.
-
-- ``epoch``, ``samples``: the cursor of the job. It does not count samples of an accumulation window
-  whose optimiser step was not taken, because a checkpoint does not hold their gradients.
-- ``ended``: how many epochs have ended; one less than ``epoch`` between the last batch of an epoch
-  and its end.
-- ``validation``: whether the validation after the last trained batch is ``due``, ``done`` or
-  ``none`` is planned.
-- ``batches``: batches trained since the first epoch, whatever their size was.
-- ``epoch_samples``, ``global_batch``: samples of an epoch, and of a step on all ranks.
-- the loader's identity: seed, sampling, shards, version of the order.
-"""
-
-
 class ExactResume(pl.Callback):
     """Resumes a checkpoint with the next untrained sample, whatever the ranks and batch size.
 
@@ -175,6 +99,17 @@ class ExactResume(pl.Callback):
     G, an epoch still has N // G steps, and this epoch has (N - p) // G steps left. A validation
     that was due is run. With ``sampling="resampled"`` and the stream reader, the rest of the epoch
     is drawn afresh.
+
+    What it saves are plain values, equal on all ranks: those of `ShardLoader.state_dict`, and
+
+    - ``ended``: how many epochs have ended; one less than ``epoch`` between the last batch of an
+      epoch and its end.
+    - ``validation``: whether the validation after the last trained batch is ``due``, ``done`` or
+      ``none`` is planned.
+    - ``batches``: batches trained since the first epoch, whatever their size was.
+
+    Samples of an accumulation window whose optimiser step was not taken do not count as trained,
+    because a checkpoint does not hold their gradients.
 
     Args:
         allow_new_data: Whether a checkpoint of an epoch's end may go on with other shards, more or
@@ -214,27 +149,18 @@ class ExactResume(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add our state to the checkpoint; it is equal on all ranks."""
-        watched = self._watched(trainer)
-        if watched is None:
+        if (loader := self._watched(trainer)) is None:
             return
-        loader, progress = watched
-        position, cursor = progress.position(loader), progress.trained(loader)
+        progress = _progress_of(loader)
+        position = progress.position(loader)
         here = (position.epoch, position.batches)
         validation = "none"
         if self._validated == here:
             validation = "done"
         elif self._due == here or progress.is_validation_due(position):
             validation = "due"
-        state: State = {
-            "version": CHECKPOINT_VERSION,
-            **loader.source.describe().state_at(cursor),
-            "ended": position.epoch,
-            "validation": validation,
-            "batches": position.total,
-            **loader.shape,
-            **loader.identity,
-        }
-        checkpoint["callbacks"][self.state_key] = state
+        fit = {"ended": position.epoch, "validation": validation, "batches": position.total}
+        checkpoint["callbacks"][self.state_key] = loader.state_dict() | fit
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -254,55 +180,57 @@ class ExactResume(pl.Callback):
         if data is None or (saved is None and not train_loaders(trainer)):
             return
         # on all ranks; Lightning gets the same loader later
-        watched = _sole_loader(loaders_in(data.train_dataloader()))
-        if saved is None or watched is None:
+        loader = _sole_loader(loaders_in(data.train_dataloader()))
+        if saved is None or loader is None:
             return
-        loader, progress = watched
-        state = _checked(loader, self._accepted(saved, loader, checkpoint))
+        state, cursor = self._accepted(saved, loader, checkpoint)
         self._loader, limit = loader, limit_of(trainer, len(loader))
         position = position_after(state, loader.epochs, loader.place.world_size, limit)
-        cursor = Cursor(int(state["epoch"]), int(state["samples"]))
         is_open = cursor.epoch == position.epoch
-        progress.anchor = EpochAnchor(cursor, position.batches if is_open else 0)
-        _write(checkpoint, position, trainer, pl_module)
-        is_due = state["validation"] == "due"
-        rank_zero_info(_place_told(loader, progress.anchor, limit, is_due=is_due))
-        self._begin_at(
-            position, str(state["validation"]), is_cut_short=position.is_over and is_open
+        anchor = EpochAnchor(cursor, position.batches if is_open else 0)
+        _progress_of(loader).anchor = anchor
+        write_counters(checkpoint, position, trainer, pl_module)
+        rank_zero_info(
+            f"ExactResume: goes on at sample {cursor.samples:,} of {loader.epochs.samples:,} in "
+            f"epoch {cursor.epoch}, step {anchor.batches:,} of {limit:,}"
+            f"{', after the validation that is due' * (state['validation'] == 'due')}"
         )
-        if checkpoint["global_step"] == trainer.max_steps and (
-            position.is_over or position.validation_due
-        ):
-            self._is_past_max_steps = True
+        self._begin_at(position, state["validation"], is_cut_short=position.is_over and is_open)
+        is_at_end = position.is_over or position.validation_due
+        self._is_past_max_steps = is_at_end and checkpoint["global_step"] == trainer.max_steps
         if trainer.strategy.restore_checkpoint_after_setup:
             self.on_fit_start(trainer, pl_module)  # Lightning called it before
 
-    def _accepted(self, saved: object, loader: ShardLoader, checkpoint: dict[str, Any]) -> object:
-        """The state, as one of this run's data where these may be others."""
-        if not self.allow_new_data:
-            return saved
-        before = require_state(saved, type(self).__name__)
-        state = with_new_data(before, loader.shape | loader.identity)
-        if state != before:
-            # Lightning would restore the loader of the other data
-            checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
-            rank_zero_info(
-                f"ExactResume: epoch {state['epoch']} is the first of other data: epochs of "
-                f"{state['epoch_samples']} samples, before of {before.get('epoch_samples')}"
-            )
-        return state
+    def _accepted(
+        self, saved: object, loader: ShardLoader, checkpoint: dict[str, Any]
+    ) -> tuple[State, Cursor]:
+        """The state and its cursor, as those of this run's data where these may be others."""
+        if self.allow_new_data:
+            before = require_state(saved, type(self).__name__)
+            saved = with_new_data(before, loader.shape | loader.identity)
+            if saved != before:
+                # Lightning would restore the loader of the other data
+                checkpoint["loops"]["fit_loop"]["state_dict"].pop("combined_loader", None)
+                rank_zero_info(
+                    f"ExactResume: epoch {saved['epoch']} is the first of other data: epochs of "
+                    f"{saved['epoch_samples']} samples, before of {before.get('epoch_samples')}"
+                )
+        state, cursor = loader.read_state(saved, type(self).__name__)
+        read_count(state, "ended", cursor.epoch, least=max(0, cursor.epoch - 1))
+        read_count(state, "batches")
+        return state, cursor
 
     def _begin_next_epoch(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Keep Lightning from leaving out an epoch after a checkpoint that has no state of ours."""
         restored = restored_counters(trainer)
-        if restored.is_skipping:
+        if restored.saved == "skipping":
             position = FitPosition(restored.epochs, 0, is_over=False, total=restored.total)
-            _write(checkpoint, position, trainer, pl_module)
+            write_counters(checkpoint, position, trainer, pl_module)
             self._begin_at(position, "none", is_cut_short=False)
 
-    def _begin_at(self, position: FitPosition, validation: str, *, is_cut_short: bool) -> None:
+    def _begin_at(self, position: FitPosition, validation: object, *, is_cut_short: bool) -> None:
         here = (position.epoch, position.batches)
         self._start, self._is_cut_short = position, is_cut_short
         self._due = here if validation == "due" else None
@@ -321,7 +249,7 @@ class ExactResume(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set up in Lightning what its counters cannot express."""
         require_own_places(trainer, train_loaders(trainer))
-        if self._remember(trainer) is None:
+        if self._watched(trainer) is None:
             rank_zero_warn(
                 "ExactResume() has nothing to watch: the one train loader of this fit must come "
                 "from a ShardDataModule; its checkpoints do not say where it stands in samples. "
@@ -329,30 +257,59 @@ class ExactResume(pl.Callback):
             )
         self._has_begun = True
         if self._start is not None:
-            override_trainer(
-                trainer,
-                self._start,
-                self._undo,
-                is_cut_short=self._is_cut_short,
-                is_due=self._due is not None,
-            )
+            self._override(trainer, self._start)
             self._start = None
+
+    def _override(self, trainer: Any, position: FitPosition) -> None:
+        """Change what the counters cannot express, after they are restored, before the first epoch.
+
+        - With `max_steps`, Lightning would begin a new epoch in its middle.
+        - If only the end of an epoch is left, Lightning would train one more batch.
+        - A validation that was due after a batch of the old size may not be due at this batch.
+        - If the change of the batch size ended the epoch, its schedulers have not been stepped.
+
+        What is to be restored once the work that is due at the restart is done goes into `_undo`.
+        """
+        fit_loop, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        if position.is_between_epochs:
+            fit_loop._restarting = False  # noqa: SLF001 the property would set it again
+            loop.restarting = False
+        if self._is_cut_short:
+            with warnings.catch_warnings():  # torch misses an optimiser step: before the restart
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                loop.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        loop.val_loop.batch_progress.total.reset()
+        if self._due is not None and not validates_now(trainer):
+            _make_validation_due(trainer, self._undo)
+        validates = position.validation_due and validates_now(trainer)
+        if position.validation_due and not validates:
+            loop._batches_that_stepped += position.is_stepped(trainer.accumulate_grad_batches)  # noqa: SLF001 no restart counts it
+        if position.is_over and not validates:
+            loop.val_loop._has_run = True  # noqa: SLF001 what Lightning asks, or it trains one batch more
+            self._undo.callback(setattr, loop.val_loop, "_has_run", False)
+        if not (position.is_over or (validates and sum(trainer.num_val_batches))):
+            self._undo.close()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the loader of this epoch; it may be another one than that of the last."""
-        self._remember(trainer)
+        self._watched(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember that this batch is validated, before the same hook saves checkpoints."""
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             self._validated = batches_seen(trainer)
             self._undo.close()
-            leave_restart(trainer, after_validation=True)
+            # while it restarts Lightning steps no scheduler that waits for a metric, as is here now
+            fit_loop = cast("Any", trainer).fit_loop
+            if fit_loop.epoch_loop.batch_progress.is_last_batch:
+                fit_loop._restarting = False  # noqa: SLF001 as above
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """End the resume: from the next epoch on Lightning counts by itself."""
         self._undo.close()
-        leave_restart(trainer)
+        loop = trainer.fit_loop.epoch_loop
+        loop.restarting = False
+        loop.reset_restart_stage()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -361,71 +318,33 @@ class ExactResume(pl.Callback):
 
         Lightning then drops what its rule for it reads, and a checkpoint may be saved later.
         """
-        watched = self._watched(trainer) if self._has_begun else None
-        if watched is not None:
-            loader, progress = watched
+        loader = self._watched(trainer) if self._has_begun else None
+        if loader is not None:
+            progress = _progress_of(loader)
             position = progress.position(loader)
             if progress.is_validation_due(position):
                 self._due = (position.epoch, position.batches)
         self._undo.close()
 
-    def _remember(self, trainer: pl.Trainer) -> ShardLoader | None:
-        """Keep the watched loader: Lightning forgets it when it validates, tests or predicts."""
-        watched = self._watched(trainer)
-        self._loader = watched[0] if watched else None
+    def _watched(self, trainer: pl.Trainer) -> ShardLoader | None:
+        """The train loader, if it is ours and the only one.
+
+        It is kept, because Lightning forgets it when it validates, tests or predicts.
+        """
+        if loaders := train_loaders(trainer):
+            self._loader = _sole_loader(loaders)
         return self._loader
 
-    def _watched(self, trainer: pl.Trainer) -> tuple[ShardLoader, TrainProgress] | None:
-        """The train loader and its progress; None unless it is ours and the only one."""
-        return _sole_loader(train_loaders(trainer) or [self._loader])
 
-
-def _checked(loader: ShardLoader, saved: object) -> State:
-    """The state in a checkpoint, after a check that it is whole and of this run's data."""
-    state = require_state(saved, ExactResume.__name__)
-    identity = loader.identity | {"epoch_samples": loader.epochs.samples}
-    description = loader.source.describe()
-    require_resumable({"version": CHECKPOINT_VERSION, **identity}, state, description)
-    epoch = read_count(state, "epoch")
-    read_count(state, "ended", epoch, least=max(0, epoch - 1))
-    read_count(state, "samples", loader.epochs.samples)
-    require_rest(state, description, loader.epochs, loader.place.world_size)
-    read_count(state, "batches")
-    return state
-
-
-def _write(
-    checkpoint: dict[str, Any],
-    position: FitPosition,
-    trainer: pl.Trainer,
-    pl_module: pl.LightningModule,
-) -> None:
-    """Rewrite Lightning's counters in a checkpoint."""
-    is_counted = pl_module.automatic_optimization
-    write_counters(
-        checkpoint["loops"]["fit_loop"],
-        position,
-        stepped=checkpoint["global_step"] if is_counted else position.total,
-        accumulate=trainer.accumulate_grad_batches,
-    )
-
-
-def _sole_loader(loaders: list[Any]) -> tuple[ShardLoader, TrainProgress] | None:
-    """The loader and its progress; None unless it is the only one and ours."""
+def _sole_loader(loaders: list[Any]) -> ShardLoader | None:
+    """The loader, if it is the only one and of a data module of ours."""
     if len(loaders) != 1 or not isinstance(loaders[0], ShardLoader):
         return None
-    progress = loaders[0].progress
-    return (loaders[0], progress) if isinstance(progress, TrainProgress) else None
+    return loaders[0] if isinstance(loaders[0].progress, TrainProgress) else None
 
 
-def _place_told(loader: ShardLoader, anchor: EpochAnchor, limit: int, *, is_due: bool) -> str:
-    """The line of the log that says where a resumed run goes on; steps are of this run's size."""
-    cursor = anchor.cursor
-    return (
-        f"ExactResume: goes on at sample {cursor.samples:,} of {loader.epochs.samples:,} in epoch "
-        f"{cursor.epoch}, step {anchor.batches:,} of {limit:,}"
-        f"{', after the validation that is due' * is_due}"
-    )
+def _progress_of(loader: ShardLoader) -> TrainProgress:
+    return cast("TrainProgress", loader.progress)
 
 
 def position_after(state: State, epochs: EpochSchedule, world_size: int, end: int) -> FitPosition:

@@ -1,4 +1,4 @@
-"""Epochs in a plain loop and under a trainer: they end, rest, begin again and can be cut."""
+"""What loader guarantees, in the names of its tests."""
 
 import pickle
 
@@ -80,16 +80,13 @@ def test_lightning_ends_the_workers_by_setting_the_iterator_to_none():
     assert pool.streams[0].closed
 
 
-def test_batches_and_samples_are_counted():
+def test_batches_are_counted_and_waiting_for_the_start_is_not_waiting_for_them():
     loader = make_loader()
-    list(loader)
-    assert (loader.times.batches, loader.times.samples) == (3, 6)
-
-
-def test_waiting_for_the_start_is_not_waiting_for_batches():
-    loader = make_loader()
-    next(iter(loader))
+    batches = iter(loader)
+    next(batches)
     assert loader.times.wait_s == 0 < loader.times.start_s
+    list(batches)
+    assert (loader.times.batches, loader.times.samples) == (3, 6)
 
 
 def test_the_trainer_says_where_an_iteration_begins():

@@ -1,6 +1,7 @@
 """Shards, ranks and workers of any number: what a loader's length must hold for."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -19,29 +20,19 @@ class World:
     counts: list[int]
     world_size: int
     num_workers: int
-    batch_size: int
-    sampling: str
-    remainder: str
-    dataset_size: int | None
-    shuffle_buffer: int
-    reader: str = "stream"
+    split: dict[str, Any]
 
     @property
     def plan(self):
-        samples = self.dataset_size or sum(self.counts)
-        return plan_epoch(samples, self.batch_size, self.world_size, self.remainder)
+        samples = self.split.get("dataset_size") or sum(self.counts)
+        return plan_epoch(
+            samples, self.split["batch_size"], self.world_size, self.split["remainder"]
+        )
 
     def loaders(self, shards_by_count):
         """One loader per rank."""
-        config = SplitConfig(
-            [shards_by_count[count, copy] for copy, count in enumerate(self.counts)],
-            sampling=self.sampling,
-            reader=self.reader,
-            remainder=self.remainder,
-            batch_size=self.batch_size,
-            dataset_size=self.dataset_size,
-            shuffle_buffer=self.shuffle_buffer if self.reader == "stream" else None,
-        )
+        urls = [shards_by_count[count, copy] for copy, count in enumerate(self.counts)]
+        config = SplitConfig(urls, **self.split)
         cache_dir = str(shards_by_count[0, 0]) + "-cache"
         module = ShardDataModule(
             config, fields={"label": "cls"}, num_workers=0, loader=LoaderConfig(cache_dir=cache_dir)
@@ -55,25 +46,18 @@ class World:
 
 @st.composite
 def worlds(draw, samplings=("resampled", "shuffled", "sequential")):
-    sampling = draw(st.sampled_from(samplings))
-    nominal = st.none() | st.integers(1, 40) if sampling == "resampled" else st.none()
-    world = World(
-        counts=draw(st.lists(st.integers(0, MAX_COUNT), min_size=1, max_size=MAX_SHARDS)),
-        world_size=draw(st.integers(1, 5)),
-        num_workers=draw(st.integers(0, 4)),
-        batch_size=draw(st.integers(1, 5)),
-        sampling=sampling,
-        remainder=draw(st.sampled_from(["drop", "pad", "balanced"])),
-        dataset_size=draw(nominal),
-        shuffle_buffer=draw(st.sampled_from([0, 3])),
-        reader=draw(st.sampled_from(["stream", "auto"])),
-    )
+    """Also with fewer shards than ranks and workers."""
+    split = {
+        "sampling": draw(st.sampled_from(samplings)),
+        "batch_size": draw(st.integers(1, 5)),
+        "remainder": draw(st.sampled_from(["drop", "pad", "balanced"])),
+        "reader": draw(st.sampled_from(["stream", "auto"])),
+    }
+    if split["sampling"] == "resampled":
+        split["dataset_size"] = draw(st.none() | st.integers(1, 40))
+    if split["reader"] == "stream":
+        split["shuffle_buffer"] = draw(st.sampled_from([0, 3]))
+    counts = draw(st.lists(st.integers(0, MAX_COUNT), min_size=1, max_size=MAX_SHARDS))
+    world = World(counts, draw(st.integers(1, 5)), draw(st.integers(0, 4)), split)
     assume(sum(world.counts) and world.plan.steps)
     return world
-
-
-FEWER_SHARDS_THAN_PLACES = [  # one shard for four ranks, each of three workers
-    World([6, 0], 4, 3, 1, sampling, remainder, None, 0)
-    for sampling in ("resampled", "shuffled", "sequential")
-    for remainder in ("drop", "pad", "balanced")
-]
