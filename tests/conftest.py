@@ -8,17 +8,16 @@ versions of Python that have none (`.ci/test_under`).
 
 import compileall
 import errno
-import gc
 import io
 import os
 import signal
 import subprocess
 import tarfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import numpy as np
@@ -54,7 +53,7 @@ hypothesis.settings.register_profile("thorough", deadline=None, max_examples=20_
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 TESTS = Path(__file__).parent
-# By `pytest --durations=40`: no worker is left alone with one of them at the end.
+# No worker of pytest-xdist is left alone with one of them at the end.
 LONGEST_FIRST = [
     TESTS / name
     for name in (
@@ -66,22 +65,8 @@ LONGEST_FIRST = [
         "ddp/test_ends.py",
         "ddp/test_a_fit.py",
         "test_examples.py",
-        "test_configs.py",
-        "options/test_ends.py",
-        "options/test_one_process.py",
-        "tools/packing/test_pack_killed.py",
-        "system/test_guard.py",
-        "test_examples_classifier.py",
-        "test_examples_fabric_loop.py",
-        "workers/test_processes.py",
-        "workers/test_owners.py",
-        "loader/test_worlds.py",
-        "seams/test_pool.py",
-        "resume/test_elastic.py",
-        "resume/test_same_ranks.py",
     )
 ]
-assert all(path.is_file() for path in LONGEST_FIRST)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,17 +76,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not hasattr(config, "workerinput"):
         compileall.compile_dir(TESTS.parent / "lightning_shards", quiet=2)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
-    """Searches for garbage leave out what is imported: each would take half a second."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -330,31 +304,14 @@ def forbid_scans(monkeypatch):
 
 
 @pytest.fixture
-def failing_lock_calls(monkeypatch):
-    """Lets the next calls for locks fail, so many of them."""
-    left = [0]
+def no_locks(monkeypatch):
+    """A file system without locks."""
 
-    def failing(call):
-        def called(*arguments):
-            if left[0] > 0:
-                left[0] -= 1
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-            return call(*arguments)
-
-        return called
-
-    def fail(number):
-        left[0] = number
+    def fail(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     for name in ("fcntl", "flock"):
-        monkeypatch.setattr(piece_cache.fcntl, name, failing(getattr(piece_cache.fcntl, name)))
-    return fail
-
-
-@pytest.fixture
-def no_locks(failing_lock_calls):
-    """A file system without locks."""
-    failing_lock_calls(10**9)
+        monkeypatch.setattr(piece_cache.fcntl, name, fail)
 
 
 @pytest.fixture

@@ -121,8 +121,7 @@ class _RankReport(NamedTuple):
 def _prove_served(loader: ShardLoader, served: Served, name: str, *, is_said: bool) -> None:
     """Compare over all ranks, and log."""
     description = loader.source.describe()
-    report_here = _report_of(loader.place, description, served)
-    gathered = gather(report_here)
+    gathered: list[_RankReport] = gather(_report_of(loader.place, description, served))
     _require_lockstep(name, gathered)
     reports = {report.rank: report for report in gathered}  # tensor-parallel processes share a rank
     expected = [report.expected for report in reports.values() if report.expected is not None]
@@ -135,11 +134,19 @@ def _prove_served(loader: ShardLoader, served: Served, name: str, *, is_said: bo
             "stages or hooks that change `__id__` have this effect too"
         )
     bad = sum((report.bad for report in reports.values()), Counter[str]())
-    _require_budget(name, bad, description.max_bad)
+    if bad.total() > (description.max_bad or 0):
+        raise SampleError(
+            f"{name}: {_count(bad)} could not be read on all ranks together, more than "
+            f"max_bad={description.max_bad}; repair the shards, or allow more"
+        )
     if bad or (is_said and expected):
         lost = f"; {_count(bad)} could not be read and were replaced" if bad else ""
         proof = f", as the order says (digest {digest:016x})" if expected else ""
-        rank_zero_info(f"{name}: {_size(report_here, len(reports))}{proof}{lost}")
+        begin = served.begin.samples
+        resumed = f" from sample {begin:,} on" if begin else ""
+        steps, ranks = count_of(served.steps, "step"), count_of(len(reports), "rank")
+        samples = count_of(served.samples - begin, "sample")
+        rank_zero_info(f"{name}: {samples} in {steps} of {ranks}{resumed}{proof}{lost}")
 
 
 def _report_of(place: Place, description: SourceDescription, served: Served) -> _RankReport:
@@ -166,21 +173,6 @@ def _require_lockstep(name: str, reports: list[_RankReport]) -> None:
                     f"{what}={first}, rank {report.rank} has {other}; no rank may leave an epoch "
                     "before the others"
                 )
-
-
-def _require_budget(name: str, bad: Counter[str], max_bad: int | None) -> None:
-    if bad.total() > (max_bad or 0):
-        raise SampleError(
-            f"{name}: {_count(bad)} could not be read on all ranks together, more than "
-            f"max_bad={max_bad}; repair the shards, or allow more"
-        )
-
-
-def _size(report: _RankReport, world_size: int) -> str:
-    resumed = f" from sample {report.begin.samples:,} on" if report.begin.samples else ""
-    samples = report.samples - report.begin.samples
-    steps, ranks = count_of(report.steps, "step"), count_of(world_size, "rank")
-    return f"{count_of(samples, 'sample')} in {steps} of {ranks}{resumed}"
 
 
 def _count(bad: Counter[str]) -> str:

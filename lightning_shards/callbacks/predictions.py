@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from reprlib import repr as short_repr
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import lightning.pytorch as pl
 import numpy as np
@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_shards.callbacks.set_epoch import labels_of, require_own_places
 from lightning_shards.collectives import agree, gather
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, require_library
 from lightning_shards.progress import evaluation_loaders, place_of
 from lightning_shards.shards.files import make_folder, new_file, not_written
 
@@ -27,32 +27,48 @@ _Array: TypeAlias = np.ndarray[Any, Any]
 _STEM = "predictions"
 _NUMBERS = (bool, int, float, np.number, np.bool_)
 _WIDEST = 8  # bytes of a number that a file holds
-_RESERVED = ("__key__", "__id__")
 _GROUP_BYTES = 2**24  # a row group of a Parquet file is held in memory
 
 
-class BatchSamples(NamedTuple):
-    """The samples of a batch.
+def rows_of(prediction: Any, batch: Any) -> Any:
+    """The rows of one batch, a table of pyarrow; samples of weight 0 have none.
 
-    Attributes:
-        keys: Their `__key__`.
-        ids: Their `__id__`: int64, shape (samples, 2), shard number and sample number in it.
-        rows: Numbers of the samples that count; others only fill a place (`__weight__` 0).
-    """
-
-    keys: list[str]
-    ids: _Array
-    rows: list[int]
-
-
-def samples_of(batch: Any) -> BatchSamples:
-    """The samples of a batch, by its entries `__key__`, `__id__` and, if it has one, `__weight__`.
+    Args:
+        prediction: A tensor or array of shape (samples, ...), or a dict of these and of lists with
+            one entry per sample: texts, numbers, or tensors of one type, whose shapes may differ.
+        batch: The batch that was predicted: a dict with `__key__`, `__id__` (int64, shape (samples,
+            2)) and, if it has one, `__weight__`.
 
     Raises:
-        ConfigError: The batch does not say which samples it holds.
+        ConfigError: The prediction is anything else, or the batch does not say which samples it
+            holds.
     """
-    entries: dict[str, Any] = dict(batch) if _is_mapping(batch) else {}
-    if not entries.keys() >= {*_RESERVED}:
+    given, rows = _samples_of(batch)
+    values: Any = {"prediction": prediction} if _is_array(prediction) else prediction
+    count = len(given["__key__"])
+    if not isinstance(values, dict) or not values:
+        raise _refused("", prediction, count)
+    columns = {name: _column(name, value, rows) for name, value in given.items()}
+    for name, value in cast("dict[Any, Any]", values).items():
+        if not isinstance(name, str) or not name or name in given:
+            raise ConfigError(
+                f"predict_step returned a dict with the entry {name!r}; names are texts, and "
+                "`__key__` and `__id__` are written from the batch: rename it, or leave it out"
+            )
+        is_row_wise = value.ndim > 0 if _is_array(value) else isinstance(value, (list, tuple))
+        if not is_row_wise or len(cast("list[Any]", value)) != count:
+            raise _refused(f" for {name!r}" if values is prediction else "", value, count)
+        columns[name] = _column(name, value, rows)
+    return import_module("pyarrow").table(columns)
+
+
+def _samples_of(batch: Any) -> tuple[dict[str, Any], list[int]]:
+    """The keys and ids of the samples of a batch, and the numbers of those that count.
+
+    Others only fill a place.
+    """
+    entries: dict[str, Any] = dict(batch) if isinstance(cast("object", batch), Mapping) else {}
+    if not entries.keys() >= {"__key__", "__id__"}:
         has = f"has {sorted(map(str, entries))}" if entries else f"is a {type(batch).__name__}"
         raise ConfigError(
             "predictions are written by `__key__` and `__id__` of their batch, and this one "
@@ -67,41 +83,7 @@ def samples_of(batch: Any) -> BatchSamples:
             f"a batch has {len(keys)} keys, `__id__` of shape {ids.shape} and `__weight__` of shape"
             f" {tuple(weights.shape)}: a hook changed one of them; keep them as they came"
         )
-    return BatchSamples(keys, ids, [row for row, weight in enumerate(weights.tolist()) if weight])
-
-
-def rows_of(prediction: Any, samples: BatchSamples) -> Any:
-    """The rows of one batch, a table of pyarrow; samples of weight 0 have none.
-
-    Args:
-        prediction: A tensor or array of shape (samples, ...), or a dict of these and of lists with
-            one entry per sample: texts, numbers, or tensors of one type, whose shapes may differ.
-        samples: The samples that were predicted.
-
-    Raises:
-        ConfigError: It is anything else.
-    """
-    values: Any = {"prediction": prediction} if _is_array(prediction) else prediction
-    count = len(samples.keys)
-    if not isinstance(values, dict) or not values:
-        raise _refused("", prediction, count)
-    given = {"__key__": samples.keys, "__id__": samples.ids}
-    columns = {name: _column(name, value, samples.rows) for name, value in given.items()}
-    for name, value in cast("dict[Any, Any]", values).items():
-        if not isinstance(name, str) or not name or name in _RESERVED:
-            raise ConfigError(
-                f"predict_step returned a dict with the entry {name!r}; names are texts, and "
-                "`__key__` and `__id__` are written from the batch: rename it, or leave it out"
-            )
-        is_row_wise = value.ndim > 0 if _is_array(value) else isinstance(value, (list, tuple))
-        if not is_row_wise or len(cast("list[Any]", value)) != count:
-            raise _refused(f" for {name!r}" if values is prediction else "", value, count)
-        columns[name] = _column(name, value, samples.rows)
-    return _pyarrow()[0].table(columns)
-
-
-def _is_mapping(batch: object) -> bool:
-    return isinstance(batch, Mapping)
+    return {"__key__": keys, "__id__": ids}, np.flatnonzero(weights).tolist()
 
 
 def _is_array(value: object) -> bool:
@@ -110,7 +92,7 @@ def _is_array(value: object) -> bool:
 
 def _column(name: str, value: Any, rows: list[int]) -> Any:
     """These rows of a column, of a type that follows from all of them."""
-    arrow = _pyarrow()[0]
+    arrow: Any = import_module("pyarrow")
     if not _is_array(value) and all(isinstance(entry, str) for entry in value):
         # Keys may hold bytes that are not UTF-8, as surrogates, which no file could hold.
         texts = [value[row].encode("utf-8", "backslashreplace").decode() for row in rows]
@@ -176,7 +158,7 @@ class _RankFile:
         """
         if self._writer is None:
             file = self._stack.enter_context(new_file(self._path))
-            writer = _pyarrow()[1].ParquetWriter(file, table.schema)
+            writer = import_module("pyarrow.parquet").ParquetWriter(file, table.schema)
             self._writer = self._stack.enter_context(writer)
         if table.schema != self._writer.schema:
             raise ConfigError(
@@ -202,7 +184,7 @@ class _RankFile:
         tables, self._tables = self._tables, []
         if tables:
             try:
-                self._writer.write_table(_pyarrow()[0].concat_tables(tables))
+                self._writer.write_table(import_module("pyarrow").concat_tables(tables))
             except OSError as error:
                 raise not_written(self._path, error) from error
 
@@ -210,16 +192,6 @@ class _RankFile:
 def _described(table: Any) -> str:
     named = zip(table.schema.names[2:], table.schema.types[2:], strict=True)
     return ", ".join(f"{name!r} ({kind})" for name, kind in named)
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ConfigError(
-            "predictions are written as Parquet by pyarrow, which is not installed: "
-            "pip install 'lightning-shards[table]'"
-        ) from error
 
 
 class ShardPredictionWriter(pl.Callback):
@@ -252,7 +224,7 @@ class ShardPredictionWriter(pl.Callback):
     def __init__(self, folder: str) -> None:
         if not folder or "://" in folder:
             raise ConfigError(f"predictions are written to a local folder, not to {folder!r}")
-        _pyarrow()
+        require_library("ShardPredictionWriter", "pyarrow", "pyarrow", "table")
         self._folder = Path(folder)
         self._files: list[_RankFile] = []
         self._stems: list[str] = []
@@ -281,7 +253,7 @@ class ShardPredictionWriter(pl.Callback):
         batch_idx: int, dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         """Write the predictions of the batch."""
-        rows = rows_of(outputs, samples_of(batch))
+        rows = rows_of(outputs, batch)
         if self._files:
             self._files[dataloader_idx].write(rows)
 

@@ -31,29 +31,29 @@ class SetEpoch(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Repair the first epoch of this process: a resume within it runs no epoch hook."""
-        loaders = train_loaders(trainer)
-        require_own_places(trainer, loaders)
-        if not any(True for loader in loaders for _ in find_set_epochs(loader)):
+        require_own_places(trainer, train_loaders(trainer))
+        told = self._set_epochs(trainer)
+        if not told:
             rank_zero_warn(
                 "SetEpoch() has nothing to do: no train loader, sampler or dataset of this fit has "
                 "`set_epoch`; leave the callback out, or give one that method"
             )
-        foreign = self._set_epochs(trainer)
-        if foreign and trainer.current_epoch > 0:
+        are_ours = all(isinstance(loader, ShardLoader) for loader in told)
+        if trainer.current_epoch > 0 and not are_ours:
             restart_train_loaders(trainer)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set the epoch that begins; repeated calls with the same epoch change nothing."""
         self._set_epochs(trainer)
 
-    def _set_epochs(self, trainer: pl.Trainer) -> bool:
-        """Set the epoch everywhere, and return whether a foreign object has `set_epoch`."""
-        foreign = False
+    def _set_epochs(self, trainer: pl.Trainer) -> list[object]:
+        """Set the epoch everywhere; the loaders that have a `set_epoch` somewhere."""
+        told: list[object] = []
         for loader in train_loaders(trainer):
             for set_epoch in find_set_epochs(loader):
                 set_epoch(trainer.current_epoch)
-                foreign = foreign or not isinstance(loader, ShardLoader)
-        return foreign
+                told.append(loader)
+        return told
 
 
 def find_set_epochs(loader: object) -> Iterator[Callable[[int], object]]:

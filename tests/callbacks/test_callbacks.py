@@ -1,4 +1,4 @@
-"""Callbacks of ours refuse loaders of another rank, and say when they have nothing to do."""
+"""What callbacks guarantees, in the names of its tests."""
 
 from typing import Any
 

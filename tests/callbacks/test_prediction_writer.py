@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_shards import (
     LoaderConfig,
@@ -26,7 +26,7 @@ from lightning_shards import (
     collectives,
 )
 from lightning_shards.callbacks import predictions
-from lightning_shards.callbacks.predictions import rows_of, samples_of
+from lightning_shards.callbacks.predictions import rows_of
 from lightning_shards.errors import ConfigError, ShardError
 from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
@@ -128,7 +128,7 @@ def predict(make_data, monkeypatch):
                 num_nodes=1,
                 global_rank=number,
                 is_global_zero=number == 0,
-                state=SimpleNamespace(stage=RunningStage.PREDICTING),
+                state=SimpleNamespace(fn=TrainerFn.PREDICTING),
                 predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=loaders)),
             )
             return predict_rank(writers[number], trainer, step, look)
@@ -197,17 +197,13 @@ def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict):
     assert predict(writers(tmp_path / "out")) == [None]
 
 
-def no_batch(batch: Any) -> None:
-    pytest.fail("a batch was predicted")
-
-
 @pytest.mark.parametrize("name", ["predictions-00000-of-00001.csv", "other.parquet"])
 def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(
     tmp_path, predict, name
 ):
     (tmp_path / "used").mkdir()
     (tmp_path / "used" / name).touch()
-    errors = predict(writers(tmp_path / "new", tmp_path / "used"), step=no_batch)
+    errors = predict(writers(tmp_path / "new", tmp_path / "used"), step=pytest.fail)
     assert [type(error) for error in errors] == [ConfigError, ConfigError]
     assert f"used already holds {name}, and" in str(errors[0])
     assert "name another folder" in str(errors[1])
@@ -263,12 +259,9 @@ BATCH = {
 }
 
 
-def rows(prediction):
-    return rows_of(prediction, samples_of(BATCH))
-
-
 def test_a_tensor_has_a_row_for_each_sample_that_counts():
-    assert rows(torch.arange(6, dtype=torch.float64).reshape(3, 2)).to_pydict() == {
+    given = torch.arange(6, dtype=torch.float64).reshape(3, 2)
+    assert rows_of(given, BATCH).to_pydict() == {
         "__key__": ["a", "bytes\\udcff"],
         "__id__": [[0, 1], [5, 0]],
         "prediction": [[0, 1], [4, 5]],
@@ -276,17 +269,16 @@ def test_a_tensor_has_a_row_for_each_sample_that_counts():
 
 
 def test_a_dict_has_a_column_for_each_entry():
-    table = rows(
-        {
-            "class": torch.tensor([1, 2, 3]),
-            "caption": ("x", "y", "z"),
-            "score": [0.5, 1, True],
-            "loss": [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)],
-            "boxes": [torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(1, 4)],
-            "tokens": [[1, 2], [3], [4]],
-            "mask": np.ones((3, 2, 2), bool),
-        }
-    )
+    given = {
+        "class": torch.tensor([1, 2, 3]),
+        "caption": ("x", "y", "z"),
+        "score": [0.5, 1, True],
+        "loss": [torch.tensor(1.0), torch.tensor(2.0), torch.tensor(3.0)],
+        "boxes": [torch.zeros(0, 4), torch.zeros(0, 4), torch.ones(1, 4)],
+        "tokens": [[1, 2], [3], [4]],
+        "mask": np.ones((3, 2, 2), bool),
+    }
+    table = rows_of(given, BATCH)
     types = dict(zip(table.schema.names, map(str, table.schema.types), strict=True))
     lists = "large_list<item: large_list<item: {}>>"
     assert types == {
@@ -308,7 +300,7 @@ def test_a_dict_has_a_column_for_each_entry():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_short_floating_point_numbers_become_float32(dtype):
     given = torch.tensor([1.0, 2.0, -0.5], requires_grad=True).to(dtype)
-    column = rows(given)["prediction"]
+    column = rows_of(given, BATCH)["prediction"]
     assert (str(column.type), column.to_pylist()) == ("float", [1, -0.5])
 
 
@@ -316,7 +308,6 @@ def test_short_floating_point_numbers_become_float32(dtype):
     ("prediction", "message"),
     [
         (None, "predict_step returned None for a batch of 3 samples; .* wants a tensor with one"),
-        (torch.tensor(1.0), r"returned a tensor of shape \(\) for a batch of 3 samples"),
         ([1, 2, 3], r"returned \[1, 2, 3\] for a batch of 3"),
         ({"x": torch.zeros(4)}, r"returned a tensor of shape \(4,\) for 'x' for a batch of 3"),
         ({"x": ["a", "b"]}, r"returned \['a', 'b'\] for 'x' for a batch of 3"),
@@ -332,7 +323,7 @@ def test_short_floating_point_numbers_become_float32(dtype):
 )
 def test_anything_else_is_refused_with_what_is_wanted(prediction, message):
     with pytest.raises(ConfigError, match=message):
-        rows(prediction)
+        rows_of(prediction, BATCH)
 
 
 @pytest.mark.parametrize(
@@ -346,10 +337,4 @@ def test_anything_else_is_refused_with_what_is_wanted(prediction, message):
 )
 def test_a_batch_that_does_not_say_which_samples_it_holds_is_refused(batch, message):
     with pytest.raises(ConfigError, match=message):
-        samples_of(batch)
-
-
-def test_without_pyarrow_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(ConfigError, match=r"lightning-shards\[table\]"):
-        ShardPredictionWriter("out")
+        rows_of(torch.zeros(3), batch)
