@@ -244,7 +244,7 @@ def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 def spans(plan: EpochPlan, place: Place, weight: int) -> list[tuple[int, int]]:
-    """The positions (start, stop) that one worker reads, in its order, if it can only read forward.
+    """The positions (start, stop) of this weight that one worker which reads forward alone reads.
 
     The distinct samples of the plan are cut into one stretch per rank, rank 0 first, and each
     stretch is cut again into one per worker, as long as the steps of that worker need (worker w
@@ -263,11 +263,6 @@ def spans(plan: EpochPlan, place: Place, weight: int) -> list[tuple[int, int]]:
 
     Here a step is not a stretch of the sequence, as it is in `EpochPlan.span`. The samples that
     k steps trained are not the first positions, so this order cannot be resumed within an epoch.
-
-    Args:
-        plan: The plan, in the world of the place.
-        place: The worker.
-        weight: 1, or 0 for the repeats of samples that are served elsewhere.
     """
     rank, worker, num_workers = place.rank, place.worker, place.num_workers
     if weight:
