@@ -1,10 +1,10 @@
 """What every order owes to a reader, checked on all of them."""
 
 import pickle
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from fakes import ListOrder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_alike import ALIKE
@@ -15,11 +15,31 @@ from small_orders import EITHER
 from small_strands import STRANDS
 
 from lightning_shards.plan.mixture_schedule import WeightChange
+from lightning_shards.plan.order import Order
 
 FEW = settings(max_examples=settings.default.max_examples // 5)
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 EPOCHS = st.integers(0, 5)
 POSITIONS = st.tuples(st.integers(0, 150), st.integers(0, 60)).map(lambda two: (two[0], sum(two)))
+
+
+@dataclass(frozen=True)
+class ListOrder(Order):
+    """Ids in a list, turned by one position from epoch to epoch."""
+
+    ids: list[tuple[int, int]]
+
+    @property
+    def samples(self):
+        return len(self.ids)
+
+    def at(self, epoch, start, stop):
+        positions = range(start + epoch, stop + epoch)
+        ids = [self.ids[each % len(self.ids)] for each in positions]
+        return np.array(ids, dtype=np.int64).reshape(-1, 2)
+
+    def identity(self):
+        return {"sampling": "list", "ids": str(self.ids)}
 
 
 def list_order(counts):

@@ -1,9 +1,6 @@
 """Readers take any storage: batches, errors and tables are those of local files."""
 
-import io
-import tarfile
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,15 +23,19 @@ from lightning_shards.shards.private_files import CacheFolder
 DictStorage = example("dict_storage").DictStorage
 
 
-def tar_of(number):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for sample in range(5):
-            for suffix, data in (("cls", b"%d" % sample), ("bin", bytes([number, sample]) * 9000)):
-                info = tarfile.TarInfo(f"{number}{sample}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+@pytest.fixture
+def tars(tmp_path, write_tar):
+    """The bytes of three shards of five samples, by their paths."""
+    paths = []
+    for shard in range(3):
+        fields = [
+            (("cls", b"%d" % each), ("bin", bytes([shard, each]) * 9000)) for each in range(5)
+        ]
+        members = [
+            (f"{shard}{n}.{suffix}", data) for n, of in enumerate(fields) for suffix, data in of
+        ]
+        paths.append(write_tar(tmp_path / f"{shard}.tar", members))
+    return {str(path): path.read_bytes() for path in paths}
 
 
 def source_of(files, tmp_path, **given):
@@ -50,22 +51,13 @@ def source_of(files, tmp_path, **given):
     )
 
 
-def shards_of_both(number, folder):
-    """So many local shards and the same in a store, by their URLs."""
-    tars = [tar_of(shard) for shard in range(number)]
-    local = {str(folder / f"{shard}.tar"): data for shard, data in enumerate(tars)}
-    for path, data in local.items():
-        Path(path).write_bytes(data)
-    return local, {f"mem://x/{shard}.tar": data for shard, data in enumerate(tars)}
-
-
-def test_batches_are_those_of_local_files(tmp_path):
+def test_batches_are_those_of_local_files(tmp_path, tars):
     """Read ahead or one by one, by offsets that the tables of either storage have."""
-    local, files = shards_of_both(3, tmp_path)
+    files = {f"mem://x/{shard}.tar": data for shard, data in enumerate(tars.values())}
     own = source_of(files, tmp_path, storages={"mem": partial(DictStorage, files)})
     own.prepare()
     for wanted, found in zip(
-        source_of(local, tmp_path).batches(Place(), Cursor()),
+        source_of(tars, tmp_path).batches(Place(), Cursor()),
         own.batches(Place(), Cursor()),
         strict=False,
     ):
@@ -78,8 +70,8 @@ def test_batches_are_those_of_local_files(tmp_path):
 
 @pytest.mark.parametrize("max_bad", [None, 9], ids=["raise", "substitute"])
 @pytest.mark.parametrize("error", [FileAccessError, ShardNotFoundError])
-def test_an_error_of_the_store_ends_the_run_and_is_no_bad_sample(tmp_path, error, max_bad):
-    files = {"mem://x/0.tar": tar_of(0)}
+def test_an_error_of_the_store_ends_the_run_and_is_no_bad_sample(tmp_path, tars, error, max_bad):
+    files = {"mem://x/0.tar": next(iter(tars.values()))}
     storages = {"mem": partial(Failing, files, error)}
     source = source_of(files, tmp_path, storages=storages, max_bad=max_bad)
     source.prepare()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from fakes import ListSource, example
+from fakes import example
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
@@ -22,19 +22,17 @@ SHARDS = [
     for sampling in ("shuffled", "sequential", "resampled")
 ]
 SHARDS += [(reader, "mixture") for reader in ("indexed", "stream")]
-MEMORY = {"fake": ListSource, "example": example("synthetic_source").Waves}
+Waves = example("synthetic_source").Waves
 WORLDS = [(1, 1), (2, 1), (3, 2), (2, 3)]  # ranks, workers of each
 
 
-@pytest.fixture(
-    params=[*SHARDS, *MEMORY], ids=lambda kind: kind if type(kind) is str else "-".join(kind)
-)
+@pytest.fixture(params=[*SHARDS, ("example", "waves")], ids="-".join)
 def make(request, pack_shards, tmp_path):
     """Makes the source, with a seed."""
-    if request.param in MEMORY:
-        epochs = EpochSchedule(SAMPLES, 2, "balanced")
-        return lambda seed=3: MEMORY[request.param](epochs, seed)
-    (reader, sampling), urls = request.param, pack_shards(COUNTS)
+    reader, sampling = request.param
+    if sampling == "waves":
+        return lambda seed=3: Waves(EpochSchedule(SAMPLES, 2, "balanced"), seed)
+    urls = pack_shards(COUNTS)
     settings = {"urls": urls, "sampling": sampling}
     if sampling == "mixture":
         mix = {"large": {"urls": urls[1:], "weight": 16}, "small": {"urls": urls[:1], "weight": 7}}
