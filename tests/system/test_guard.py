@@ -1,4 +1,7 @@
-"""Nothing that a trainer started outlives it, at whatever moment it is killed."""
+"""What `system` guarantees, in the names of its tests.
+
+Nothing that a trainer started outlives it, at whatever moment it is killed.
+"""
 
 import os
 import signal
@@ -7,7 +10,6 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import psutil
 import pytest
@@ -71,25 +73,19 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def sockets():
-    """A temporary folder with a short path, as sockets need; one of the fork server stays."""
-    with tempfile.TemporaryDirectory(prefix="g") as folder:
-        yield Path(folder)
-
-
-@pytest.fixture
-def start_owner(tmp_path, sockets, pack_shards, forked_programs):
+def start_owner(tmp_path, pack_shards, forked_programs):
     """Starts a script that owns workers, in a session and with a temporary folder of its own."""
     (url,) = pack_shards([9])
     script = tmp_path / "owner.py"
-    with ExitStack() as programs:
+    script.write_text(OWNER)
+    with ExitStack() as stack:
+        # sockets need a short path, and one of the fork server stays
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="g"))
 
         def start(*arguments):
-            script.write_text(OWNER)
-            command, environment = [script, url, *arguments], {"TMPDIR": str(sockets)}
-            return programs.enter_context(
-                forked_programs.started(command, tmp_path, environment=environment)
-            )
+            command, environment = [script, url, *arguments], {"TMPDIR": temporary}
+            started = forked_programs.started(command, tmp_path, environment=environment)
+            return stack.enter_context(started)
 
         yield start
 
@@ -124,19 +120,22 @@ def read_until(owner, start):
 
 
 @pytest.mark.parametrize(
-    ("moment", "start_method"),
+    ("moment", "start_method", "said", "seconds"),
     [
-        ("main", "spawn"),
-        ("source", "forkserver"),
-        ("sample", "fork"),
+        # workers stand in code of the user's
+        ("main", "spawn", "stands at main", 10),
+        ("source", "forkserver", "stands at source", 10),
+        ("sample", "fork", "stands at sample", 10),
+        ("none", "forkserver", "has started", 30),  # and were asked for nothing
+        # and wait for their owner
+        ("none", "spawn", "has a batch", 10),
+        ("none", "fork", "has a batch", 10),
     ],
 )
-def test_no_process_outlives_an_owner_whose_workers_stand_in_code_of_the_user(
-    moment, start_method, start_owner
-):
+def test_no_process_outlives_a_killed_owner(moment, start_method, said, seconds, start_owner):
     owner = start_owner(moment, start_method)
-    read_until(owner, f"stands at {moment}")
-    assert left_after_kill(owner, 10) == []
+    read_until(owner, said)
+    assert left_after_kill(owner, seconds) == []
 
 
 def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that(start_owner):
@@ -145,19 +144,6 @@ def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that
     while len(members(owner.pids[0])) < 3:  # the owner, the tracker of names, the fork server
         assert is_running(owner.pids[0])
     assert left_after_kill(owner, 60) == []
-
-
-def test_no_process_outlives_an_owner_whose_workers_were_asked_for_nothing(start_owner):
-    owner = start_owner("none", "forkserver")
-    read_until(owner, "has started")
-    assert left_after_kill(owner, 30) == []
-
-
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_no_process_outlives_an_owner_whose_workers_wait_for_it(start_method, start_owner):
-    owner = start_owner("none", start_method)
-    read_until(owner, "has a batch")
-    assert left_after_kill(owner, 10) == []
 
 
 WITHOUT_PIDFD = """

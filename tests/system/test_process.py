@@ -54,8 +54,12 @@ def test_ranks_that_meet_are_one_job(monkeypatch, ranks, world_size):
 SIGNAL = signal.SIGUSR1
 
 
-class OwnError(Exception):
-    """What is raised within a context."""
+class EnoughError(Exception):
+    """What the check raises."""
+
+
+def enough():
+    raise EnoughError
 
 
 def send():
@@ -64,7 +68,7 @@ def send():
 
 def send_and_fail():
     send()
-    raise OwnError
+    raise EnoughError
 
 
 @pytest.fixture
@@ -88,19 +92,11 @@ def test_a_signal_is_handled_when_the_wait_is_over(handled):
 
 
 def test_an_error_takes_the_place_of_the_handler(handled):
-    with pytest.raises(OwnError), DeferredSignal(SIGNAL):
+    with pytest.raises(EnoughError), DeferredSignal(SIGNAL):
         send_and_fail()
     assert handled == []
     send()
     assert handled == [SIGNAL]
-
-
-class EnoughError(Exception):
-    """What the check raises."""
-
-
-def enough():
-    raise EnoughError
 
 
 WAITS = {
