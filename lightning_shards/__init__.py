@@ -60,10 +60,10 @@ if TYPE_CHECKING:  # the aliases say that the names are public
     from lightning_shards.samples.pad import PadCollate as PadCollate
     from lightning_shards.shards.filters.applying import ShardColumns as ShardColumns
     from lightning_shards.shards.index import ShardIndex as ShardIndex
+    from lightning_shards.shards.patterns import expand_urls as expand_urls
     from lightning_shards.shards.storage.protocol import ShardReads as ShardReads
     from lightning_shards.shards.storage.protocol import ShardStat as ShardStat
     from lightning_shards.shards.storage.protocol import Storage as Storage
-    from lightning_shards.shards.urls import expand_urls as expand_urls
     from lightning_shards.workers.pool import BatchStream as BatchStream
     from lightning_shards.workers.pool import Pool as Pool
     from lightning_shards.workers.pool import PoolDescription as PoolDescription
@@ -113,8 +113,8 @@ _NAMES = {
     "samples.pad": ["PadCollate"],
     "shards.filters.applying": ["ShardColumns"],
     "shards.index": ["ShardIndex"],
+    "shards.patterns": ["expand_urls"],
     "shards.storage.protocol": ["ShardReads", "ShardStat", "Storage"],
-    "shards.urls": ["expand_urls"],
     "workers.pool": ["BatchStream", "Pool", "PoolDescription"],
 }
 _HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))

@@ -30,7 +30,8 @@ from webdataset.writer import TarWriter
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.remote import cache as piece_cache
 from lightning_shards.shards import tables
-from lightning_shards.shards.index import ShardIndex, load_index
+from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 

@@ -26,8 +26,9 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file
 from lightning_shards.shards.filters.applying import digest_of_predicate
-from lightning_shards.shards.index import ShardIndex, digest_with_shards
-from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, made_once
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore

@@ -16,9 +16,11 @@ from lightning_shards.shards.classes import (
     found_classes,
     known_classes,
 )
-from lightning_shards.shards.index import ShardIndex, remote_class_files
+from lightning_shards.shards.counts import remote_class_files
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.patterns import expand_urls
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import expand_urls, is_local
+from lightning_shards.shards.urls import is_local
 
 _log = logging.getLogger(__name__)
 

@@ -9,12 +9,13 @@ from typing import Literal
 from lightning_shards.errors import ConfigError, StorageError
 from lightning_shards.remote.backend import LOOK_UP, TransportSettings
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.shards.counts import shards_listed
-from lightning_shards.shards.index import ShardIndex, load_index, remote_class_files
+from lightning_shards.shards.counts import load_index, remote_class_files, shards_listed
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.scheme_table import SCHEMES
-from lightning_shards.shards.storage.schemes import Storages, has_ranges
-from lightning_shards.shards.tables import TableStore, absence, index_command
+from lightning_shards.shards.published_tables import absence, index_command, published_url
+from lightning_shards.shards.scheme_table import SCHEMES, has_ranges
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact, scheme_of
 
 _log = logging.getLogger(__name__)
@@ -117,7 +118,8 @@ class ReaderChoice:
         """
         has_tables, is_asked_for = False, self.reader == "indexed"
         try:
-            has_tables = TableStore(cache, storages=storages).is_beside(url, or_kept=is_asked_for)
+            store = TableStore(cache, storages=storages)
+            has_tables = is_published(url, store, storages, or_kept=is_asked_for)
         except StorageError as error:
             if is_asked_for:
                 raise
@@ -140,6 +142,21 @@ def _one_of_each_scheme(urls: Sequence[str]) -> list[str]:
     return [url for url in firsts.values() if not is_local(url)]
 
 
+def is_published(url: str, store: TableStore, storages: Storages, *, or_kept: bool = False) -> bool:
+    """Whether there is a table beside this remote shard, which is then kept in the store.
+
+    With `or_kept` one that is kept is enough.
+
+    Raises:
+        ShardError: There is one that cannot be used, or no answer.
+    """
+    is_there = or_kept and not store.missing([url])
+    if is_there or storages.of(url).read_beside([published_url(url)], 1)[0][0] is not None:
+        store.fetch([url])
+        return True
+    return False
+
+
 def require_forkable(urls: Sequence[str]) -> None:
     """Refuse to fork workers that read by a client which does not survive a fork.
 
@@ -147,7 +164,7 @@ def require_forkable(urls: Sequence[str]) -> None:
         ConfigError: Some shards are read by such a client.
     """
     for scheme in map(scheme_of, _one_of_each_scheme(urls)):
-        if scheme in SCHEMES and not SCHEMES[scheme].survives_fork:
+        if scheme in SCHEMES and SCHEMES[scheme].client == "cloud":
             raise ConfigError(
                 f"multiprocessing_context='fork' does not go with {scheme}:// shards, whose client "
                 "does not survive a fork; take 'forkserver' or 'spawn'"

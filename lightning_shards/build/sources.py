@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lightning_shards.build.mixtures import make_order, make_slots
-from lightning_shards.build.reader_choice import ReaderChoice, choose_reader, require_forkable
+from lightning_shards.build.reader_choice import (
+    ReaderChoice,
+    choose_reader,
+    is_published,
+    require_forkable,
+)
 from lightning_shards.config.fields import with_kinds
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
@@ -37,10 +42,13 @@ from lightning_shards.shards.classes import ClassNames
 from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.joins.settings import join_settings
+from lightning_shards.shards.patterns import expand_urls
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages, has_ranges
-from lightning_shards.shards.tables import TableStore, index_command
-from lightning_shards.shards.urls import expand_urls, is_local, redact, split_url
+from lightning_shards.shards.published_tables import index_command
+from lightning_shards.shards.scheme_table import has_ranges
+from lightning_shards.shards.storage.schemes import MakeStorage, Storages
+from lightning_shards.shards.tables import TableStore
+from lightning_shards.shards.urls import is_local, redact, split_url
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
@@ -79,7 +87,8 @@ def _with_filter(
     with closing(Storages(remote_storages(transport_settings(data)))) as storages:
         tables = TableStore(cache, storages=storages)
         if not remote or (
-            can_have and (index.has_tables or tables.is_beside(remote[0], or_kept=True))
+            can_have
+            and (index.has_tables or is_published(remote[0], tables, storages, or_kept=True))
         ):
             return filtered_index(index, chosen, tables, cache)
     remedy = f"make them by {index_command(choice.patterns)}"

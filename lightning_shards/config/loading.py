@@ -7,11 +7,7 @@ from typing import Any, Literal
 from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.settings import put, require_kinds
 from lightning_shards.errors import ConfigError, require_mapping
-from lightning_shards.shards.scheme_table import (
-    RANGED_SCHEMES,
-    is_further,
-    require_store_options,
-)
+from lightning_shards.shards.scheme_table import require_store_options
 
 
 @dataclass(frozen=True)
@@ -115,11 +111,6 @@ class LoaderConfig:
         if self.cache_dir and not self.cache_dir.startswith("~"):  # the run may change its folder
             put(self, cache_dir=str(Path(self.cache_dir).absolute()))
         for scheme, options in self.storage_options.items():
-            if scheme not in RANGED_SCHEMES and not is_further(scheme):
-                raise ConfigError(
-                    f"storage_options has {scheme!r}; its keys are schemes: "
-                    f"{', '.join(RANGED_SCHEMES)}, and what fsspec reads"
-                )
             require_mapping(f"storage_options of {scheme}", options, "{endpoint: ...}")
             require_store_options(scheme, options)
 

@@ -7,6 +7,7 @@ on the folder, which ends with the process in any case.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -15,8 +16,8 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.tar_writer import WrittenShard
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.beside import WIDS, wids_entry, wids_json
-from lightning_shards.shards.files import make_folder, open_folder, replace_file, take_lock
+from lightning_shards.shards.counts import WIDS, wids_entry, wids_json
+from lightning_shards.shards.files import make_folder, replace_file, take_lock
 from lightning_shards.shards.urls import plain_path
 
 RUN_FILE: Final = ".lightning-shards.json"
@@ -44,7 +45,9 @@ class FinishedShards:
         self._settings = json.loads(json.dumps({"splits": self._prefixes, **settings}))
         self._shards: dict[str, dict[str, Any]] = {}  # by path below the folder
         with ExitStack() as stack:
-            if not take_lock(stack.enter_context(open_folder(make_folder(folder)))):
+            lock = os.open(make_folder(folder), os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, lock)
+            if not take_lock(lock):
                 raise ConfigError(
                     f"another run is writing to {folder}; wait until it ends, or name another one"
                 )

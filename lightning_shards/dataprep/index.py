@@ -5,10 +5,9 @@ functions of the shards alone: a run that is repeated writes the same bytes. A f
 shards is never replaced.
 """
 
-import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from hashlib import file_digest, md5
@@ -29,25 +28,17 @@ from lightning_shards.errors import ConfigError, IndexMismatchError
 from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import RemoteTransport
-from lightning_shards.shards.beside import (
-    MAX_INDEX_BYTES,
-    WIDS,
-    read_beside,
-    shard_entries,
-    wids_entry,
-    wids_json,
-)
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.counts import bytes_beside
+from lightning_shards.shards.counts import WIDS, wids_entries, wids_entry, wids_json
 from lightning_shards.shards.files import make_folder, open_regular, replace_file
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.published_tables import published, published_url
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.table_bytes import published, published_url
 from lightning_shards.shards.tables import TableStore, write_table
 from lightning_shards.shards.tar.plain_runs import run_of
-from lightning_shards.shards.tar.tar_bytes import TarStream
+from lightning_shards.shards.tar.tar_streams import TarStream
 from lightning_shards.shards.tar.walk import Member, group_members, walk_members
 from lightning_shards.shards.urls import (
     escaped,
@@ -95,16 +86,7 @@ class _Place:
     storages: Storages
 
     def url(self, name: str) -> str:
-        if is_local(self.file):
-            folder = os.path.dirname(self.file)  # noqa: PTH120 a ./ stays
-            return plain_path(os.path.join(folder, name))  # noqa: PTH118
         return url_beside(self.file, escaped(name, self.file))
-
-    def get(self, name: str) -> bytes | None:
-        url = self.url(name)
-        if is_local(url):
-            return read_beside(Path(url))
-        return bytes_beside(url, MAX_INDEX_BYTES, self.storages)
 
     def put(self, name: str, data: bytes | str) -> None:
         url, contents = self.url(name), data.encode(*ENCODING) if isinstance(data, str) else data
@@ -191,10 +173,7 @@ def _require_own(place: _Place, names: set[str]) -> None:
     Raises:
         ConfigError: It would.
     """
-    content = None
-    with suppress(ValueError):
-        content = json.loads(place.get(WIDS) or b"")
-    listed = [str(entry.get("url")) for entry in shard_entries(content) or ()]
+    listed = [str(entry.get("url")) for entry in wids_entries(place.url(WIDS), place.storages)]
     others = sorted({url.rpartition("/")[2] for url in listed} - names)
     if others:
         raise ConfigError(

@@ -19,9 +19,9 @@ from lightning_shards.dataprep.survey import PASSED_OVER, describe_table
 from lightning_shards.dataprep.tar_writer import escape_key, key_of_path
 from lightning_shards.errors import ConfigError, SampleError, require_library
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
-from lightning_shards.shards.counts import local_claims
-from lightning_shards.shards.index import names_by_folder
+from lightning_shards.shards.counts import claimed_counts
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import split_url
 
@@ -249,12 +249,9 @@ def list_tars(paths: Sequence[str], cache: CacheFolder, *, processes: int = 1) -
         DamagedShardError: A tar is damaged.
     """
     known = known_classes(paths)
-    claims = {
-        (folder, name): claim.samples
-        for folder, names in names_by_folder(map(split_url, paths)).items()
-        for name, claim in local_claims(folder, names).items()
-    }
-    tasks = [(path, claims.get(split_url(path))) for path in paths]
+    claims = claimed_counts({split_url(path): path for path in paths}, Storages())
+    counts = {place: claim.samples for place, claim in claims.items()}
+    tasks = [(path, counts.get(split_url(path))) for path in paths]
     results = map_parallel(partial(_list_tar, cache=cache), tasks, processes)
     listings = list(tqdm(results, "listed", len(tasks), unit=" tars", disable=None))
     samples = [sample for listing in listings for sample in listing.samples]

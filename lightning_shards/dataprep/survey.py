@@ -235,7 +235,7 @@ def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     stops_of_all += [entry.stop for entry in others]
     end = up_to_block(max(stops_of_all, default=0))
     passed_over = [member.name for member in members if split_name(member.name) is None]
-    passed_over += [entry.name for entry in others if entry.kind != "folder"]
+    passed_over += [entry.name for entry in others if not entry.is_folder]
     findings: list[Finding] = []
     if passed_over:
         count = len(passed_over)

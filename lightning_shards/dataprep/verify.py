@@ -14,8 +14,10 @@ touched.
 
 import json
 import os
+import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,21 +38,26 @@ from lightning_shards.dataprep.tar_writer import Fields, check_sample, write_sha
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.samples.decoders import Decoder, Decoding, decoding_of
 from lightning_shards.samples.fields import Field
-from lightning_shards.shards.beside import WIDS, read_json, shard_entries
+from lightning_shards.shards.counts import WIDS, wids_entries
 from lightning_shards.shards.files import make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.table_bytes import MAX_PUBLISHED_BYTES, published_url
-from lightning_shards.shards.tables import TableStore, opened_table
+from lightning_shards.shards.published_tables import (
+    MAX_PUBLISHED_BYTES,
+    opened_table,
+    published_url,
+)
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
 from lightning_shards.shards.tar.walk import (
     BLOCK,
     Member,
-    is_tar_header,
     split_name,
     up_to_block,
     walk_members,
 )
+from lightning_shards.shards.urls import plain_path
 
 
 def verify_shards(
@@ -72,7 +79,7 @@ def verify_shards(
 
 def _stated_md5s(folder: Path) -> list[tuple[str, object]]:
     """The MD5s that the wids JSON of a folder has of its shards, by their names."""
-    entries = shard_entries(read_json(folder / WIDS)) or ()
+    entries = wids_entries(plain_path(str(folder / WIDS)), Storages())
     return [(Path(str(entry.get("url"))).name, entry.get("md5sum")) for entry in entries]
 
 
@@ -108,7 +115,7 @@ def known_tables(path: str, cache: CacheFolder) -> list[MemberTable]:
     tables = [] if kept is None else [kept]
     beside = Path(published_url(path))
     if beside.exists():
-        data = read_regular(beside, MAX_PUBLISHED_BYTES + 1)
+        data = read_regular(beside, MAX_PUBLISHED_BYTES)
         tables.append(opened_table(path, data))
     return tables
 
@@ -289,8 +296,10 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     """The offset of the next sound header; tars from before POSIX have no magic to search for."""
     for position in range(start, len(data), BLOCK):
         header = data[position : position + BLOCK]
-        if header[_MAGIC] == b"ustar" and is_tar_header(header):
-            return position
+        if header[_MAGIC] == b"ustar":
+            with suppress(tarfile.HeaderError):
+                tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+                return position
     return None
 
 

@@ -24,15 +24,14 @@ from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import KnownKeys, split_error
+from lightning_shards.shards.patterns import expand_urls
+from lightning_shards.shards.storage.pipes import StreamOnlyStorage
 from lightning_shards.shards.storage.protocol import Storage
-from lightning_shards.shards.storage.schemes import (
-    Storages,
-    StreamOnlyStorage,
-    program_problem,
-)
-from lightning_shards.shards.tar.tar_bytes import open_tar, read_samples, stream_samples
+from lightning_shards.shards.storage.schemes import Storages
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.tar_streams import read_samples, stream_samples
 from lightning_shards.shards.tar.walk import group_members, walk_members
-from lightning_shards.shards.urls import expand_urls, is_local, redact
+from lightning_shards.shards.urls import is_local, redact
 
 _DRAWS_AT_ONCE = 64
 """Draws of one worker computed together; a worker rarely opens more shards in some minutes."""
@@ -191,7 +190,7 @@ def _of_program(url: str, storage: Storage) -> Iterator[Sample]:
     except DamagedShardError:
         raise
     except Exception as error:  # noqa: BLE001 whatever webdataset or a program raise
-        problem = f"{type(error).__name__}: {program_problem(error)}"
+        problem = f"{type(error).__name__}: {error}"
     if problem:  # outside: that error holds the whole URL, and would be the context of this one
         raise DamagedShardError(
             f"{redact(url)} cannot be read on after {number} samples: {problem}; check that it can "

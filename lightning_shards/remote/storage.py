@@ -31,8 +31,7 @@ from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.cache import PieceCache
 from lightning_shards.remote.pieces import MOST_IN_ONE_REQUEST, Piece, parts_of
 from lightning_shards.remote.transport import Body, RemoteTransport, RequestThreads
-from lightning_shards.shards.beside import read_beside
-from lightning_shards.shards.scheme_table import ANY_FURTHER, RANGED_SCHEMES
+from lightning_shards.shards.files import read_beside
 from lightning_shards.shards.storage.protocol import (
     FetchTotals,
     MakeStorage,
@@ -40,6 +39,7 @@ from lightning_shards.shards.storage.protocol import (
     ShardStat,
     Storage,
 )
+from lightning_shards.shards.storage.schemes import ANY_REMOTE
 from lightning_shards.shards.urls import redact, split_url, unescaped
 from lightning_shards.system.process import Fetching, raise_if_cancelled, result_of
 
@@ -507,4 +507,4 @@ def remote_storages(
     settings: TransportSettings, cache: PieceCache | None = None
 ) -> dict[str, MakeStorage]:
     """By scheme, what makes the storages that read ranges of remote shards, with this cache."""
-    return dict.fromkeys((*RANGED_SCHEMES, ANY_FURTHER), MakeRemoteStorage(settings, cache))
+    return {ANY_REMOTE: MakeRemoteStorage(settings, cache)}

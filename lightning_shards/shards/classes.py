@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.shards.beside import is_count, read_beside
+from lightning_shards.shards.files import is_count, read_beside
 from lightning_shards.shards.urls import is_local, redact, split_url
 
 CLASSES: Final = "classes.json"

@@ -15,7 +15,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import secrets
 import stat
 from collections.abc import Generator
@@ -23,9 +22,16 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypeGuard
 
 from lightning_shards.errors import FileAccessError, ShardError, ShardNotFoundError
+
+MAX_INDEX_BYTES: Final = 256 << 20
+"""Largest small file that is read: a wids JSON of a million shards has about 150 MB."""
+
+_MAX_SAMPLES: Final = 1 << 40  # of one shard; a larger number is a damaged file
+
+_log = logging.getLogger(__name__)
 
 _FULL: Final = "make room there, or name another folder"
 _RIGHT: Final = "give this user the right to read it"
@@ -81,6 +87,25 @@ def read_regular(path: str | PathLike[str], most: int) -> bytes:
         return file.read(most)
 
 
+def read_beside(path: Path, most: int = MAX_INDEX_BYTES) -> bytes | None:
+    """The first bytes of a small file beside shards; None if it is absent.
+
+    One that cannot be read, or is no regular file, is passed over with a warning.
+    """
+    try:
+        return read_regular(path, most)
+    except ShardNotFoundError:
+        return None
+    except OSError as error:  # its message names the path
+        _log.warning("passed over: %s", error)
+        return None
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a value from a JSON file can be a number of samples, which `true` is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_SAMPLES
+
+
 def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
     """Size in bytes and time of change in ns, by which an unchanged shard is recognised."""
     status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
@@ -104,18 +129,8 @@ def not_opened(path: str | PathLike[str], error: OSError) -> FileAccessError:
     return FileAccessError(f"{path} cannot be opened: {error.strerror}; {remedy}")
 
 
-def is_newer(path: Path, shard: Path) -> bool:
-    """Whether a file was written after the shard that it counts; False if either is unreadable."""
-    try:
-        return path.stat().st_mtime_ns >= shard.stat().st_mtime_ns
-    except OSError:  # a link to nowhere
-        return False
-
-
-_log = logging.getLogger(__name__)
-
-_PART = re.compile(r"\..+\.[0-9a-f]{16}\.part", re.DOTALL)
 _RANDOM_BYTES: Final = 8
+_PARTS: Final = f".*.{'[0-9a-f]' * 2 * _RANDOM_BYTES}.part"
 _NAME_IN_PART: Final = 50  # characters: the part's name may have 255 bytes
 _PUBLIC: Final = 0o644
 
@@ -196,14 +211,11 @@ def _new_part(path: Path, mode: int) -> tuple[Path, BinaryIO]:
 @lru_cache(maxsize=1024)
 def remove_parts(folder: Path) -> None:
     """Remove files that killed runs left; a process looks into each folder once."""
-    parts: list[str] = []
-    with suppress(PermissionError, FileNotFoundError), os.scandir(folder) as entries:
-        parts = [entry.path for entry in entries if _PART.fullmatch(entry.name)]
-    for part in parts:
+    for part in list(folder.glob(_PARTS)):
         # It was removed or renamed meanwhile, or is another user's, or a program is writing it.
-        with suppress(OSError), Path(part).open("rb+", buffering=0) as file:
+        with suppress(OSError), part.open("rb+", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(part)  # noqa: PTH108 a path of scandir
+            part.unlink()
 
 
 def take_lock(file: BinaryIO | int) -> bool:
@@ -213,42 +225,3 @@ def take_lock(file: BinaryIO | int) -> bool:
     except OSError as error:  # a file system without locks: no program finds it unlocked either
         return not isinstance(error, BlockingIOError)
     return True
-
-
-@contextmanager
-def locked_file(path: Path) -> Generator[None, None, None]:
-    """A context that one thread or process is in at a time, where the file system has locks.
-
-    Raises:
-        FileAccessError: The file cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise not_written(path, error) from error
-    with os.fdopen(file):
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # a process that was forked meanwhile has the file open, too
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextmanager
-def open_folder(folder: Path) -> Generator[int, None, None]:
-    """The descriptor of a folder; when the block ends it is closed, and its lock is given back.
-
-    Raises:
-        FileAccessError: It cannot be opened.
-    """
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise not_written(folder, error) from error
-    try:
-        yield file
-    finally:
-        os.close(file)

@@ -4,9 +4,18 @@ A table is made by one walk over the headers (`scan_members`) and kept between r
 With it any sample takes one lookup and one `pread`. Members are read from a file descriptor and not
 from a memory map: if a shard is cut short, a mapped read ends the process (SIGBUS), while a short
 read is an error that names the shard.
+
+As a file in the cache (sidecar) a table has this format, all numbers little-endian::
+
+    magic 8 · version u4 · crc32 of all that follows u4 · length of the JSON in bytes u8
+    JSON: sizes of the arrays, stamp of the shard, suffixes; filled up with spaces to 8 bytes
+    the arrays of `MemberTable`, widest items first, so that each one is aligned
 """
 
+import json
+import mmap
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import (
-    DamagedShardError,
     IndexMismatchError,
     MissingFieldError,
     SampleError,
@@ -33,15 +41,16 @@ from lightning_shards.shards.urls import redact
 
 Extent = tuple[int, int, int | None]  # offset and size of a member in bytes, crc32 where known
 
-ARRAY_FIELDS: Final = (
-    "key_starts",
-    "sample_starts",
-    "offsets",
-    "sizes",
-    "suffix_ids",
-    "crc32",
-    "keys",
-)
+_ARRAYS: Final = {
+    "key_starts": ("<i8", "starts"),
+    "sample_starts": ("<i8", "starts"),
+    "offsets": ("<i8", "members"),
+    "sizes": ("<i8", "members"),
+    "suffix_ids": ("<u4", "members"),
+    "crc32": ("<u4", "members"),
+    "keys": ("|u1", "bytes"),
+}
+"""Type of each array in a sidecar, and of what it has one."""
 
 _RENEW: Final = (
     "fetch this shard again, or, if it was written anew, run `lightning-shards index --checksums` "
@@ -49,6 +58,12 @@ _RENEW: Final = (
 )
 
 ENCODING: Final = ("utf-8", "surrogateescape")  # names need not be UTF-8
+
+_MAGIC: Final = b"LSmember"
+_VERSION: Final = 2
+_PREFIX: Final = struct.Struct("<8sIIQ")
+_CHECKED_FROM: Final = 16  # the checksum covers the last number of the prefix and all after it
+_ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,7 +180,7 @@ class MemberTable:
         """Whether two tables have equal members; times and missing crc32s are not compared."""
         if (self.suffixes, self.file_size) != (other.suffixes, other.file_size):
             return False
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ARRAY_FIELDS)
+        pairs = ((getattr(self, name), getattr(other, name)) for name in _ARRAYS)
         return all(a is None or b is None or np.array_equal(a, b) for a, b in pairs)
 
     def _check(self, sample: int) -> None:
@@ -263,6 +278,59 @@ def split_error(url: str, key: str, suffixes: Iterable[str]) -> SampleError:
     )
 
 
+def packed(table: MemberTable) -> bytearray:
+    """The contents of the sidecar."""
+    facts = {
+        "num_samples": table.num_samples,
+        "num_members": len(table.offsets),
+        "key_bytes": len(table.keys),
+        "file_size": table.file_size,
+        "mtime_ns": table.mtime_ns,
+        "has_crc32": table.crc32 is not None,
+        "split_sample": table.split_sample,
+        "suffixes": table.suffixes,
+    }
+    header = json.dumps(facts).encode("ascii")
+    header += b" " * (-len(header) % _ALIGNMENT)
+    values = [
+        np.asarray(getattr(table, name), dtype).tobytes() for name, dtype, _ in _columns(facts)
+    ]
+    data = bytearray(_PREFIX.pack(_MAGIC, _VERSION, 0, len(header)) + header + b"".join(values))
+    _PREFIX.pack_into(data, 0, _MAGIC, _VERSION, crc32(data[_CHECKED_FROM:]), len(header))
+    return data
+
+
+def _columns(facts: dict[str, Any]) -> list[tuple[str, str, int]]:
+    """Name, type and length of the arrays in a sidecar, in their order."""
+    starts, members, key_bytes = (facts[n] for n in ("num_samples", "num_members", "key_bytes"))
+    lengths = {"starts": starts + 1, "members": members, "bytes": key_bytes}
+    columns = [(name, kind, lengths[each]) for name, (kind, each) in _ARRAYS.items()]
+    return [column for column in columns if column[0] != "crc32" or facts["has_crc32"]]
+
+
+def unpacked(data: mmap.mmap | bytes) -> MemberTable:
+    """The table in these bytes, whose checksum is compared.
+
+    Raises:
+        ValueError: They are damaged, or are no member table.
+    """
+    if len(data) < _PREFIX.size:
+        raise ValueError("it is cut short")
+    magic, version, checksum, header_bytes = _PREFIX.unpack_from(data)
+    if (magic, version) != (_MAGIC, _VERSION):
+        raise ValueError("it is of another version, or no member table")
+    if crc32(memoryview(data)[_CHECKED_FROM:]) != checksum:
+        raise ValueError("it is damaged: its checksum does not match")
+    position = _PREFIX.size + header_bytes
+    facts = json.loads(data[_PREFIX.size : position])
+    arrays: dict[str, Any] = {"crc32": None, "suffixes": tuple(facts["suffixes"])}
+    for name, kind, length in _columns(facts):
+        arrays[name] = np.frombuffer(data, kind, length, position)
+        position += arrays[name].nbytes
+    others = {name: facts[name] for name in ("file_size", "mtime_ns", "split_sample")}
+    return MemberTable(**arrays, **others)
+
+
 class ShardReader:
     """An open tar: the bytes of any member, by sample and suffix.
 
@@ -331,34 +399,34 @@ class ShardReader:
                 f"has {', '.join(self.table.suffixes_of(sample)[:50])}"
             )
         offset, size, checksum = extent
-        stat = self.expected
+        name, stat = f"{self.table.key(sample)}.{suffix}", self.expected
         try:
             data = self.storage.read(self.url, offset, offset + size, stat)
-        except ShardError as error:
-            if self._on_change is not None and isinstance(error, IndexMismatchError):
-                self._on_change()
+        except ShardError:
             raise
         except (OSError, MemoryError) as error:
             what = f"could not be read: {getattr(error, 'strerror', None) or 'no memory for it'}"
-            raise self._damaged(what, sample, suffix, offset) from error
+            raise damaged(f"(member {name!r}, sample {sample}) {what}", self.url, offset) from error
+        what, remedy = "", list[str]()
         if len(data) < size or (stat and not size):  # nothing else shows a change if it is empty
-            self._require_there(sample, suffix, (offset, size, len(data)), stat)
-        if checksum is not None and crc32(data) != checksum:
+            what = self._why_short(offset, size, len(data), stat)
+        elif checksum is not None and crc32(data) != checksum:
             what = f"is damaged: its crc32 is {crc32(data):08x}, it was {checksum:08x} when indexed"
-            raise self._damaged(what, sample, suffix, offset, _RENEW)
+            remedy.append(_RENEW)
+        if what:
+            raise damaged(f"(member {name!r}, sample {sample}) {what}", self.url, offset, *remedy)
         return data
 
-    def _require_there(
-        self, sample: int, suffix: str, read: tuple[int, int, int], stat: tuple[int, int] | None
-    ) -> None:
-        """Say why fewer bytes than wanted were read, or that the shard changed."""
-        (offset, size, num_read), now = read, self.storage.stat(self.url)
+    def _why_short(
+        self, offset: int, size: int, num_read: int, stat: tuple[int, int] | None
+    ) -> str:
+        """Why fewer bytes than wanted were read, if so; the shard may also have changed."""
+        now = self.storage.stat(self.url)
         there = max(0, min(now.size - offset, size))
         if there == size and stat and (now != stat or num_read < size):
             raise self._changed(now)
-        if num_read < size:
-            what = f"was cut short: {num_read if stat is None else there} of {size} bytes came"
-            raise self._damaged(what, sample, suffix, offset)
+        came = num_read if stat is None else there
+        return f"was cut short: {came} of {size} bytes came" if num_read < size else ""
 
     def require_same(self, now: ShardStat) -> None:
         """Hold what the tar is now against what it was when its members were listed.
@@ -395,13 +463,6 @@ class ShardReader:
             f"{now.version:x}, {size} bytes of version {version:x} by its member table; start the "
             "run anew, or fetch the shard again"
         )
-
-    def _damaged(
-        self, what: str, sample: int, suffix: str, offset: int, *remedy: str
-    ) -> DamagedShardError:
-        """The error for a damaged member, with its name and offset."""
-        member = f"{self.table.key(sample)}.{suffix}"
-        return damaged(f"(member {member!r}, sample {sample}) {what}", self.url, offset, *remedy)
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 All processes of a machine share the pages of a sidecar. It only saves time: it holds while the
 shard has the size and time of change that it was made from, and a damaged one, or one that cannot
 be written, is made again. Any number of processes may write a sidecar; readers see a whole file or
-none. `table_bytes` describes the format.
+none. `members` describes the format.
 
 Remote shards are never scanned. Their tables are fetched from beside them and kept with size and
 version of the shard, which are compared with every answer of the store: that costs nothing.
@@ -13,33 +13,19 @@ import errno
 import logging
 import mmap
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
-from lightning_shards.errors import (
-    ConfigError,
-    FileAccessError,
-    IndexMismatchError,
-    ShardError,
-)
+from lightning_shards.errors import IndexMismatchError, ShardError
 from lightning_shards.shards.files import not_opened
-from lightning_shards.shards.members import MemberTable, scan_members, split_error
+from lightning_shards.shards.members import MemberTable, packed, scan_members, split_error, unpacked
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
-from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
+from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.table_bytes import (
-    MAX_PUBLISHED_BYTES,
-    packed,
-    published_url,
-    unpacked,
-    unpublished,
-)
-from lightning_shards.shards.urls import plain_path, redact, redact_pattern
+from lightning_shards.shards.urls import plain_path, redact
 
 _log = logging.getLogger(__name__)
 
@@ -105,9 +91,9 @@ class TableStore:
             raise split_error(url, table.key(split), table.suffixes_of(split))
         return table
 
-    def is_scanned(self, path: str | os.PathLike[str]) -> bool:
-        """Whether the table of this shard is made by a scan; if not, it is fetched."""
-        return not self._storages.of(_url_of(path)).is_remote
+    def is_remote(self, url: str) -> bool:
+        """Whether the table of this shard is fetched; if not, it is made by a scan."""
+        return self._storages.of(url).is_remote
 
     def kept_table(self, path: str | os.PathLike[str]) -> MemberTable | None:
         """The stored table of this shard, even if the shard has changed since.
@@ -119,8 +105,9 @@ class TableStore:
 
     def missing(self, urls: Iterable[str]) -> list[str]:
         """Those of these shards that are remote and whose tables are not kept yet, each once."""
-        unkept = (url for url in dict.fromkeys(urls) if not self._is_kept(url))
-        return [url for url in unkept if self._storages.of(url).is_remote]
+        kept_at = self._cache.sidecar_of
+        unkept = (url for url in dict.fromkeys(urls) if not kept_at(url).exists())
+        return list(filter(self.is_remote, unkept))
 
     def fetch(self, urls: Sequence[str]) -> list[str]:
         """Fetch the tables of remote shards that are not kept yet, all at once.
@@ -132,25 +119,9 @@ class TableStore:
             ShardError: As of `table_of`.
         """
         missing = self.missing(urls)
-        for storage, group in self._storages.grouped(missing):
-            tables = fetched_tables(group, storage)
-            for url, table in zip(group, tables, strict=True):
-                self._keep(url, table)
+        for _ in self._fetched(missing) if missing else ():
+            pass  # it is kept
         return missing
-
-    def is_beside(self, url: str, *, or_kept: bool = False) -> bool:
-        """Whether there is a table beside this remote shard, which is then kept.
-
-        With `or_kept` one that is kept is enough.
-
-        Raises:
-            ShardError: There is one that cannot be used, or the store does not answer.
-        """
-        beside = self._storages.of(url).read_beside
-        if (or_kept and self._is_kept(url)) or beside([published_url(url)], 1)[0][0] is not None:
-            self.fetch([url])
-            return True
-        return False
 
     def refresh(self, urls: Sequence[str]) -> None:
         """Let the next run read a remote data set of which a shard was replaced.
@@ -161,26 +132,29 @@ class TableStore:
         """
         with suppress(ShardError, OSError):
             for url in dict.fromkeys(urls):
-                table = self.kept_table(url) if self._storages.of(url).is_remote else None
+                table = self.kept_table(url) if self.is_remote(url) else None
                 if table is not None and table.crc32 is not None:
                     self._cache.sidecar_of(url).unlink(missing_ok=True)
 
     def _is_current(self, table: MemberTable, url: str, expected: int | None = None) -> bool:
         """Whether the table is of the shard as it is now, and no byte is to be read for it."""
-        if self._storages.of(url).is_remote:
+        if self.is_remote(url):
             # Each read compares what the shard is. Another count shows that it was made anew.
             return expected in (None, table.num_samples)
         # An empty table is never believed: scanning such a shard takes no time.
         is_believed = table.num_samples > 0 and not self._with_crc32
         return is_believed and table.stamp == shard_stat(url, self._storages.of(url))
 
-    def _is_kept(self, url: str) -> bool:
-        return self._cache.sidecar_of(url).exists()
+    def _fetched(self, urls: Sequence[str]) -> Iterator[MemberTable]:
+        """The tables of these remote shards, asked for at once and kept one by one."""
+        from lightning_shards.shards.published_tables import fetched_tables  # with the first
+
+        for storage, group in self._storages.grouped(urls):
+            yield from map(self._keep, group, fetched_tables(group, storage))
 
     def _renew(self, url: str, old: MemberTable | None) -> MemberTable:
-        if self._storages.of(url).is_remote:
-            (table,) = fetched_tables([url], self._storages.of(url))
-            return self._keep(url, table)
+        if self.is_remote(url):
+            return next(self._fetched([url]))
         table = scan_members(url, with_crc32=self._with_crc32, storage=self._storages.of(url))
         if old is not None and old.has_same_members(table):
             table = replace(table, crc32=old.crc32 if table.crc32 is None else table.crc32)
@@ -228,7 +202,7 @@ def build_tables(paths: Iterable[str], store: TableStore) -> dict[str, int]:
     Raises:
         ShardError: As of `TableStore.table_of`.
     """
-    scanned = [path for path in dict.fromkeys(paths) if store.is_scanned(path)]
+    scanned = [path for path in dict.fromkeys(paths) if not store.is_remote(path)]
     where = os.path.dirname(next(iter(scanned), ""))  # noqa: PTH120 - a leading ./ stays
     counts: dict[str, int] = {}
     with progress_line("listed", len(scanned), where) as step:
@@ -254,93 +228,14 @@ def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:
         return None
     try:
         with os.fdopen(sidecar, "rb") as file:
-            table = unpacked(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            release_pages(table)  # all was read once, of which little is used
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            table = unpacked(mapped)
+            # All was read once, of which little is used. The system keeps it, but a process has
+            # hundreds open, and none of them counts as its memory.
+            mapped.madvise(mmap.MADV_DONTNEED)
             return table
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             raise not_opened(path, error) from error
         _log.warning("the member table %s is made again: %s", path, error)
         return None
-
-
-def release_pages(table: MemberTable) -> None:
-    """Count the pages of a mapped table no longer as memory of this process.
-
-    The system maps 16 pages with each that is read, so that a few lookups make all of a table
-    resident, and a process has hundreds open. The pages stay in the system's cache, and the next
-    lookup finds them there.
-    """
-    mapping = _mapping_of(table)
-    if mapping is not None:
-        mapping.madvise(mmap.MADV_DONTNEED)
-
-
-def _mapping_of(table: MemberTable) -> mmap.mmap | None:
-    mapping = getattr(table.offsets.base, "obj", None)  # the base is a memoryview
-    return mapping if isinstance(mapping, mmap.mmap) else None
-
-
-_COMMAND: Final = "`lightning-shards index --format wids,members`"
-"""What makes published tables."""
-
-
-def fetched_tables(urls: Sequence[str], storage: Storage) -> Iterator[MemberTable]:
-    """The tables beside these remote shards, with size and version of the shards now.
-
-    All are asked for at once, and unpacked one by one: unpacked they take eight times the memory.
-
-    Raises:
-        ConfigError: A shard has none.
-        FileAccessError: One cannot be used.
-        IndexMismatchError: One is of a shard of another size.
-        ShardError: The store does not answer.
-    """
-    tables = list(map(published_url, urls))
-    contents, stats = storage.read_beside(tables, MAX_PUBLISHED_BYTES + 1, urls)
-    return map(_published_table, urls, contents, stats)
-
-
-def opened_table(url: str, data: bytes) -> MemberTable:
-    """The table that lies beside this shard.
-
-    Raises:
-        FileAccessError: It cannot be used.
-    """
-    try:
-        return unpublished(data)
-    except ValueError as error:
-        raise FileAccessError(
-            f"{redact(published_url(url))} cannot be used: {error}; make it again by {_COMMAND}"
-        ) from error
-
-
-def index_command(patterns: str) -> str:
-    """The command that makes the tables of these remote shards."""
-    return (
-        f"`lightning-shards index {shlex.quote(redact_pattern(patterns))} --format wids,members "
-        "--output DIR`, with DIR as `index` of the split or its files beside the shards (--upload "
-        "puts them into a bucket)"
-    )
-
-
-def absence(url: str, patterns: str) -> str:
-    """The message for a remote shard without a table; users name it and others by `patterns`."""
-    return (
-        f"the indexed reader needs the member table {redact(published_url(url))}, which is not "
-        f"there or may not be read; make it once by {index_command(patterns)}"
-    )
-
-
-def _published_table(url: str, data: bytes | None, stat: ShardStat) -> MemberTable:
-    if data is None:
-        raise ConfigError(absence(url, url))
-    table = opened_table(url, data)
-    if table.file_size != stat.size:
-        raise IndexMismatchError(
-            f"{redact(url)} has {stat.size:,} bytes (version {stat.version:x}), and its member "
-            f"table {redact(published_url(url))} is of a version of "
-            f"{table.file_size:,} bytes; make the table again by {_COMMAND}, or put the old shard "
-            "back"
-        )
-    return replace(table, mtime_ns=stat.version)

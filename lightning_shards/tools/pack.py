@@ -23,7 +23,7 @@ from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES, Packing, PackOr
 from lightning_shards.dataprep.rewriting import Edit, rewrite
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.classes import CLASSES, ClassNames, read_class_file
-from lightning_shards.shards.urls import expand_urls, require_local
+from lightning_shards.shards.patterns import expand_urls, require_local
 from lightning_shards.tools.console import (
     add_run_options,
     report,

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from lightning_shards.dataprep.survey import Finding
 from lightning_shards.remote.backend import TransportSettings
-from lightning_shards.shards.beside import json_object
+from lightning_shards.shards.counts import json_object
+from lightning_shards.shards.patterns import expand_urls, require_local_shards
 from lightning_shards.shards.scheme_table import require_store_options
-from lightning_shards.shards.urls import expand_urls, require_local_shards
 from lightning_shards.tools.console import FAILED, REFUSED, add_run_options, tool_parser
 
 _CONNECTIONS: Final = 64

@@ -19,8 +19,8 @@ from lightning_shards.dataprep.show import (
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.remote.storage import remote_storages
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.files import replace_file
-from lightning_shards.shards.index import load_index
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.tools.console import report, require_large_enough, run_tool

@@ -10,7 +10,7 @@ from typing import Any
 from lightning_shards.dataprep.survey import Survey
 from lightning_shards.dataprep.verify import repair_shards, require_place, verify_shards
 from lightning_shards.errors import count_of
-from lightning_shards.shards.urls import require_local
+from lightning_shards.shards.patterns import require_local
 from lightning_shards.tools.console import report, run_tool
 from lightning_shards.tools.shard_options import shard_parser, shards_of, status_of
 

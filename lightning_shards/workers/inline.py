@@ -20,7 +20,7 @@ from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.samples.tensors import Arena, bytes_of
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import MappedNumbers
+from lightning_shards.shards.made_files import MappedNumbers
 from lightning_shards.workers.pool import BatchStream, PoolDescription
 
 _NEVER_COPIED = (type, FunctionType, ModuleType, ShardIndex, MappedNumbers, np.memmap)

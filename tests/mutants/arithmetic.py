@@ -39,7 +39,7 @@ def an_epoch_may_have_no_step(before, self, *given, **named):
     return self
 
 
-@breaks("epoch length", "scan_samples", "shards/test_index.py")
+@breaks("epoch length", "scan_samples", "shards/test_about_shards.py")
 def a_scan_counts_one_sample_too_few(before, data, url):
     run = before(data, url)
     return run._replace(key_lengths=run.key_lengths[:-1], num_members=run.num_members[:-1])

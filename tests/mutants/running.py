@@ -44,7 +44,7 @@ def a_state_of_another_run_is_taken(before, *given, **named):
     pass
 
 
-@breaks("resume", "ShardIndex.fingerprint", "shards/test_index.py")
+@breaks("resume", "ShardIndex.fingerprint", "shards/test_about_shards.py")
 def other_shards_of_as_many_samples_are_the_same(before, self):
     return str(self.samples)
 

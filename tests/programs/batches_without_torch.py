@@ -23,7 +23,7 @@ from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.tensors import on_load
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.private_files import CacheFolder
 
 SAMPLES = 8

@@ -18,7 +18,7 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables

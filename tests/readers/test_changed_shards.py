@@ -19,7 +19,7 @@ from lightning_shards.readers.recipe import Components, Recipe
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 

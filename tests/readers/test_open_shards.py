@@ -8,7 +8,7 @@ import pytest
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads

@@ -74,7 +74,7 @@ def two_blocks(urls, tmp_path):
 
 
 def run_need(data):
-    return data.source("train").storages["http"].cache.need
+    return data.source("train").storages["*"].cache.need
 
 
 def test_two_ranks_with_a_cache_of_two_blocks_get_what_local_shards_give_though_requests_fail(

@@ -215,7 +215,7 @@ def test_a_wids_json_stands_for_the_shards_that_it_lists(published_shards, serve
 def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path):
     made = module(published_shards, tmp_path, num_workers=3, loader={"connections": 10})
     sources = made.source("train"), made.loader("train", rank=1, world_size=2).source
-    assert [each.storages["http"].settings.connections for each in sources] == [3, 1]
+    assert [each.storages["*"].settings.connections for each in sources] == [3, 1]
     with pytest.raises(ConfigError, match="connections must be"):
         LoaderConfig(connections=0)
 

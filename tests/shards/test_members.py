@@ -88,31 +88,17 @@ def _webdataset_samples(path):
         ]
 
 
-def _assert_agrees(path):
-    """The table and the bytes against both oracles."""
-    for with_crc32 in (False, True):
-        table = scan_members(path, with_crc32=with_crc32)
-        assert _read_all(path, table) == _webdataset_samples(path)
-    with tarfile.open(path) as archive:
-        data_at = {m.offset_data: archive.extractfile(m).read() for m in archive if m.isreg()}
-    with ShardReader(path, table) as shard:
-        for sample in range(table.num_samples):
-            for suffix in table.suffixes_of(sample):
-                offset, size, _ = table.find(sample, suffix)
-                assert shard.read(sample, suffix) == data_at[offset]
-                assert size == len(data_at[offset])
-    return table
-
-
 @pytest.mark.parametrize("tar_format", FORMATS)
 @pytest.mark.parametrize("archive", ARCHIVES.values(), ids=ARCHIVES)
 def test_samples_are_those_of_the_oracles(
     tmp_path, write_tar, tarfile_members, archive, tar_format
 ):
     path = write_tar(tmp_path / "0.tar", archive, tar_format=tar_format, mtime=0.5)
-    _assert_agrees(path)
+    for with_crc32 in (False, True):
+        table = scan_members(path, with_crc32=with_crc32)
+        assert _read_all(path, table) == _webdataset_samples(path)
     walked = walk_members(path.read_bytes(), path.name)
-    assert [member[:3] for member in walked] == tarfile_members(path)
+    assert list(walked) == tarfile_members(path)
 
 
 # --- the table

@@ -19,13 +19,6 @@ def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
     assert shown.endswith("\n")
 
 
-def test_nothing_is_drawn_of_what_takes_no_time(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with progress_line("counted", 1, "/data") as step:
-        step()
-    assert capsys.readouterr().err == ""
-
-
 def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with progress_line("counted", 1, "/data") as step:

@@ -5,13 +5,9 @@ import re
 import pytest
 
 from lightning_shards.errors import ShardNotFoundError, UnsafeError, UrlError
-from lightning_shards.shards import urls as urls_module
-from lightning_shards.shards.urls import (
-    expand_urls,
-    is_local,
-    redact,
-    require_local_shards,
-)
+from lightning_shards.shards import patterns
+from lightning_shards.shards.patterns import expand_urls, require_local_shards
+from lightning_shards.shards.urls import is_local, redact
 
 
 @pytest.fixture
@@ -197,7 +193,7 @@ def test_missing_shards_are_named_once_and_counted(folder):
     ],
 )
 def test_braces_that_stand_for_too_many_shards_are_refused(pattern, monkeypatch):
-    monkeypatch.setattr(urls_module, "MAX_EXPANDED", 10_000)
+    monkeypatch.setattr(patterns, "MAX_EXPANDED", 10_000)
     message = "stand for more than 10,000 shards; check the numbers in them, or pack larger"
     with pytest.raises(UrlError, match=message) as caught:
         expand_urls(pattern)

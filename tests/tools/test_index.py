@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore

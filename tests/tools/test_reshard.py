@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from webdataset.writer import ShardWriter
 
-from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.tar_streams import read_samples
 from lightning_shards.tools import reshard
 from tests.tools.conftest import write_members
 

@@ -43,9 +43,10 @@ from numpy.typing import NDArray
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.kept_order import kept_samples, pack_masks
 from lightning_shards.shards.filters.settings import Predicate, SampleFilter, name_of, read_list
-from lightning_shards.shards.index import ShardIndex, digest_with_shards
+from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.private_files import CacheFolder, MappedNumbers, made_once
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_line
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url

@@ -40,20 +40,20 @@ from lightning_shards.errors import (
 )
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import new_file
-from lightning_shards.shards.index import ShardIndex, digest_with_shards
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import JOIN_PREFIX, JoinSettings
+from lightning_shards.shards.made_files import digest_with_shards, made_once
 from lightning_shards.shards.members import ENCODING, MemberTable, ShardReader
-from lightning_shards.shards.private_files import CacheFolder, made_once
+from lightning_shards.shards.patterns import expand_urls, require_local_shards
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore, release_pages
+from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import (
-    expand_urls,
     file_name,
     is_local,
     redact,
-    require_local_shards,
     split_url,
     without_credentials,
 )
@@ -493,7 +493,6 @@ class JoinedValues:
             shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
-            release_pages(shard)
         of_rows, take = _open_join_table(join, self._store, folder)
         rows = self._rows_of(join, arrow.concat_arrays(keys), of_rows)
         facts = {_STAMPS: np.array(stamps, np.int64).tobytes()}

@@ -190,27 +190,25 @@ class Storage(Protocol):
 
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         try:
-            return self.read(url, 0, max_bytes)
+            with self.open_stream(url) as stream:
+                return stream.read(max_bytes)
         except (ShardNotFoundError, FileAccessError):
             return None
 
     def _read_ranges(self, reads: ShardReads) -> list[int]:
         begin, sizes = 0, list[int]()
         for start, stop in zip(reads.starts, reads.stops, strict=True):
-            data = self._readable(reads.url, start, stop)
+            try:
+                data = self.read(reads.url, start, stop)
+            except OSError as error:
+                if isinstance(error, ShardError):
+                    raise
+                data = b""
             reads.into[begin : begin + len(data)] = data
             begin += stop - start
             sizes.append(len(data))
         is_unchanged = reads.stat is None or self.stat(reads.url) == reads.stat
         return sizes if is_unchanged else [-1] * len(sizes)
-
-    def _readable(self, url: str, start: int, stop: int) -> bytes:
-        try:
-            return self.read(url, start, stop)
-        except ShardError:
-            raise
-        except OSError:
-            return b""
 
 
 def shard_stat(url: str, storage: Storage) -> ShardStat:

@@ -57,21 +57,21 @@ class SampleRun(NamedTuple):
     Attributes:
         stop: Offset of the first byte behind these samples.
         keys: All keys, concatenated.
+        suffixes: The different suffixes in lower case, in order of appearance.
         key_lengths: Length of each key, int64.
         num_members: Number of members of each sample, int64.
         offsets: Offset of the data of each member, int64.
         sizes: bytes of data of each member, int64.
-        suffixes: The different suffixes in lower case, in order of appearance.
         suffix_ids: Position of each member's suffix in `suffixes`, int64.
     """
 
     stop: int
     keys: bytes
+    suffixes: list[str]
     key_lengths: _Ints
     num_members: _Ints
     offsets: _Ints
     sizes: _Ints
-    suffixes: list[str]
     suffix_ids: _Ints
 
 
@@ -102,38 +102,25 @@ def joined_runs(runs: Sequence[SampleRun]) -> SampleRun:
     names = dict.fromkeys(name for run in runs for name in run.suffixes)
     numbers = {name: number for number, name in enumerate(names)}
     ids = [np.array([numbers[name] for name in run.suffixes], np.int64) for run in runs]
-    return SampleRun(
-        runs[-1].stop,
-        b"".join(run.keys for run in runs),
-        np.concatenate([run.key_lengths for run in runs]),
-        np.concatenate([run.num_members for run in runs]),
-        np.concatenate([run.offsets for run in runs]),
-        np.concatenate([run.sizes for run in runs]),
-        list(numbers),
-        np.concatenate([run_ids[run.suffix_ids] for run_ids, run in zip(ids, runs, strict=True)]),
-    )
+    rows = [(*run[3:-1], of_run[run.suffix_ids]) for of_run, run in zip(ids, runs, strict=True)]
+    columns = map(np.concatenate, zip(*rows, strict=True))
+    return SampleRun(runs[-1].stop, b"".join(run.keys for run in runs), list(numbers), *columns)
 
 
 def run_of(samples: Iterable[tuple[str, dict[str, Member]]], stop: int) -> SampleRun:
     """The run of samples that were read one by one; `stop` is its end."""
-    keys = bytearray()
-    key_lengths, num_members = array("q"), array("q")
-    offsets, sizes, suffix_ids = array("q"), array("q"), array("q")
+    keys, of_samples, of_members = bytearray(), array("q"), array("q")
     numbers: dict[str, int] = {}
     for key, fields in samples:
         encoded = key.encode("utf-8", "surrogateescape")
         keys += encoded
-        key_lengths.append(len(encoded))
-        num_members.append(len(fields))
+        of_samples.extend((len(encoded), len(fields)))
         for suffix, member in fields.items():
-            offsets.append(member.offset)
-            sizes.append(member.size)
-            suffix_ids.append(numbers.setdefault(suffix, len(numbers)))
-    lengths, counts = np.array(key_lengths), np.array(num_members)
-    extents = np.array(offsets), np.array(sizes)
-    return SampleRun(
-        stop, bytes(keys), lengths, counts, *extents, list(numbers), np.array(suffix_ids)
-    )
+            number = numbers.setdefault(suffix, len(numbers))
+            of_members.extend((member.offset, member.size, number))
+    # a row for each sample, and one for each member
+    columns = (*np.array(of_samples).reshape(-1, 2).T, *np.array(of_members).reshape(-1, 3).T)
+    return SampleRun(stop, bytes(keys), list(numbers), *columns)
 
 
 def plain_runs(data: Buffer) -> Iterator[SampleRun]:
@@ -244,11 +231,11 @@ def _samples(names: _Names, headers: _Ints, sizes: _Ints, members: _Ints) -> Sam
     return SampleRun(
         int(headers[members[-1] + 1]),
         b"".join(keys[firsts].tolist()),
+        suffixes,
         dots[firsts],
         np.diff(begins),
         headers[members] + BLOCK,
         sizes[members],
-        suffixes,
         suffix_ids,
     )
 

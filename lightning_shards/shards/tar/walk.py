@@ -22,11 +22,10 @@ full, or it differs from one of the forms in a single bit.
 """
 
 import re
-import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 from zlib import adler32
 
 import numpy as np
@@ -49,37 +48,14 @@ def up_to_block(size: _Size) -> _Size:
     return size + -size % BLOCK
 
 
-FIRST_BYTES: Final = 512
-"""Bytes of the first header of a tar, which is compared before a name is taken for compression."""
-
 _KINDS: Final = {
     "gzip": re.compile(rb"\x1f\x8b\x08"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),  # a block, or the end of an empty file
     "xz": re.compile(rb"\xfd7zXZ\x00"),
     "zstandard": re.compile(rb"\x28\xb5\x2f\xfd"),
 }
-
-
-def compression_of(first: bytes) -> str | None:
-    """The kind of compression by the first `FIRST_BYTES` bytes of a file; None if there is none.
-
-    A plain tar begins with the name of its first member, which may begin like any of these.
-
-    >>> compression_of(b"BZh91AY&SY")
-    'bzip2'
-    """
-    kind = next((kind for kind, magic in _KINDS.items() if magic.match(first)), None)
-    return None if kind is None or is_tar_header(first) else kind
-
-
-def is_tar_header(block: bytes) -> bool:
-    """Whether a block of 512 bytes is a tar header whose checksum is right."""
-    try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
-
+"""The beginnings of compressed files; that of a tar is a name, which may begin like any of these,
+but then its header has a right checksum."""
 
 _FULL: Final = 97
 """A field of this many bytes was cut: writers leave space for an end, or end before a letter."""
@@ -90,31 +66,27 @@ _ANY: Final = -1
 _ASCII: Final = 128
 
 
-def compared_bytes(name: bytes, repeated: bytes) -> int | None:
-    """How many bytes of a long name its header repeats; 0 if that has a name of another kind.
+def contradicts(name: bytes, repeated: bytes) -> bool:
+    """Whether the two names of a member contradict each other, so that the long one is damaged.
 
     Args:
         name: The name in the extended header.
         repeated: The name in the header that follows, with its prefix.
-
-    Returns:
-        None if the two names contradict each other, so that the long name is damaged.
     """
-    if repeated and name.startswith(repeated):
-        return len(repeated)
-    if not repeated or (len(name) < _FULL and name.isascii()):
-        return 0  # no writer puts such a name into an extended header
+    if not repeated or name.startswith(repeated):
+        return False
+    if len(name) < _FULL and name.isascii():
+        return False  # no writer puts such a name into an extended header
     forms = [name, _without_empty_parts(name), name.decode("ascii", "ignore").encode()]
     if any(form.startswith(repeated) for form in forms) or _is_shortened(name, repeated):
-        return len(repeated)
+        return False
     text = name.decode("utf-8", "surrogateescape")
     letters = [_byte_of(letter) for letter in text]
     if _differences(letters, repeated) == []:
-        return sum(0 <= letter < _ASCII for letter in letters[: len(repeated)])
+        return False
     is_foreign = not text.isascii() and text.isprintable()  # writers spell such names differently
     is_cut = len(repeated) >= _FULL and not is_foreign
-    is_near = any(_is_one_bit(_differences(form, repeated)) for form in (*forms, letters))
-    return None if is_cut or is_near else 0
+    return is_cut or any(_is_one_bit(_differences(form, repeated)) for form in (*forms, letters))
 
 
 def gnu_name(body: bytes, block: int) -> bytes:
@@ -173,7 +145,6 @@ _POSIX: Final = b"ustar\0"
 _FLAG = 156
 _REGULAR = frozenset(b"0\x007")
 _WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, fifos: their size is not used
-_LINKS = b"12"
 _EXTENDED = frozenset(b"xXgLK")  # X: Solaris' x
 _FOLDER, _SPARSE, _GLOBAL, _LONG_NAME, _LONG_LINK, _NEWLINE = b"5SgLK\n"
 _BASE_256 = 0x80
@@ -207,14 +178,11 @@ class Member(NamedTuple):
         name: Full name; bytes that are not UTF-8 are kept as surrogates.
         offset: Where its data begins, in bytes from the start of the tar.
         size: bytes of data.
-        unprotected: bytes of the name that no checksum covers, not even that of the header that
-            repeats the name or its beginning.
     """
 
     name: str
     offset: int
     size: int
-    unprotected: int = 0
 
 
 class OtherEntry(NamedTuple):
@@ -222,20 +190,13 @@ class OtherEntry(NamedTuple):
 
     Attributes:
         name: Its name, which is not checked.
-        flag: Its type.
+        is_folder: Whether it is a folder.
         stop: Offset behind its data.
     """
 
     name: str
-    flag: int
+    is_folder: bool
     stop: int
-
-    @property
-    def kind(self) -> Literal["link", "folder", "special file"]:
-        """What it is; a link, hard or symbolic, has no data of its own."""
-        if self.flag in _LINKS:
-            return "link"
-        return "folder" if self.flag == _FOLDER else "special file"
 
 
 def walk_members(
@@ -264,8 +225,7 @@ def walk_members(
                 overrides = _extend(overrides, flag, data[offset : offset + size], chained)
             else:
                 if flag in _REGULAR:
-                    name, unprotected = _member_name(header, overrides)
-                    yield Member(name, offset, size, unprotected)
+                    yield Member(_member_name(header, overrides), offset, size)
                 elif others is not None:
                     others.append(_other(header, overrides, flag, offset + size))
                 if chained:
@@ -361,7 +321,7 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
     if header == _ZERO_BLOCK:
         return None
     if len(header) < BLOCK:
-        _refuse_compressed(data)
+        _refuse_compressed(header, position)
         raise _HeaderDamage(
             "is cut short: it ends without the end marker of a tar archive" if data else "is empty"
         )
@@ -369,8 +329,7 @@ def _header_at(data: Buffer, position: int) -> bytes | None:
     # sum is therefore exact, in a twentieth of the time of sum().
     total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - 2
     if total != _expected_sum(header[148:156]) and not _has_signed_sum(header, total):
-        if position == 0:
-            _refuse_compressed(data)
+        _refuse_compressed(header, position)
         raise _HeaderDamage("has a damaged header: its checksum does not match")
     return header
 
@@ -391,10 +350,10 @@ def _has_signed_sum(header: bytes, total: int) -> bool:
     return total - 256 * num_negative == _expected_sum(header[148:156])
 
 
-def _refuse_compressed(data: Buffer) -> None:
-    kind = compression_of(data[0:FIRST_BYTES])
-    if kind is not None:
-        raise _Compressed(f"is compressed ({kind}), and shards are plain tars")
+def _refuse_compressed(header: bytes, position: int) -> None:
+    for kind, magic in _KINDS.items():
+        if not position and magic.match(header):
+            raise _Compressed(f"is compressed ({kind}), and shards are plain tars")
 
 
 def _number(field: bytes) -> int:
@@ -432,31 +391,30 @@ def _data_size(header: bytes, flag: int, overrides: dict[bytes, bytes], availabl
     return size
 
 
-def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> tuple[str, int]:
-    """The name, from an extended header if there is one, and its number of unprotected bytes."""
+def _member_name(header: bytes, overrides: dict[bytes, bytes]) -> str:
+    """The name, from an extended header if there is one."""
     long_name = overrides.get(b"path")
     name = header[:100].partition(b"\0")[0]
     # GNU tar has times where others have the prefix; without a long name it is read as by tarfile.
     if header[345] and (long_name is None or header[257:263] == _POSIX):
         name = header[345:500].partition(b"\0")[0] + b"/" + name
     if long_name is None:
-        return name.decode("utf-8", "surrogateescape"), 0
+        return name.decode("utf-8", "surrogateescape")
     if len(long_name) > MAX_NAME_BYTES:
         raise _HeaderDamage(f"has a name of {len(long_name)} bytes, more than {MAX_NAME_BYTES}")
-    compared = compared_bytes(long_name, name)
-    if compared is None:
+    if contradicts(long_name, name):
         raise _HeaderDamage(
             f"has a damaged name: its extended header says {_shown(long_name)}, the header of the "
             f"member {_shown(name)}"
         )
-    return long_name.decode("utf-8", "surrogateescape"), len(long_name) - compared
+    return long_name.decode("utf-8", "surrogateescape")
 
 
 def _other(header: bytes, overrides: dict[bytes, bytes], flag: int, stop: int) -> OtherEntry:
     long_name = overrides.get(b"path")
     parts = [header[345:500], header[:100]] if long_name is None else [long_name]
     name = b"/".join(part for field in parts if (part := field.partition(b"\0")[0]))
-    return OtherEntry(name.decode("utf-8", "surrogateescape"), flag, stop)
+    return OtherEntry(name.decode("utf-8", "surrogateescape"), flag == _FOLDER, stop)
 
 
 def _shown(name: bytes) -> str:

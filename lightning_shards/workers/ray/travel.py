@@ -16,7 +16,7 @@ import numpy as np
 from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.readers.source import Source
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import MappedNumbers
+from lightning_shards.shards.made_files import MappedNumbers
 from lightning_shards.shards.urls import is_local, scheme_of
 from lightning_shards.workers.ray.cluster import ray
 from lightning_shards.workers.worker_imports import tried_to_pickle

@@ -10,7 +10,7 @@ from lightning_shards.dataprep.finished import FinishedShards
 from lightning_shards.dataprep.tar_writer import write_shard
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.patterns import expand_urls
 
 PREFIXES = {"train": "train", "val": "val"}
 NAME = "train-000000.tar"

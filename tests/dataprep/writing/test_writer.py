@@ -14,7 +14,7 @@ from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.tar_streams import read_samples
 from tests.dataprep.writing.conftest import SAMPLES, tars, visible
 
 

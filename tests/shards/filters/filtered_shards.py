@@ -2,9 +2,9 @@
 
 from webdataset.writer import TarWriter
 
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.filters.applying import filtered_index
 from lightning_shards.shards.filters.settings import sample_filter
-from lightning_shards.shards.index import load_index
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 

@@ -179,7 +179,7 @@ def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, mon
 PROGRAM = """
 import resource, sys
 import pyarrow.compute
-from lightning_shards.shards.index import load_index
+from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.joins.kept import Joined, find_join
 from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.private_files import CacheFolder

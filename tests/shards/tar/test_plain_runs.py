@@ -6,7 +6,6 @@ import tarfile
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from webdataset.writer import TarWriter
 
 from lightning_shards.errors import DamagedShardError
 from lightning_shards.shards.members import scan_members
@@ -81,23 +80,11 @@ def plain(count, size=9):
     ]
 
 
-def stop_of(data):
-    return max((run.stop for run in plain_runs.plain_runs(data)), default=0)
-
-
-def test_a_tar_of_webdataset_is_plain_but_for_its_last_sample(tmp_path):
-    path = tmp_path / "0.tar"
-    with TarWriter(str(path)) as writer:
-        for number in range(500):
-            writer.write({"__key__": f"{number:04d}", "cls": number, "txt": "a caption"})
-    assert stop_of(path.read_bytes()) == 499 * 2 * 4 * 512  # a time, its data, a header, data
-
-
 @pytest.mark.parametrize("suffixes", [40, 41])
-def test_samples_of_many_members_are_plain_up_to_40_suffixes(require_same, suffixes):
-    data = tar_of([(f"{key}.{number}", 0, {}) for key in "abc" for number in range(suffixes)])
-    assert stop_of(data) == (2 * 40 * 512 if suffixes == 40 else 0)
-    keys, *_ = require_same(data)
+def test_samples_of_many_members_are_read_as_ever(require_same, suffixes):
+    keys, *_ = require_same(
+        tar_of([(f"{key}.{number}", 0, {}) for key in "abc" for number in range(suffixes)])
+    )
     assert keys == ["a", "b", "c"]
 
 

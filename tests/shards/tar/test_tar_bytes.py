@@ -20,7 +20,8 @@ from lightning_shards.errors import (
 from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tar.tar_bytes import open_tar, read_samples, stream_samples
+from lightning_shards.shards.tar.tar_bytes import open_tar
+from lightning_shards.shards.tar.tar_streams import read_samples, stream_samples
 from lightning_shards.shards.tar.walk import walk_members
 
 SAMPLES = 400
@@ -135,14 +136,13 @@ MEMBERS = [
 ]
 
 
-def tar_of(members, format_=tarfile.PAX_FORMAT):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=format_) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+@pytest.fixture(params=[tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def whole(tmp_path, write_tar, request):
+    """The bytes of a tar of these members, in the form that a test asks for."""
+    return write_tar(tmp_path / "whole.tar", MEMBERS, tar_format=request.param).read_bytes()
+
+
+IN_PAX = pytest.mark.parametrize("whole", [tarfile.PAX_FORMAT], indirect=True)
 
 
 def outcome(samples):
@@ -161,26 +161,26 @@ def both(data, path, skip=0):
     return (wanted, error), outcome(stream_samples(io.BytesIO(data), str(path), skip))
 
 
-@pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 @pytest.mark.parametrize("skip", [0, 2, 9])
-def test_a_stream_gives_the_samples_of_the_file(tmp_path, format_, skip):
-    wanted, found = both(tar_of(MEMBERS, format_), tmp_path / "0.tar", skip)
+def test_a_stream_gives_the_samples_of_the_file(tmp_path, whole, skip):
+    wanted, found = both(whole, tmp_path / "0.tar", skip)
     assert found == wanted
     assert len(found[0]) == max(0, 4 - skip)
 
 
-def test_a_stream_that_is_cut_anywhere_is_an_error_behind_the_same_samples(tmp_path):
-    data = tar_of(MEMBERS)
-    end = len(data.rstrip(b"\0")) + 512
+@IN_PAX
+def test_a_stream_that_is_cut_anywhere_is_an_error_behind_the_same_samples(tmp_path, whole):
+    end = len(whole.rstrip(b"\0")) + 512
     for size in range(0, end, 97):
-        (wanted, _), (found, error) = both(data[:size], tmp_path / "0.tar")
+        (wanted, _), (found, error) = both(whole[:size], tmp_path / "0.tar")
         assert found == wanted
         assert any(word in error for word in ("is empty", "is cut short", "a damaged PAX header"))
 
 
-def test_damage_is_told_as_of_a_file(tmp_path):
+@IN_PAX
+def test_damage_is_told_as_of_a_file(tmp_path, whole):
     """Bits of headers, of names, of sizes, and what is behind the end."""
-    data, rng = tar_of(MEMBERS), np.random.default_rng(0)
+    data, rng = whole, np.random.default_rng(0)
     damaged = [data + b"rest", data[:-1] + b"1", b"\x1f\x8b" + data[2:], b"\x1f\x8b"]
     for _ in range(150):
         changed = bytearray(data)
@@ -202,8 +202,9 @@ class Breaking(io.BytesIO):
         return super().read(size)
 
 
-def test_an_error_of_the_stream_is_passed_on():
-    samples = stream_samples(Breaking(tar_of(MEMBERS)), "http://host/0.tar")
+@IN_PAX
+def test_an_error_of_the_stream_is_passed_on(whole):
+    samples = stream_samples(Breaking(whole), "http://host/0.tar")
     assert next(samples)["cls"] == b"0"
     with pytest.raises(StorageError, match="the network is gone"):
         list(samples)

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from lightning_shards.shards.tar.tar_bytes import read_samples
-from lightning_shards.shards.urls import expand_urls
+from lightning_shards.shards.patterns import expand_urls
+from lightning_shards.shards.tar.tar_streams import read_samples
 from lightning_shards.tools import pack
 from tests.tools.conftest import jpeg
 

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from lightning_shards.shards.tar.tar_bytes import read_samples
+from lightning_shards.shards.tar.tar_streams import read_samples
 from lightning_shards.tools import index, info, pack, reshard, verify
 
 

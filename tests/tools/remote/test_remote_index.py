@@ -7,7 +7,7 @@ from fault_server import Fault
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.table_bytes import unpublished
+from lightning_shards.shards.published_tables import opened_table
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, pack, verify
 from tests.remote.published import batches, module
@@ -43,7 +43,7 @@ def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
     assert document["written"] == [f"{server.url}/data/{name}" for name in names]
     local = TableStore(CacheFolder(tmp_path / "local"), with_crc32=True)
     for path in sorted(folder.glob("*.tar")):
-        table = unpublished(server.objects[f"data/{path.name}.members"])
+        table = opened_table(path.name, server.objects[f"data/{path.name}.members"])
         assert table.has_same_members(local.table_of(path))
         assert table.crc32 is not None
     remote = module(urls, tmp_path, cache="fresh", reader="indexed")

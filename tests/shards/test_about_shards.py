@@ -1,4 +1,8 @@
-"""The index as a value, the scan behind it, and the cache that saves the next scan."""
+"""What `shards` guarantees, in the names of its tests.
+
+Shards are counted once, their identity is names and counts, and what others may have written is not
+believed. `tar/` holds that no damage goes unnoticed, and `test_urls` that no secret is shown.
+"""
 
 import os
 import pickle
