@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, PlanError
+from lightning_shards.errors import PlanError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
 from lightning_shards.plan.mixture import MixtureOrder
 from lightning_shards.plan.order import Order
@@ -65,23 +65,16 @@ def pieces_ahead(
         order: Any order; a block is what its `footing` gives for one position.
         epochs: How the sequence is cut into epochs and steps.
         cursor: Where the node begins.
-        ranks: The data-parallel ranks of the node.
+        ranks: The data-parallel ranks of the node, ascending.
         world_size: Ranks of all nodes.
         window: Positions that are looked at together where blocks are smaller.
 
     Raises:
-        ConfigError: A rank that is not in the world, no rank, or no window.
         PlanError: Epochs of no steps, or a footing that lacks a sample of its own positions.
     """
-    if not ranks or window < 1:
-        raise ConfigError(
-            f"a node has at least one rank and a window of at least one position, got ranks "
-            f"{list(ranks)} and window={window}; take the ranks from the trainer"
-        )
-    places = [Place(rank, world_size) for rank in sorted(set(ranks))]
-    for turn, epoch in enumerate(epochs.worker_epochs(places[0], cursor)):
+    for turn, epoch in enumerate(epochs.worker_epochs(Place(ranks[0], world_size), cursor)):
         if epoch.steps:
-            yield from _pieces_of_epoch(order, turn, epoch, [each.rank for each in places], window)
+            yield from _pieces_of_epoch(order, turn, epoch, ranks, window)
 
 
 def _pieces_of_epoch(

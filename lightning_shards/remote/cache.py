@@ -382,10 +382,11 @@ class PieceCache:
         if error is not None:
             what = error.strerror or str(error)
             remedy = REMEDIES.get(error.errno or 0, remedy)
-        warn_once(
-            f"pieces are not kept in {self._path}, and fetched again when they are wanted again: "
-            f"{what}; {remedy}"
-        )
+        with self._lock:  # of many threads, one says it
+            warn_once(
+                f"pieces are not kept in {self._path}, and fetched again when they are wanted "
+                f"again: {what}; {remedy}"
+            )
 
 
 @contextmanager

@@ -208,8 +208,8 @@ class RemoteStorage(Storage):
 
     def fetch_totals(self) -> FetchTotals:
         """What this process has fetched so far, and how long it waited."""
-        waits = self._table_wait_s, self._member_wait_s
-        return FetchTotals(*self._transport.counts, self._read_bytes, *waits)
+        of_batches = self._read_bytes, self._table_wait_s, self._member_wait_s
+        return self._transport.counts.plus(FetchTotals(0, 0, 0, *of_batches))
 
     def read_beside(
         self, urls: Sequence[str], max_bytes: int, shards: Sequence[str] = ()

@@ -39,28 +39,13 @@ from lightning_shards.remote.backend import (
     TransportSettings,
 )
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES, require_store_options
-from lightning_shards.shards.storage.protocol import ShardStat
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals, ShardStat
 from lightning_shards.shards.urls import redact, scheme_of
 
 _T = TypeVar("_T")
 
 _PROGRESS: Final = 1 << 20
 """Bytes by which a request has shown that the server works."""
-
-
-class TransportCounts(NamedTuple):
-    """What was asked for so far.
-
-    Attributes:
-        requests: Requests for ranges and writes, repeated ones included, but for those that
-            obstore repeats by itself.
-        repeated: Requests that were made because one before them had failed.
-        bytes: Bytes that came, also those of answers that broke off.
-    """
-
-    requests: int
-    repeated: int
-    bytes: int
 
 
 class Body(NamedTuple):
@@ -82,6 +67,10 @@ class RemoteTransport:
         settings: How stores are reached.
         now: A clock, in seconds.
         sleep: Waits for some seconds. Default: until `close` at the longest.
+
+    Attributes:
+        counts: What was asked for so far, in all threads, and the bytes that came, also of answers
+            that broke off. What obstore repeats by itself is not in it.
     """
 
     def __init__(
@@ -94,16 +83,11 @@ class RemoteTransport:
         self._settings, self._closed = settings or TransportSettings(), Event()
         self._now, self._sleep = now, sleep or self._closed.wait
         self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
-        self._counts, self._counting = TransportCounts(0, 0, 0), Lock()
+        self.counts, self._counting = NO_FETCHES, Lock()
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
         return RemoteTransport, (self._settings,)
-
-    @property
-    def counts(self) -> TransportCounts:
-        """What was asked for, in all threads."""
-        return self._counts
 
     def read(self, url: str, begin: int, end: int, stat: tuple[int, int] | None = None) -> Body:
         """One range of bytes, fetched by as many requests as its retries need.
@@ -196,7 +180,7 @@ class RemoteTransport:
 
     def _count(self, *added: int) -> None:
         with self._counting:
-            self._counts = TransportCounts(*map(int.__add__, self._counts, added))
+            self.counts = self.counts.plus(FetchTotals(*added))
 
 
 @dataclass

@@ -92,7 +92,7 @@ def fill(
                     step(piece.size)
                 else:
                     room = -1
-        return number, size_bytes, transport.counts.bytes, room < 0
+        return number, size_bytes, int(transport.counts.fetched_bytes), room < 0
 
 
 def _pieces(

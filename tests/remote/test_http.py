@@ -43,7 +43,7 @@ def test_without_etags_a_break_is_followed_by_the_rest_of_the_same_version(trans
     server.faults = [Fault("cut", 40_000)]
     assert transport.read(url, 0, 90_000).data == DATA[:90_000]
     assert server.asked[-1].headers["range"] == "bytes=40000-89999"
-    assert transport.counts == (2, 1, 90_000)
+    assert transport.counts[:3] == (2, 1, 90_000)
     longer = f"bytes 40000-89999/{len(DATA) + 1}"
     server.faults = [Fault("cut", 40_000), Fault("headers", None, (("Content-Range", longer),))]
     with pytest.raises(IndexMismatchError, match="another version"):

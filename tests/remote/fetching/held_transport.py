@@ -10,7 +10,7 @@ from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.remote.transport import Body
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.storage.protocol import ShardReads, ShardStat
+from lightning_shards.shards.storage.protocol import NO_FETCHES, ShardReads, ShardStat
 
 MIB = 1 << 20
 STAT = ShardStat(9, 7)
@@ -19,7 +19,7 @@ STAT = ShardStat(9, 7)
 class HeldTransport:
     """Counts what is read. A range waits where a test has put a gate, until that is opened."""
 
-    counts = 0, 0, 0
+    counts = NO_FETCHES
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects, self.number = objects, STAT.version
