@@ -91,6 +91,15 @@ class FaultServer:
     def etag(self, path: str) -> str:
         return f'"{md5(self.objects[path]).hexdigest()}"'
 
+    def ranges(self, end: str = ".tar") -> list[tuple[str, int, int]]:
+        """What was asked for of objects whose names end so: name, first and last byte."""
+        paths = [(each.path.partition("?")[0], each.headers.get("range")) for each in self.asked]
+        return [
+            (path.rpartition("/")[2], *map(int, span.removeprefix("bytes=").split("-")))
+            for path, span in paths
+            if path.endswith(end) and span is not None
+        ]
+
     def next_fault(self) -> Fault | None:
         with self.lock:
             return self.faults.pop(0) if self.faults else self.always

@@ -2,20 +2,15 @@
 
 import os
 import ssl
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
 from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
@@ -62,18 +57,9 @@ def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fault
 
 def tls_of(folder: Path) -> ssl.SSLContext:
     """What serves https on the loopback, with a new certificate, which is written to `ca.pem`."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.now(UTC)
-    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + timedelta(days=1))
-    host = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
-    signed = made.add_extension(host, critical=False).sign(key, SHA256())
-    certificate = signed.public_bytes(serialization.Encoding.PEM)
-    (folder / "ca.pem").write_bytes(certificate)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "key.pem").write_bytes(private)
+    made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    files = ["-keyout", folder / "key.pem", "-out", folder / "ca.pem"]
+    subprocess.run(["openssl", *made.split(), *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
     return context

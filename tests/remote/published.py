@@ -46,19 +46,12 @@ def module(urls, tmp_path, cache="cache", num_workers=0, loader=None, **settings
     )
 
 
+def content(batch):
+    """What is equal in batches of remote and of local shards."""
+    return {name: np.asarray(value).tobytes() for name, value in batch.items() if name != "__url__"}
+
+
 def batches(data, world_size=2, epochs=1):
     """What each rank gets, as bytes."""
-    return [
-        [
-            {
-                name: np.asarray(value).tobytes()
-                for name, value in batch.items()
-                if name != "__url__"
-            }
-            for _ in range(epochs)
-            for batch in loader
-        ]
-        for loader in (
-            data.loader("train", rank=rank, world_size=world_size) for rank in range(world_size)
-        )
-    ]
+    loaders = [data.loader("train", rank=rank, world_size=world_size) for rank in range(world_size)]
+    return [[content(batch) for _ in range(epochs) for batch in loader] for loader in loaders]

@@ -2,18 +2,20 @@
 
 import threading
 from itertools import islice
+from unittest.mock import ANY
 
-import numpy as np
 import pytest
 from fault_server import Fault
 from waiting import wait_for
 
+from lightning_shards.build import sources
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead
 from lightning_shards.remote.ahead import ShardTables
+from lightning_shards.remote.backend import RetryPolicy
 from lightning_shards.shards.private_files import CacheFolder
-from tests.remote.published import COUNTS, batches, module
+from tests.remote.published import COUNTS, batches, content, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 
@@ -30,22 +32,10 @@ def kept(tmp_path):
     return lambda: [path for path in folder.glob("*/*-*") if path.suffix != ".part"]
 
 
-def of_shards(server):
-    """The ranges of shards that were asked for, in bytes."""
-    asked = [each for each in server.asked if each.path.partition("?")[0].endswith(".tar")]
-    ranges = [each.headers["range"].removeprefix("bytes=").split("-") for each in asked]
-    return [(int(begin), int(end)) for begin, end in ranges if (begin, end) != ("0", "0")]
-
-
 def stream_of(urls, tmp_path):
     """The batches of one rank, with room for all in the cache."""
     source = module(urls, tmp_path, loader=ROOMY, shuffle_run=0).source("train")
     return source.batches(Place(), Cursor())
-
-
-def content(batch):
-    """What is equal in batches of remote and of local shards."""
-    return {name: np.asarray(value).tobytes() for name, value in batch.items() if name != "__url__"}
 
 
 def served(source, number, place=None, cursor=None):
@@ -95,11 +85,6 @@ def tables_by_two(published_shards, tmp_path):
     return [ShardTables(source.index, folder, source.storages, (number, 2)) for number in (0, 1)]
 
 
-def tables_asked_for(server):
-    paths = [each.path.partition("?")[0] for each in server.asked]
-    return sorted(path.rpartition("/")[2] for path in paths if path.endswith(".members"))
-
-
 def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_others(
     published_shards, tmp_path, monkeypatch
 ):
@@ -123,7 +108,9 @@ def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp
     for thread in asking:
         thread.join(WITHIN_S)
     assert [[table.num_samples for table in tables] for tables in found] == [COUNTS] * 2
-    assert tables_asked_for(server) == [f"shard-{shard:06d}.tar.members" for shard in SHARDS]
+    assert sorted(server.ranges(".members")) == [
+        (f"shard-{shard:06d}.tar.members", 0, ANY) for shard in SHARDS
+    ]
 
 
 BATCHES = 32
@@ -167,3 +154,26 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_member(
     server.objects.wrong = 10**9
     with pytest.raises(DamagedShardError, match=r"shard-00000\d.tar.*crc32"):
         served(source, BATCHES)
+
+
+@pytest.mark.parametrize("loader", [{}, ROOMY], ids=["exactly", "cached"])
+def test_each_request_and_byte_of_an_epoch_is_counted(
+    published_shards, server, tmp_path, loader, monkeypatch
+):
+    monkeypatch.setattr(sources, "RetryPolicy", RetryPolicy)  # patient: nothing is repeated
+    data = module(published_shards, tmp_path, num_workers=2, loader=loader | {"pool": "threads"})
+    data.source("train")
+    server.asked.clear()
+    with data.loader("train") as made:
+        for _ in made:
+            pass
+        times = made.times
+    fetched = times.fetched
+    assert 0 < fetched.requests <= len(server.asked)  # batches that were not handed out have some
+    assert fetched.repeated == 0
+    assert fetched.fetched_bytes > 0
+    sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
+    assert 0 < fetched.read_bytes <= sum(sizes)
+    assert 0 < times.stages["fetch"] <= times.produce_s
+    assert times.stages["fetch"] == pytest.approx(fetched.wait_s, abs=1e-3)
+    assert all(seconds >= 0 for seconds in times.stages.values())

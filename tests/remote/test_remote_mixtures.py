@@ -5,9 +5,7 @@ from collections import Counter
 import pytest
 
 from lightning_shards import LoaderConfig, ShardDataModule
-from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.readers.source import batch_keys
 from lightning_shards.readers.stream import StreamSource
 from tests.mixed_shards import COUNTS, WEIGHTS, pack_component
 from tests.remote.published import batches, publish, server_put, without_tables
@@ -28,13 +26,6 @@ def with_remote(shards, server, tmp_path):
     """The same shards, those of one component on our server, with counts and tables."""
     publish(shards[REMOTE], server_put(server), tmp_path, counts=COUNTS[REMOTE])
     return shards | {REMOTE: f"{server.url}/data/{REMOTE}-{{0..1}}.tar"}
-
-
-@pytest.fixture
-def countless(with_remote, server):
-    without_tables(server)
-    del server.objects["data/sizes.json"]
-    return with_remote
 
 
 def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **split):
@@ -69,20 +60,9 @@ def test_a_mix_with_a_remote_component_equals_the_local_one_byte_by_byte(
     assert batches(afar, epochs=2) == batches(here, epochs=2)
 
 
-def test_a_component_without_tables_makes_the_mix_a_stream_of_exact_rounds(
-    countless, shards, tmp_path
-):
-    data = module(countless, tmp_path, "other", sampling="resampled")
-    source = data.source("train")
-    assert isinstance(source, StreamSource)
-    kept = module(shards, tmp_path).source("train").order.mix[1].order
-    left = {tuple(each) for each in kept.at(0, 0, kept.samples).tolist()}
-    seen = set()
+def test_a_component_without_tables_makes_the_mix_a_stream(with_remote, server, tmp_path):
+    without_tables(server)
+    data = module(with_remote, tmp_path, sampling="resampled")
+    assert isinstance(data.source("train"), StreamSource)
     for batch in data.loader("train"):
         assert Counter(batch["__component__"].tolist()) == dict(enumerate(WEIGHTS.values()))
-        of_remote = batch["__id__"].numpy()[batch["__component__"] == 1]
-        seen |= {tuple(each) for each in (of_remote - [len(COUNTS["web"]), 0]).tolist()}
-    assert seen
-    assert seen <= left
-    rows = batch_keys(source, Place(), 0, range(4), num_workers=1)
-    assert {row.shard for batch in rows for row in batch} <= set(range(8))
