@@ -4,17 +4,20 @@ import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
 import lightning.pytorch as pl
-from jsonargparse import Namespace
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from lightning_shards.callbacks.digest import EpochDigest
 from lightning_shards.callbacks.predictions import ShardPredictionWriter
@@ -23,9 +26,7 @@ from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
 from lightning_shards.config.module import omegaconf_message, placed_message
 from lightning_shards.config.parsing import (
-    NOT_URLS,
     PARSER_MODE,
-    SettingsParser,
     cause_of,
     did_you_mean,
     known_keys,
@@ -39,8 +40,13 @@ _SPLIT_OPTION = re.compile(
     rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
 )
 
+_NOT_URLS = re.compile(
+    r"(?:null|~)?|\$\{[^{}]*\}|.*\.(?:ya?ml|json)|\{.*(?::\s|\":).*\}", re.DOTALL
+)
+"""The whole of a text that stands for a split's settings: an interpolation, their file, a dict."""
 
-class ShardArgumentParser(SettingsParser, LightningArgumentParser):
+
+class ShardArgumentParser(LightningArgumentParser):
     """A parser whose errors are one line, which names the key, the rule and the value.
 
     A split may be given by its urls alone, as in ``val: val-*.tar`` and ``--data.val=val-*.tar``.
@@ -55,25 +61,12 @@ class ShardArgumentParser(SettingsParser, LightningArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:
         """Parse the command line, on which the urls of a split may stand for the split."""
-        given = sys.argv[1:] if args is None else list(args)
-        command = given[0] if given and not given[0].startswith("-") else ""
-        named = [self._below(command, each) for each in _with_urls_named(given)]
+        named = _with_urls_named(sys.argv[1:] if args is None else list(args))
         return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        content = self._below(getattr(self, "subcommand", ""), content)  # which jsonargparse sets
+        OmegaConf.load(StringIO(content))  # refuses a key that is there twice
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 it is ours
-
-    def _below(self, command: str, text: str) -> str:
-        """The text with ``${fit.trainer.devices}`` for ``${trainer.devices}`` in settings of `fit`.
-
-        jsonargparse resolves interpolations where all settings stand below the command's name.
-        """
-        if not command or self.parser_mode != PARSER_MODE:
-            return text
-        key = r"[^\s.\\{}():'\"][^\s\\{}():'\"]*"  # no relative one, and no call of a resolver
-        begin = rf"(?<!\\)\$\{{\s*(?!{re.escape(command)}\.)(?={key}\s*\}})"
-        return re.sub(begin, lambda _: f"${{{command}.", text)
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
         """Print nothing: a page of options would push the line of the error off the screen."""
@@ -121,6 +114,8 @@ class ShardCLI(LightningCLI):
         datamodule_class: Any = ShardDataModule,
         **options: Any,
     ) -> None:
+        # of a file, as its settings come to be below the name of a command
+        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         options.setdefault("parser_class", ShardArgumentParser)
         options.setdefault("save_config_callback", KeepConfigCallback)
         cast("Any", super()).__init__(model_class, datamodule_class, **options)
@@ -161,6 +156,9 @@ class ShardCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with those of our callbacks that the configuration lacks."""
+        if self._get(self.config_init, "trainer") is None:
+            told = "trainer: the section is empty; give it settings, or leave it out"
+            self._parser(self.subcommand).error(told)
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
@@ -210,6 +208,8 @@ class ShardCLI(LightningCLI):
         except Exception as error:
             if interpolation := cause_of(error, OmegaConfBaseException):
                 parser.error(omegaconf_message(interpolation))
+            if cause_of(error, YAMLError):
+                parser.error(plain_message(error))
             if ours := cause_of(error, ShardError):
                 parser.error(placed_message(ours, self._data_settings()))
             raise
@@ -230,7 +230,7 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         if not equals:
             value = following
-        is_split = _SPLIT_OPTION.fullmatch(option) and not NOT_URLS.fullmatch(value)
+        is_split = _SPLIT_OPTION.fullmatch(option) and not _NOT_URLS.fullmatch(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named
 

@@ -22,8 +22,8 @@ not know this package can still use ``except ValueError``::
     └── RankError (RuntimeError)            another rank failed: its message, raised here too
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from importlib.util import find_spec
 from operator import index
@@ -130,6 +130,17 @@ def count_of(number: int, noun: str) -> str:
     """
     plural = "es" if noun.endswith(("s", "tch")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
+@contextmanager
+def errors_about(what: str, *kinds: type[ShardError]) -> Generator[None]:
+    """A context in which errors of these kinds say what they are about, if they do not already."""
+    try:
+        yield
+    except kinds as error:
+        if what not in str(error):
+            error.args = (f"{what}: {error}", *error.args[1:])
+        raise
 
 
 def name_set(error: BaseException, name: str) -> None:

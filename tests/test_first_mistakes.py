@@ -11,14 +11,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch.distributed
 from torch.utils.data import DataLoader
 
 from lightning_shards import LoaderConfig, Place, ShardDataModule, SplitConfig
 from lightning_shards.build import loaders
-from lightning_shards.cli import KeepConfigCallback, one_line
+from lightning_shards.cli import one_line
 from lightning_shards.errors import ShardError
 from lightning_shards.workers.pool import PoolDescription
 
@@ -284,9 +283,9 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "braces without quotes in a pattern": (
         lambda: of_yaml("train: {a,b}.tar"),
         (
-            "'data.yaml' cannot be read: while parsing a block mapping in \"<unicode string>\", "
-            "line 1, column 1: train: {a,b}.tar ^ expected <block end>, but found '<scalar>' in "
-            f'"<unicode string>", line 1, column 13: train: {{a,b}}.tar ^ ; {QUOTED}'
+            "'data.yaml' cannot be read: while parsing a block mapping in \"data.yaml\", line 1, "
+            'column 1 did not find expected key in "data.yaml", line 1, column 13; '
+            f"{QUOTED}"
         ),
     ),
     "a bad image": (
@@ -358,8 +357,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a typo in a class": (
         lambda: ShardDataModule.from_config({"class_path": "lightning_shards.ShardDataModul"}),
         (
-            "data: - Problem with given class_path 'lightning_shards.ShardDataModul': module "
-            "'lightning_shards' has no attribute 'ShardDataModul'; did you mean 'ShardDataModule'?"
+            "data: module 'lightning_shards' has no attribute 'ShardDataModul'; did you mean "
+            "'ShardDataModule'?"
         ),
     ),
     "an empty tar": (
@@ -411,7 +410,7 @@ def test_a_mistake_ends_in_one_sentence_with_a_remedy(
     patches = [monkeypatch] if make.__code__.co_argcount else []
     with pytest.raises(ShardError) as caught:
         make(*patches)
-    told = re.sub(r"0x[0-9a-f]+", "ADDRESS", one_line(caught.value))
+    told = re.sub(r"0x[0-9a-f]+", "ADDRESS", one_line(caught.value)).replace(f"{tmp_path}/", "")
     assert re.sub(r"(?<=127\.0\.0\.1:)\d+", "PORT", told) == message
 
 
@@ -425,18 +424,4 @@ def test_too_many_workers_are_told_at_the_start(
     assert loaders.describe("train", source, 1, PoolDescription("processes", 64)) == (
         "train: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples "
         "(0 dropped, 0 repeated); 64 workers of each rank on 2 cores start slowly"
-    )
-
-
-def test_a_second_run_keeps_the_first_ones_configuration(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "config.yaml").touch()
-    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path, accelerator="cpu", devices=1)
-    parser: Any = None  # not asked, as nothing is saved
-    with caplog.at_level("INFO"):
-        KeepConfigCallback(parser, parser).setup(trainer, pl.LightningModule(), "fit")
-    assert caplog.messages[-1] == (
-        f"config.yaml exists in {tmp_path} and is kept, so the configuration of this run is not "
-        "saved; name another trainer.default_root_dir"
     )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import closing
 
-from lightning_shards.build.sources import component_configs, transport_settings
+from lightning_shards.build.sources import transport_settings
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError
@@ -57,7 +57,7 @@ def names_of_classes(data: DataConfig) -> list[str]:
         ShardError: A store does not answer, or no shard has such a name.
     """
     split = next((name for name, config in data.splits.items() if config is not None), "train")
-    parts = component_configs(data.split(split)).values()
+    parts = data.split(split).component_splits().values()
     known = [classes for part in parts for classes in _classes_of(data, part)]
     if not known:
         raise ConfigError(

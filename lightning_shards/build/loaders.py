@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from lightning_shards.build.composition import mixture_lines
+from lightning_shards.build.mixtures import mixture_lines
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitName, set_of
 from lightning_shards.errors import ConfigError, count_of

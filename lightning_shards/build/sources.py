@@ -1,15 +1,14 @@
 """The shards of a split, and the source that makes its batches."""
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lightning_shards.build.mixtures import make_order, make_slots
 from lightning_shards.build.reader_choice import (
-    ReaderChoice,
     choose_reader,
+    find_index,
     is_published,
     require_forkable,
 )
@@ -21,6 +20,7 @@ from lightning_shards.errors import (
     PlanError,
     ShardNotFoundError,
     count_of,
+    errors_about,
 )
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.epoch import EpochSchedule
@@ -59,18 +59,13 @@ _log = logging.getLogger(__name__)
 _BUFFER = 1000  # samples, of a stream's shuffle
 
 
-def component_configs(config: SplitConfig) -> dict[str, SplitConfig]:
-    """The settings of each component of a mixture by its name; a data set has the name ''."""
-    return config.component_splits() or {"": config}
-
-
 def _key(split: str, component: str) -> str:
     """What messages call a component, or a data set alone."""
     return f"{split}.mix.{component}" if component else split
 
 
 def _with_filter(
-    index: ShardIndex, chosen: SampleFilter, choice: ReaderChoice, data: DataConfig
+    key: str, config: SplitConfig, index: ShardIndex, chosen: SampleFilter, data: DataConfig
 ) -> ShardIndex:
     """The index, which knows what the filter leaves.
 
@@ -91,11 +86,11 @@ def _with_filter(
             and (index.has_tables or is_published(remote[0], tables, storages, or_kept=True))
         ):
             return filtered_index(index, chosen, tables, cache)
-    remedy = f"make them by {index_command(choice.patterns)}"
+    remedy = f"make them by {index_command(config.patterns)}"
     if not all(map(has_ranges, remote)):  # pipe: and the like are for streams alone
         remedy = "copy the shards to a store that gives ranges"
     raise ConfigError(
-        f"{chosen.names} of {choice.split!r} needs the member tables of the shards, and "
+        f"{chosen.names} of {key!r} needs the member tables of the shards, and "
         f"{redact(remote[0])} has no member table or no count beside it; {remedy}, or "
         "leave samples out by a function in `stages`"
     )
@@ -128,49 +123,27 @@ def find_shards(data: DataConfig, split: SplitName) -> ShardIndex:
         ShardError: The split is not configured, or its shards cannot be found or counted.
     """
     found: list[ShardIndex] = []
-    for name, config in component_configs(data.split(split)).items():
-        with _errors_name(_key(split, name)):
-            found.append(_find(data, config, _key(split, name)))
-    return join_indexes(found) if data.split(split).mix else found[0]
-
-
-@contextmanager
-def _errors_name(key: str) -> Generator[None]:
-    """Let errors of settings and of missing shards say which split or component they are about."""
-    try:
-        yield
-    except (ShardNotFoundError, ConfigError) as error:
-        if key not in str(error):
-            error.args = (f"{key}: {error}", *error.args[1:])
-        raise
+    config = data.split(split)
+    for name, part in config.component_splits().items():
+        with errors_about(_key(split, name), ConfigError, ShardNotFoundError):
+            found.append(_find(data, part, _key(split, name)))
+    return join_indexes(found) if config.mix else found[0]
 
 
 def _find(data: DataConfig, config: SplitConfig, key: str) -> ShardIndex:
     """The shards of a split or of a component with these settings; `key` is for messages."""
-    given = config.urls or []
-    urls = expand_urls(given, allow_pipe="pipe" in (data.allow_unsafe or ()))
-    choice = _choice(key, config)
+    urls = expand_urls(config.urls or [], allow_pipe="pipe" in (data.allow_unsafe or ()))
     is_remote = not all(map(is_local, urls))
     if config.index is not None and any(map(is_local, urls)):
         raise ConfigError(
             f"index={config.index!r} of {key!r} is for remote shards, and {redact(urls[0])} is "
             "of this machine, where indexes lie beside shards; leave it out"
         )
-    index = choice.find(
-        urls,
-        CacheFolder(data.loader.cache_dir),
-        transport_settings(data),
-        wants_total=config.dataset_size is None,
-        wants_classes=is_remote and lack_classes(data.fields_from(config)),
-    )
+    wants_classes = is_remote and lack_classes(data.fields_from(config))
+    settings = transport_settings(data)
+    index = find_index(key, config, urls, settings, wants_classes=wants_classes)
     chosen = sample_filter(config.keep, config.exclude)
-    return index if chosen is None else _with_filter(index, chosen, choice, data)
-
-
-def _choice(key: str, config: SplitConfig) -> ReaderChoice:
-    given = config.urls or []
-    patterns = given if isinstance(given, str) else "::".join(given)
-    return ReaderChoice(key, config.reader, str(config.sampling), bool(config.stages), patterns)
+    return index if chosen is None else _with_filter(key, config, index, chosen, data)
 
 
 def transport_settings(data: DataConfig, ranks: int = 1) -> TransportSettings:
@@ -191,8 +164,7 @@ def _local_indexes(data: DataConfig) -> dict[str, str]:
     """By the folder of remote shards the folder of this machine that has their index."""
     found: dict[str, str] = {}
     for split in data.splits.values():
-        parts = {} if split is None else component_configs(split)
-        for part in parts.values():
+        for part in split.component_splits().values() if split is not None else ():
             if part.index is not None:
                 urls = expand_urls(part.urls or [])
                 found |= dict.fromkeys({split_url(url)[0] for url in urls}, part.index)
@@ -210,27 +182,28 @@ def make_source(
         ConfigError: The split is not configured, or its settings do not go with the shards.
         PlanError: The shards hold no sample.
     """
-    configs, of_both = component_configs(data.split(split)), _of_both(data, split, index)
+    configs, of_both = data.split(split).component_splits(), _of_both(data, split, index)
     _require_forkable(data, configs.values(), index)
-    choices = [_choice(_key(split, name), config) for name, config in configs.items()]
-    slots = of_both["slots"]
-    is_indexed = choose_reader(choices, index.parts, is_mixture=slots is not None) == "indexed"
+    slots, named = of_both["slots"], {_key(split, name): each for name, each in configs.items()}
+    is_indexed = choose_reader(named, index.parts, is_mixture=slots is not None) == "indexed"
     parts, orders = list[_Part](), list[Order]()
-    for (name, config), shards in zip(configs.items(), index.parts, strict=True):
-        with _errors_name(_key(split, name)):
-            parts.append(_Part.made(data, name, config, shards, is_indexed=is_indexed))
-            orders += [parts[-1].order(data)] if is_indexed else []
+    for (name, each), shards in zip(configs.items(), index.parts, strict=True):
+        with errors_about(_key(split, name), ConfigError, ShardNotFoundError):
+            parts.append(_make_part(data, name, each, shards, is_indexed=is_indexed))
+            orders += [_order_of(data, each, parts[-1])] if is_indexed else []
     _require_same_classes(parts)
     _warn_of_absent(parts)
-    of_both["recipes"] = tuple(part.recipe.in_order_of(parts[0].recipe) for part in parts)
+    recipes = tuple(part.recipe.in_order_of(parts[0].recipe) for part in parts)
     if not is_indexed:
         from lightning_shards.readers.stream import StreamSource
 
-        of_stream: Any = parts[0].config.sampling, _streamed_storages(data, index, ranks)
-        return StreamSource(**of_both, sampling=of_stream[0], storages=of_stream[1])
-    order = make_order(slots, index.parts, of_both["recipes"], orders) if slots else orders[0]
+        sampling = next(iter(configs.values())).sampling or "sequential"
+        storages = _streamed_storages(data, index, ranks)
+        return StreamSource(**of_both, recipes=recipes, sampling=sampling, storages=storages)
+    order = make_order(slots, index.parts, recipes, orders) if slots else orders[0]
     return IndexedSource(
         **of_both,
+        recipes=recipes,
         order=order,
         cache=CacheFolder(data.loader.cache_dir),
         storages=_storages(data, split, index, order, ranks, nodes),
@@ -243,12 +216,13 @@ def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str,
     config, seed = data.split(split), data.seed
     slots = make_slots(config, index, seed) if config.mix else None
     samples = slots.epoch_samples if slots else epoch_samples(split, config, index)
-    batch_size, remainder = config.batch_size, config.remainder
-    assert batch_size is not None  # the settings are complete
-    assert remainder is not None
+    assert config.batch_size  # the settings are complete
+    assert config.remainder
     return {
         "index": index,
-        "epochs": EpochSchedule(samples, batch_size, remainder, pinned=split != "train"),
+        "epochs": EpochSchedule(
+            samples, config.batch_size, config.remainder, pinned=split != "train"
+        ),
         "seed": seed,
         "slots": slots,
         "batch_format": data.batch_format,
@@ -257,91 +231,80 @@ def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str,
     }
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A component of a mixture, or all of a split: its name is empty then.
 
     Attributes:
         name: Of the component.
-        config: Its settings.
         shards: Its shards.
         recipe: How its samples become rows.
-        joins: The tables that are joined to its samples, and what joins them.
+        joins: The tables that are joined to its samples; a stream reads none.
     """
 
     name: str
-    config: SplitConfig
     shards: ShardIndex
     recipe: Recipe
     joins: "tuple[Join, ...]"
 
-    @classmethod
-    def made(
-        cls,
-        data: DataConfig,
-        name: str,
-        config: SplitConfig,
-        shards: ShardIndex,
-        *,
-        is_indexed: bool,
-    ) -> "_Part":
-        """The part with these settings; a stream reads no joins.
 
-        Raises:
-            ShardError: A setting does not go with the shards, or a table cannot be read.
-        """
-        buffer, joins = config.shuffle_buffer, tuple["Join", ...]()
-        if is_indexed and buffer is not None:
-            raise ConfigError(
-                f"shuffle_buffer={buffer} is that of a stream, and these shards are read by "
-                "offsets, shuffled by shuffle_run and shuffle_block; leave it out, or take "
-                "reader='stream'"
-            )
-        if is_indexed and config.join:
-            from lightning_shards.shards.joins.kept import find_join
+def _make_part(
+    data: DataConfig, name: str, config: SplitConfig, shards: ShardIndex, *, is_indexed: bool
+) -> _Part:
+    """The part with these settings.
 
-            of_run = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
-            joins = tuple(find_join(each, *of_run) for each in join_settings(config.join))
-        fields = with_found_classes(data.fields_from(config), shards.urls, shards.class_files)
-        transforms = config.transforms or {}
-        if joins:
-            fields = with_kinds(fields, joins, config.decode or {}, transforms)
-        of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
-        buffer = _BUFFER if buffer is None else buffer
-        recipe = Recipe(fields, transforms, of_samples, stages, buffer)
-        return cls(name, config, shards, recipe, joins)
+    Raises:
+        ShardError: A setting does not go with the shards, or a table or a label cannot be read.
+    """
+    buffer, joins = config.shuffle_buffer, tuple["Join", ...]()
+    if is_indexed and buffer is not None:
+        raise ConfigError(
+            f"shuffle_buffer={buffer} is that of a stream, and these shards are read by "
+            "offsets, shuffled by shuffle_run and shuffle_block; leave it out, or take "
+            "reader='stream'"
+        )
+    if is_indexed and config.join:
+        from lightning_shards.shards.joins.kept import find_join
 
-    def order(self, data: DataConfig) -> Order:
-        """The order of the samples that are left, under the numbers that they have in the shards.
+        of_run = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
+        joins = tuple(find_join(each, *of_run) for each in join_settings(config.join))
+    fields = with_found_classes(data.fields_from(config), shards.urls, shards.class_files)
+    transforms = config.transforms or {}
+    if joins:
+        fields = with_kinds(fields, joins, config.decode or {}, transforms)
+    of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
+    buffer = _BUFFER if buffer is None else buffer
+    return _Part(name, shards, Recipe(fields, transforms, of_samples, stages, buffer), joins)
 
-        Raises:
-            ShardError: The settings give no order, or a label that it needs cannot be read.
-        """
-        config, index, counts = self.config, self.shards, self.shards.kept_counts
-        seed = component_seed(data.seed, self.name) if self.name else data.seed
-        assert counts is not None  # the choice of the reader sees to it
-        assert config.sampling is not None  # the settings are complete
-        cache, storages = CacheFolder(data.loader.cache_dir), _streamed_storages(data, index)
-        if config.balance:
-            from lightning_shards.build.balancing import ClassLabels
 
-            (field,) = (field for field in self.recipe.fields if field.name == config.balance)
-            joins = tuple(join for join in self.joins if join.settings.name == config.balance)
-            labels = ClassLabels(index, field, joins, cache, storages)
-            order: Order = labels.order(config.balance_weights or {}, seed)
-        else:
-            mixed = config.shuffle_run, config.shuffle_block
-            order = SampleOrder(counts, seed, config.sampling, *mixed)
-            if config.shuffle_strands > 1:
-                order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
-            order = order if index.kept is None else KeptOrder(order, index.kept)
-        if (alike := config.batch_alike) is None:
-            return order
-        from lightning_shards.build.alike import MemberSizes, suffixes_compared
+def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
+    """The order of the samples that are left, under the numbers that they have in the shards."""
+    index, counts = part.shards, part.shards.kept_counts
+    seed = component_seed(data.seed, part.name) if part.name else data.seed
+    assert counts is not None  # the choice of the reader sees to it
+    cache, storages = CacheFolder(data.loader.cache_dir), _streamed_storages(data, index)
+    if config.balance:
+        from lightning_shards.build.balancing import ClassLabels
 
-        suffixes = suffixes_compared(alike.field, data.fields_from(config))
-        sizes = MemberSizes(suffixes, index, cache, storages)
-        return AlikeOrder(order, seed, alike.group, ";".join(suffixes), sizes)
+        (field,) = (field for field in part.recipe.fields if field.name == config.balance)
+        joins = tuple(join for join in part.joins if join.settings.name == config.balance)
+        labels = ClassLabels(index, field, joins, cache, storages)
+        order: Order = labels.order(config.balance_weights or {}, seed)
+    else:
+        sampling, mixed = (
+            config.sampling or "sequential",
+            (config.shuffle_run, config.shuffle_block),
+        )
+        order = SampleOrder(counts, seed, sampling, *mixed)
+        if config.shuffle_strands > 1:
+            order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
+        order = order if index.kept is None else KeptOrder(order, index.kept)
+    if (alike := config.batch_alike) is None:
+        return order
+    from lightning_shards.build.alike import MemberSizes, suffixes_compared
+
+    suffixes = suffixes_compared(alike.field, data.fields_from(config))
+    sizes = MemberSizes(suffixes, index, cache, storages)
+    return AlikeOrder(order, seed, alike.group, ";".join(suffixes), sizes)
 
 
 def _require_same_classes(parts: Sequence[_Part]) -> None:

@@ -1,17 +1,12 @@
 """The settings of a mixture: its components, and weights that change during the run."""
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from lightning_shards.config.settings import ShardSettings
 from lightning_shards.errors import ConfigError
-from lightning_shards.plan.mixture_schedule import (
-    WeightChange,
-    weigh_components,
-    weigh_stage,
-)
+from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.shards.joins.settings import join_settings
 
 
@@ -69,53 +64,7 @@ class ComponentConfig(ShardSettings):
         join_settings(self.join or {})
 
 
-@dataclass(frozen=True)
-class WeightChangeConfig:
-    """The weights of a mixture from a later point of the run on.
-
-    Args:
-        weights: By the names of components; those that are left out have none.
-        epoch: The epoch at whose beginning they hold first.
-        samples: Instead of an epoch: the samples of the run before them, cut to whole rounds.
-        over: In how many equal steps weights go there from those before.
-    """
-
-    weights: dict[str, Any]
-    epoch: int | None = None
-    samples: int | None = None
-    over: int = 1
-
-    @property
-    def change(self) -> WeightChange:
-        """What the plan of the mixture takes."""
-        return WeightChange(self.weights, self.epoch, self.samples, self.over)
-
-
-@contextmanager
-def errors_of_component(name: str) -> Generator[None]:
-    """A context whose errors of settings say which component they are about."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"component {name!r}: {error}") from error
-
-
-def check_weights(
-    mix: Mapping[str, ComponentConfig],
-    schedule: Sequence[WeightChangeConfig],
-    temperature: float | None,
-) -> None:
-    """Refuse weights that give no mixture, as far as that is known without its samples.
-
-    Raises:
-        ConfigError: They give none.
-    """
-    of_any_size = dict.fromkeys(mix, 1)
-    weights = {name: component.weight for name, component in mix.items()}
-    passes = {name: component.passes for name, component in mix.items()}
-    weigh_components(of_any_size, weights, passes, temperature)
-    for change in schedule:
-        weigh_stage(of_any_size, change.weights)
+WeightChangeConfig = WeightChange  # its public name
 
 
 def require_same_fields_of(names: Mapping[str, Sequence[str]], *, may_differ: bool) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from os import PathLike, fspath
-from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
@@ -15,15 +14,13 @@ from yaml import YAMLError
 
 from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.mixtures import (
-    errors_of_component,
-    require_same_fields_of,
-)
-from lightning_shards.config.parsing import build, load_yaml
-from lightning_shards.config.settings import Settings, put
+from lightning_shards.config.mixtures import require_same_fields_of
+from lightning_shards.config.parsing import build, plain_message
+from lightning_shards.config.settings import Settings, made_settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,
+    GivenSplit,
     SplitConfig,
     SplitName,
     kind_of,
@@ -33,6 +30,7 @@ from lightning_shards.errors import (
     ConfigError,
     ShardError,
     UnsafeError,
+    errors_about,
     require_choice,
     require_mapping,
 )
@@ -55,14 +53,14 @@ class DataConfig(Settings):
     What Lightning does with a split is all that it lacks, so that tools need no Lightning.
     """
 
-    train: SplitConfig | None = None
-    val: SplitConfig | None = None
-    test: SplitConfig | None = None
-    predict: SplitConfig | None = None
+    train: GivenSplit | None = None
+    val: GivenSplit | None = None
+    test: GivenSplit | None = None
+    predict: GivenSplit | None = None
     _: KW_ONLY
-    val_sets: dict[str, SplitConfig] | None = None
-    test_sets: dict[str, SplitConfig] | None = None
-    predict_sets: dict[str, SplitConfig] | None = None
+    val_sets: dict[str, GivenSplit] | None = None
+    test_sets: dict[str, GivenSplit] | None = None
+    predict_sets: dict[str, GivenSplit] | None = None
     collate_fn: Any = None
     batch_keys: list[str] | None = None
     device_transforms: dict[str, Any] | None = None
@@ -79,6 +77,9 @@ class DataConfig(Settings):
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
+        for split in SPLITS:
+            if (given := getattr(self, split)) is not None:
+                put(self, **{split: made_settings(split, given, SplitConfig)})
         for setting, split in SET_SETTINGS.items():
             sets = named_sets(setting, getattr(self, setting), getattr(self, split))
             put(self, **{setting: sets})
@@ -162,7 +163,7 @@ class DataConfig(Settings):
     def _require_device_names(self) -> None:
         """Refuse device transforms of names that can be in no batch of any split."""
         configs = [self.split(name) for name, config in self.splits.items() if config is not None]
-        parts = [p for each in configs for p in (each, *each.component_splits().values())]
+        parts = [p for each in configs for p in each.component_splits().values()]
         if any(p.collate_fn is not None or p.stages or p.sample_transforms for p in parts):
             return  # code of the user's may add entries
         named = {name for part in parts for name in (*(part.fields or {}), *(part.join or {}))}
@@ -176,7 +177,7 @@ class DataConfig(Settings):
     def _check_fields(self, split: SplitName) -> None:
         """Refuse fields that cannot be taken from any shard, and a mix that is not trained on."""
         config = self.split(split)
-        if config.mix is None:
+        if not config.mix:
             self.fields_from(config)
             return
         if split != "train":
@@ -186,7 +187,7 @@ class DataConfig(Settings):
             )
         names: dict[str, list[str]] = {}
         for name, component in config.component_splits().items():
-            with errors_of_component(name):
+            with errors_about(f"component {name!r}", ConfigError):
                 fields = self.fields_from(component)
             if not (component.sample_transforms or component.stages):  # these may rename fields
                 names[name] = [field.name for field in fields]
@@ -341,8 +342,7 @@ def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]
     with _errors_name(where):
         node: Any = config
         if isinstance(config, str | PathLike):
-            loaded = load_yaml(Path(config).read_text(encoding="utf-8"))
-            node = loaded if isinstance(loaded, str) else OmegaConf.create(loaded or {})
+            node = OmegaConf.load(fspath(config))
         elif not OmegaConf.is_config(config):  # one made by Python code may hold callables
             node = OmegaConf.create(dict(config), flags={"allow_objects": True})
         if "data" in node and "data" not in inspect.signature(module_class).parameters:
@@ -365,4 +365,4 @@ def _errors_name(where: str) -> Generator[None]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {omegaconf_message(error)}") from error
     except (YAMLError, ValueError) as error:
-        raise ConfigError(f"{where} cannot be read: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where} cannot be read: {plain_message(error)}") from error

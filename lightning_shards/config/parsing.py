@@ -15,9 +15,8 @@ from functools import wraps
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
-import yaml
-from jsonargparse import ArgumentParser, Namespace, set_loader
-from yaml import SafeLoader
+from jsonargparse import ArgumentParser, Namespace
+from yaml import YAMLError
 
 from lightning_shards.errors import ConfigError, ShardError, path_as_text
 
@@ -29,78 +28,16 @@ _UNKNOWN = re.compile(
 )
 """What jsonargparse 4.53 writes before a key that it does not know, in errors of several kinds."""
 
-_OF_UNIONS = (
-    *("Does not", "Subtypes:", "Errors:", "Given value type:", "- Expected a <class 'None"),
-    *("Given value: {'class_path'", "Given value: Namespace("),
-)
-"""How lines begin in which jsonargparse lists all types that a value may have."""
+_KEY = re.compile(r'Parser key "([^"]+)"')
 
-_VALUE = "Given value:"
 _QUOTED = "write braces of a pattern in quotes, as in '{000..012}.tar', and suffixes as jpg;png"
-_UNQUOTED = re.compile(r"value: \{[^:]+: None[,}]")
-"""The value that YAML makes of {a,b} where a text is wanted."""
-
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
 """Errors that jsonargparse, imports and constructors raise for values that do not fit."""
 
 
-class _YamlLoader(SafeLoader):
-    """Reads YAML as YAML 1.2 has it: no ``3:1`` as 181, no day as a date, no key twice."""
-
-    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
-        """The tag of a node: numbers of base 60 and dates are texts."""
-        tag = cast("Any", super()).resolve(kind, value, implicit)
-        is_text = (tag in _NUMBERS and ":" in value) or tag == "tag:yaml.org,2002:timestamp"
-        return "tag:yaml.org,2002:str" if is_text else tag
-
-    def compose_mapping_node(self, anchor: Any) -> Any:
-        """The node of a mapping.
-
-        Raises:
-            ConfigError: It has a key twice, of which one would be lost.
-        """
-        node = cast("Any", super()).compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                raise ConfigError(
-                    f"the key {key.value!r} is there twice, in lines {lines[key.value]} and {line},"
-                    " and one would be lost; give it another name, or leave it out"
-                )
-            lines[key.value] = line
-        return node
-
-
-cast("Any", _YamlLoader).add_implicit_resolver(
-    _NUMBERS[1], re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def load_yaml(text: str) -> Any:
-    """What a YAML holds; all files and options are read by this.
-
-    Raises:
-        ConfigError: It has a key twice in one place.
-        YAMLError: It is no YAML.
-    """
-    try:
-        value: Any = yaml.load(text, _YamlLoader)  # noqa: S506 a subclass of the safe one
-    except yaml.MarkedYAMLError as error:
-        error.note = f"; {_QUOTED}" if "{" in text else None
-        raise
-    is_braced = text.lstrip().startswith("{") and value
-    if is_braced and all(entry is None for entry in value.values()):
-        return text  # braces of a pattern, as in {a,b}
-    return value
-
-
 PARSER_MODE = "omegaconf+"
 """The mode of all parsers, which resolves interpolations."""
-
-set_loader(PARSER_MODE, load_yaml, (yaml.YAMLError,))
 
 
 def build(
@@ -186,44 +123,6 @@ def with_urls(split: object) -> object:
     return split
 
 
-NOT_URLS = re.compile(r"(?:null|~)?|\$\{[^{}]*\}|.*\.(?:ya?ml|json)|\{.*(?::\s|\":).*\}", re.DOTALL)
-"""The whole of a text that stands for a split's settings: an interpolation, their file, a dict."""
-
-
-def _as_split(value: object) -> object:
-    return value if isinstance(value, str) and NOT_URLS.fullmatch(value) else with_urls(value)
-
-
-def _has_urls(kind: object) -> bool:
-    return "urls" in getattr(kind, "__dataclass_fields__", {})
-
-
-class SettingsParser(ArgumentParser):
-    """A parser for which urls may stand for a split, and nothing for a section without settings."""
-
-    def _check_value_key(
-        self, action: Any, value: Any, key: str, *others: Any, **options: Any
-    ) -> Any:
-        """Check a value of a file; jsonargparse has no public place to change it before."""
-        kinds = get_args(getattr(action, "_typehint", None))
-        if type(action).__name__ == "_ActionConfigLoad":  # jsonargparse has no public name for it
-            value = Namespace() if value is None else value
-            if not isinstance(value, Mapping | Namespace | str):
-                kind = type(value).__name__  # the value may hold a secret
-                raise TypeError(f"{key}: it must be a mapping of settings, got a {kind}")
-        elif any(map(_has_urls, kinds)):
-            value = _as_split(value)
-        elif isinstance(value, Mapping) and any(
-            _has_urls(of_each) for kind in kinds for of_each in get_args(kind)
-        ):
-            sets = cast("Mapping[str, object]", value)
-            value = {name: _as_split(split) for name, split in sets.items()}
-            if any("${" in split for split in value.values() if isinstance(split, str)):
-                return value  # they are resolved later
-        check = cast("Any", super())._check_value_key  # noqa: SLF001 as above
-        return check(action, value, key, *others, **options)
-
-
 TORCH_WORDS = {
     "shuffle": "sampling='shuffled' of a split serves each sample once, in a new order each epoch",
     "drop_last": "remainder='drop' of a split drops what fills no whole step, 'balanced' does not",
@@ -275,7 +174,7 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
 
 def _parser_of(make: Callable[..., object], section: str, *, is_base: bool = False) -> Any:
     options: dict[str, Any] = {"exit_on_error": False, "parser_mode": PARSER_MODE}
-    parser = cast("Any", SettingsParser(allow_abbrev=False, **options))
+    parser = cast("Any", ArgumentParser(allow_abbrev=False, **options))
     if is_base:
         parser.add_subclass_arguments(make, section, fail_untyped=False)
     elif isinstance(make, type):
@@ -286,13 +185,12 @@ def _parser_of(make: Callable[..., object], section: str, *, is_base: bool = Fal
 
 
 def _instantiated(parser: Any, parsed: Any) -> Any:
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # before 4.49
     with warnings.catch_warnings():
         # About `dict[str, Any]`: jsonargparse 5 leaves these to the receiver, and `load_callable`
         # can make them.
         for message in ("Instantiating a subclass spec", "By default only one Jsonargparse"):
             warnings.filterwarnings("ignore", rf"\s*{message}", DeprecationWarning)
-        return instantiate(parsed)
+        return parser.instantiate(parsed)
 
 
 def load_callable(name: str, value: object) -> Callable[..., Any]:
@@ -341,22 +239,19 @@ def load_callables(name: str, given: Any) -> Any:
 def plain_message(error: BaseException) -> str:
     """The message of an error in one line: our own error behind it, or what jsonargparse says.
 
-    Of a value that fits none of several types it says all, level by level. The types are left out
-    here, and so are outer values, and those with URLs, which may hold secrets.
+    For each level of a value it raises an error from that of the level below: the innermost one
+    says what is wrong. A value with URLs is left out, since it may hold secrets.
     """
     if ours := cause_of(error, ShardError):
         return str(ours)
-    shown: list[str] = []
-    said = str(error)
-    if "class_path" in said:  # a split could have been a text or a list of texts, too
-        said = re.sub(r"\n {4}- Expected a <class '(?:str|list)'>(?=\n)", "", said)
-    for line in map(str.strip, said.splitlines()):
-        is_outer = line.startswith(_VALUE) and any(each.startswith(_VALUE) for each in shown)
-        is_secret = "://" in line or "pipe:" in line
-        if not (is_outer or is_secret or line.startswith(_OF_UNIONS)):
-            shown.append(re.sub(r'^Parser key "([^"]+)":', r"\1:", line))
-    told = " ".join(" ".join(shown).split())
-    return f"{told}; {_QUOTED}" if _UNQUOTED.search(told) else told
+    *_, innermost = causes = list(_causes(error))
+    keys = dict.fromkeys(match[1] for cause in causes if (match := _KEY.match(str(cause))))
+    lines = str(innermost).splitlines()[: None if isinstance(innermost, YAMLError) else 1]
+    told = _KEY.sub("", " ".join(" ".join(lines).split())).removeprefix(": ")
+    if "://" in told or "pipe:" in told:
+        told = told.partition(". Got value")[0]
+    is_braced = ": None" in told or (isinstance(innermost, YAMLError) and "expected" in told)
+    return ": ".join([*filter(None, [".".join(keys)]), told]) + f"; {_QUOTED}" * is_braced
 
 
 def cause_of(error: BaseException, kind: type[_E]) -> _E | None:

@@ -97,7 +97,7 @@ def _made(name: str, value: Any, kind: Any, least: int) -> object:
     origin, kinds = get_origin(kind) or kind, get_args(kind)
     value = path_as_text(value) if origin is str else value
     if is_dataclass(origin):
-        return _made_settings(name, value, kind)
+        return made_settings(name, value, kind)
     if origin is Literal:
         require_choice(name, value, kinds)
     elif origin is int:
@@ -112,7 +112,12 @@ def _made(name: str, value: Any, kind: Any, least: int) -> object:
     return value
 
 
-def _made_settings(name: str, value: Any, kind: Any) -> object:
+def made_settings(name: str, value: Any, kind: Any) -> Any:
+    """The object of this class that a value is, or whose settings or urls it holds.
+
+    Raises:
+        ConfigError: It is none, or its settings are wrong; the message has the name.
+    """
     has_urls = issubclass(kind, ShardSettings)
     value = with_urls(value) if has_urls else value
     if isinstance(value, Mapping):
@@ -206,6 +211,11 @@ class ShardSettings(Settings):
         shown = {"urls": None} | values | {"urls": self.shown_urls, "join": joins}
         told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__name__}({told})"
+
+    @property
+    def patterns(self) -> str:
+        """The urls in one text, as a command takes them; they may hold secrets."""
+        return self.urls if isinstance(self.urls, str) else "::".join(self.urls or ["URLS"])
 
     @property
     def shown_urls(self) -> str | list[str] | None:

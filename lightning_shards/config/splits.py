@@ -11,16 +11,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
-from lightning_shards.config.mixtures import (
-    ComponentConfig,
-    WeightChangeConfig,
-    check_weights,
-    errors_of_component,
-)
+from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
 from lightning_shards.config.parsing import with_torch_words
-from lightning_shards.config.settings import ShardSettings, put
-from lightning_shards.errors import ConfigError, ShardError, count_of, name_set, require_mapping
-from lightning_shards.plan.mixture_schedule import check_component_names, require_one_length
+from lightning_shards.config.settings import ShardSettings, made_settings, put
+from lightning_shards.errors import (
+    ConfigError,
+    ShardError,
+    count_of,
+    errors_about,
+    name_set,
+    require_mapping,
+)
 from lightning_shards.shards.joins.settings import join_settings
 
 Split = Literal["train", "val", "test", "predict"]
@@ -157,7 +158,7 @@ class SplitConfig(ShardSettings):
         """
         self.check()
         join_settings(self.join or {})
-        self._require_no_mix() if self.mix is None else self._require_mix(self.mix)
+        self._require_mix(self.mix) if self.mix else self._require_no_mix()
         if (self.on_bad_sample == "substitute") != (self.max_bad > 0):
             raise ConfigError(
                 f"max_bad={self.max_bad} does not go with on_bad_sample={self.on_bad_sample!r}: "
@@ -228,9 +229,8 @@ class SplitConfig(ShardSettings):
                 "a split has either urls or mix, got both; leave one of them out, or make the "
                 "shards of urls a component of the mix"
             )
-        check_component_names(list(mix))
         for name, component in mix.items():
-            with errors_of_component(name):
+            with errors_about(f"component {name!r}", ConfigError):
                 component.check()
             for each in ("keep", "exclude"):
                 if None not in (getattr(self, each), getattr(component, each)):
@@ -239,19 +239,19 @@ class SplitConfig(ShardSettings):
                         f"hold for it; take {each} out of the split and write it into each "
                         "component, where parts by a hash may go to keep and lists to exclude"
                     )
-        check_weights(mix, self.schedule, self.temperature)
-        require_one_length(self.dataset_size, self.epoch_of)
 
     def component_splits(self) -> dict[str, "SplitConfig"]:
-        """The settings of each component of the mix as those of a split; empty: there is no mix.
+        """The settings of each component of the mix as those of a split; its own by '' without one.
 
         What a component leaves out is what this split has.
         """
+        if not self.mix:
+            return {"": self}
         of_mix = ("mix", "round", "epoch_of", "temperature", "dataset_size")
         alone: dict[str, Any] = dict.fromkeys(of_mix) | {"unit": 1, "schedule": []}
         mixed: dict[str, SplitConfig] = {}
-        for name, component in (self.mix or {}).items():
-            with errors_of_component(name):
+        for name, component in self.mix.items():
+            with errors_about(f"component {name!r}", ConfigError):
                 mixed[name] = replace(self, **alone, **component.overrides())
         return mixed
 
@@ -276,6 +276,9 @@ def _in_all(parts: Sequence[Mapping[str, object]]) -> list[str]:
     """The names that all of these have, in the order of the first one."""
     return [name for name in parts[0] if all(name in part for part in parts)]
 
+
+GivenSplit: TypeAlias = SplitConfig | str | list[str]
+"""A split, or only its shards."""
 
 SplitName: TypeAlias = str
 """A split, as in ``val``, or one of several evaluation sets, as in ``val/web``."""
@@ -312,16 +315,16 @@ def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]
     return settings
 
 
-def named_sets(setting: str, given: object, single: object) -> dict[str, object] | None:
-    """The sets of one kind, each by what a split may be given by; None if there are none.
+def named_sets(setting: str, given: object, single: object) -> dict[str, SplitConfig] | None:
+    """The sets of one kind; None if there are none.
 
     Args:
         setting: ``val_sets``, ``test_sets`` or ``predict_sets``.
-        given: The sets by their names; None: none.
+        given: The sets by their names, each by what a split may be given by; None: none.
         single: The one split in whose place they are, which must be None.
 
     Raises:
-        ConfigError: A name cannot be used, or both are given.
+        ConfigError: A name cannot be used, both are given, or a set has wrong settings.
     """
     if given is None:
         return None
@@ -339,7 +342,8 @@ def named_sets(setting: str, given: object, single: object) -> dict[str, object]
                 f"{setting} has a set named {name!r}, and names stand in options and in names of "
                 "files; make it a text of letters, digits, _ and -"
             )
-    return dict(sets) or None
+    made = {n: made_settings(f"{setting}.{n}", each, SplitConfig) for n, each in sets.items()}
+    return made or None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, PlanError, StateError, count_of
+from lightning_shards.errors import ConfigError, PlanError, StateError
 
 MAX_ROUND: Final = 2**20
 """More units a round are refused: a round is dealt as a whole, some 40 bytes a unit."""
@@ -119,18 +119,6 @@ def weigh_stage(names: Mapping[str, int], weights: Mapping[str, float]) -> dict[
     """
     _check_names(names, weights)
     return _whole({name: _exact(f"weight of {name!r}", weights.get(name, 0)) for name in names})
-
-
-def whole_ratio(weights: Sequence[Fraction]) -> tuple[int, ...]:
-    """Whole numbers of the same ratios as these, which are not all 0, without a common divisor.
-
-    >>> whole_ratio([Fraction("0.3"), Fraction("0.75")])
-    (2, 5)
-    """
-    scale = lcm(*(weight.denominator for weight in weights))
-    whole = [int(weight * scale) for weight in weights]
-    divisor = gcd(*whole)
-    return tuple(weight // divisor for weight in whole)
 
 
 def default_round(weights: Mapping[str, int]) -> int:
@@ -277,7 +265,10 @@ def _whole(weights: Mapping[str, Fraction]) -> dict[str, int]:
         raise ConfigError(
             f"the weights of {', '.join(weights)} are all 0; give at least one component a weight"
         )
-    return dict(zip(weights, whole_ratio(list(weights.values())), strict=True))
+    scale = lcm(*(weight.denominator for weight in weights.values()))
+    whole = {name: int(weight * scale) for name, weight in weights.items()}
+    divisor = gcd(*whole.values())
+    return {name: weight // divisor for name, weight in whole.items()}
 
 
 def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str, Fraction]:
@@ -306,22 +297,19 @@ RUN_END: Final = 2**62
 """Where the sequence of a run ends: what is counted with its positions stays in int64."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WeightChange:
-    """Weights from a later point of the run on, as users write them.
+    """The weights of a mixture from a later point of the run on.
 
-    Attributes:
-        weights: By name; a component that is left out has none.
+    Args:
+        weights: By the names of components; those that are left out have none.
         epoch: The epoch at whose beginning they hold first.
-        samples: Instead: the samples of the run before them, cut to whole rounds.
-        over: In how many equal steps weights go there from those before: both the time and the way
-            between the two are cut into as many parts, and the last step is the change itself.
+        samples: Instead of an epoch: the samples of the run before them, cut to whole rounds.
     """
 
-    weights: Mapping[str, float]
+    weights: dict[str, Any]
     epoch: int | None = None
     samples: int | None = None
-    over: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,11 +375,11 @@ class MixtureSchedule:
             trained: Samples of the run that were trained.
 
         Raises:
-            StateError: A stage before differs, or the text is none of a schedule.
+            StateError: A stage before differs.
         """
         before = [
             [stage for stage in stages if stage[0] < trained]
-            for stages in (_parsed(saved), self._readable)
+            for stages in (json.loads(str(saved)), self._readable)
         ]
         for stages in zip_longest(*before):
             if stages[0] != stages[1]:
@@ -467,21 +455,19 @@ def schedule_mixture(
     Raises:
         ConfigError: A round that is too short for its weights, or changes out of order.
     """
-    names = tuple(sorted(weights))
+    names, round_samples = tuple(sorted(weights)), round_units * unit
     check_round(round_units, weights)
     stages = [MixtureStage(0, tuple(weights[name] for name in names))]
-    before = stages[0]
+    before = 0
     for change in changes:
-        start = _first_sample(change, epoch_samples)
+        first = _first_sample(change, epoch_samples) // round_samples
         whole = weigh_stage(weights, change.weights)
-        stage = MixtureStage(start // (round_units * unit), tuple(whole[name] for name in names))
-        for step in _steps(before, stage, change.over, round_units * unit):
-            by_name = dict(zip(names, step.weights, strict=True))
-            sample = step.first_round * round_units * unit
-            check_round(round_units, by_name, f" from sample {sample} of the run on")
-            if step.weights != stages[-1].weights:
-                stages.append(step)
-        before = stage
+        _require_later(before, first, round_samples)
+        check_round(round_units, whole, f" from sample {first * round_samples} of the run on")
+        stage = MixtureStage(first, tuple(whole[name] for name in names))
+        if stage.weights != stages[-1].weights:
+            stages.append(stage)
+        before = first
     return MixtureSchedule(names, tuple(stages), round_units, unit)
 
 
@@ -501,51 +487,19 @@ def _first_sample(change: WeightChange, epoch_samples: int) -> int:
     return start
 
 
-def _steps(
-    before: MixtureStage, stage: MixtureStage, over: int, round_samples: int
-) -> list[MixtureStage]:
-    """The stages that lead from one to another, the other one last."""
-    rounds = stage.first_round - before.first_round
-    if stage.first_round == before.first_round == 0:
+def _require_later(before: int, first: int, round_samples: int) -> None:
+    """Check that a stage begins in a later round than the one before."""
+    if before == first == 0:
         raise ConfigError(
             f"a stage begins in the first round of the run, which has {round_samples} samples, "
             "where the components' own weights hold; write its weights there, or let it begin later"
         )
-    if rounds < 1:
+    if first <= before:
         raise ConfigError(
             f"stages must begin one after the other, by a round of {round_samples} samples at "
-            f"least, got one at sample {stage.first_round * round_samples} of the run behind one "
-            f"at {before.first_round * round_samples}; put them in order"
+            f"least, got one at sample {first * round_samples} of the run behind one "
+            f"at {before * round_samples}; put them in order"
         )
-    if not 1 <= over <= rounds:
-        raise ConfigError(
-            f"over must be from 1 to the {count_of(rounds, 'round')} since the stage before, got "
-            f"{over}; take fewer steps or let the stage begin later"
-        )
-    shares = [
-        (Fraction(old, sum(before.weights)), Fraction(new, sum(stage.weights)))
-        for old, new in zip(before.weights, stage.weights, strict=True)
-    ]
-    return [
-        MixtureStage(
-            before.first_round + rounds * number // over,
-            whole_ratio([old + (new - old) * Fraction(number, over) for old, new in shares]),
-        )
-        for number in range(1, over + 1)
-    ]
-
-
-def _parsed(saved: object) -> list[list[Any]]:
-    try:
-        stages = [[int(start), dict(weights)] for start, weights in json.loads(str(saved))]
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        stages = []
-    if not stages:
-        raise StateError(
-            f"the stages in the checkpoint must be those of a mixture, got {saved!r:.100}; it is "
-            "damaged: resume from another checkpoint, or start anew without this one's state"
-        )
-    return stages
 
 
 def _described(stage: list[Any] | None) -> str:

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _plan(options: Namespace) -> int:
-    from lightning_shards.build.composition import component_rows
+    from lightning_shards.build.mixtures import component_rows
     from lightning_shards.tools.configured_data import open_data, trainer_size
 
     require_large_enough(options, world_size=1)

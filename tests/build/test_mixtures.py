@@ -9,7 +9,7 @@ from lightning_shards import DecodeResize, PlanError
 from lightning_shards.errors import ConfigError, ShardNotFoundError, StateError
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.stream import StreamSource
-from tests.mixed_shards import COUNTS, mix_of, module_of, pack_component
+from tests.mixed_shards import mix_of, module_of, pack_component
 
 NAMES = ("web", "labels", "more")
 
@@ -55,17 +55,6 @@ def test_components_are_keyed_by_their_names_alone(tmp_path):
     assert urls[0] == urls[1]
 
 
-def test_one_data_set_under_two_names_has_two_orders(tmp_path):
-    mix = mix_of(tmp_path / "shards", ("web",))
-    mix |= {"again": mix["web"]}
-    order = module_of(tmp_path, mix, {"dataset_size": 64}).source("train").order
-    ids, numbers = order.at(0, 0, 64), order.slots.components(0, 0, 64)
-    ids[:, 0] %= len(COUNTS["web"])
-    first, second = (ids[numbers == number][:17].tolist() for number in range(2))
-    assert sorted(first) == sorted(second)
-    assert first != second
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
@@ -85,9 +74,13 @@ def test_a_mixture_that_does_not_go_with_its_shards_is_refused(tmp_path, split, 
         source_of(tmp_path, split)
 
 
-@pytest.mark.parametrize("own", [{"weight": 1}, {"weight": 0}, {"passes": 2}])
 @pytest.mark.parametrize(
-    "split", [{}, {"sampling": "resampled"}, {"sampling": "resampled", "reader": "stream"}]
+    ("own", "split"),
+    [
+        ({"weight": 0}, {}),
+        ({"passes": 2}, {"sampling": "resampled"}),
+        ({"weight": 1}, {"sampling": "resampled", "reader": "stream"}),
+    ],
 )
 def test_a_component_without_samples_is_refused_by_its_name(tmp_path, own, split):
     mix = mix_of(tmp_path / "shards", ("web",))
@@ -137,15 +130,6 @@ def state(tmp_path):
 LATER = [{"samples": 48, "weights": {"more": 1}}]
 
 
-def test_a_state_holds_plain_values_of_each_component(state):
-    assert {type(value) for value in state.values()} == {int, str}
-    told = {name: state[name] for name in ("sampling", "dataset_size", "round", "unit", "seed")}
-    assert told == {"sampling": "mixture", "dataset_size": 32, "round": 8, "unit": 1, "seed": 7}
-    for name, counts in COUNTS.items():
-        assert f"num_shards={len(counts)} samples={sum(counts)} " in state[f"component_{name}"]
-        assert "sampling=shuffled" in state[f"component_{name}"]
-
-
 def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path, state):
     rest = resumed(tmp_path, state)
     assert len(rest) == 2
@@ -168,7 +152,6 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
             {"split": {"schedule": [{"samples": 40, "weights": {"web": 1}}]}},
             r"has the weights web=1 from sample 40 .*; 48 samples .* may change from sample 48 of",
         ),
-        ({"components": {"web": {"weight": 6}}}, r"with the weights labels=2, more=1, web=5 from"),
         (
             {"components": {"more": {"sampling": "resampled"}}},
             r"the component 'more' of .*sampling=shuffled.*, this run has .*sampling=resampled",
@@ -180,9 +163,6 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
     ],
 )
 def test_a_mix_that_was_another_one_before_the_cursor_is_refused(tmp_path, state, change, message):
-    if "components" in change and "weight" in change["components"].get("web", {}):
-        change = change | {"split": {"round": 9, "dataset_size": 36}}
-        message = r"with dataset_size=32, this run has 36; .* whole rounds, of 9 samples in this"
     with pytest.raises(StateError, match=message):
         resumed(tmp_path, state, **change)
 
@@ -203,17 +183,6 @@ def test_only_what_was_trained_must_be_decoded_by_the_same_backend(tmp_path):
     message = "component 'more' of no more, this run has image_backend=turbo; set"
     with pytest.raises(StateError, match=message):
         loader_with({"web": pillow, "more": turbo}, weight=0).load_state_dict(state)
-
-
-def test_states_of_a_mix_and_of_a_single_data_set_do_not_go_together(tmp_path, state):
-    mix = mix_of(tmp_path / "shards", ("web",))
-    single = {"urls": mix["web"]["urls"], "mix": None, "round": None, "dataset_size": None}
-    loader = module_of(tmp_path, {}, single).loader("train")
-    with pytest.raises(StateError, match="made with sampling='mixture', this run has 'shuffled'"):
-        loader.load_state_dict(state)
-    of_single = loader.state_dict()
-    with pytest.raises(StateError, match="made with sampling='shuffled', this run has 'mixture'"):
-        resumed(tmp_path, of_single)
 
 
 def test_a_resume_that_would_cut_a_unit_is_refused_by_name(tmp_path):
@@ -250,16 +219,9 @@ def test_components_that_number_classes_differently_are_refused(tmp_path):
     assert source.identity()
 
 
-@pytest.mark.parametrize(
-    ("urls", "message"),
-    [
-        ("gone-*.tar", "no file matches gone-"),
-        ("gone.tar", "1 of 1 shard missing: .*check its name"),
-    ],
-)
-def test_missing_shards_are_named_with_their_component(tmp_path, urls, message):
-    mix = mix_of(tmp_path / "shards", ("web", "more"), more={"urls": urls})
-    with pytest.raises(ShardNotFoundError, match=rf"^train\.mix\.more: {message}"):
+def test_missing_shards_are_named_with_their_component(tmp_path):
+    mix = mix_of(tmp_path / "shards", ("web", "more"), more={"urls": "gone-*.tar"})
+    with pytest.raises(ShardNotFoundError, match=r"^train\.mix\.more: no file matches gone-"):
         module_of(tmp_path, mix).source("train")
 
 

@@ -4,14 +4,12 @@ import threading
 
 import pytest
 
-from lightning_shards.build import loaders
-from lightning_shards.build.loaders import describe, make_pool
+from lightning_shards.build.loaders import make_pool
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.errors import ConfigError, MissingFieldError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import batch_bytes
-from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.processes import ProcessPool
 
 
@@ -74,10 +72,3 @@ def test_threads_that_would_share_random_numbers_are_refused(pack_shards, make_s
 def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
     with pytest.raises(MissingFieldError):
         made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))
-
-
-def test_the_log_line_says_when_workers_are_more_than_cores(source, monkeypatch):
-    monkeypatch.setattr(loaders, "num_cpus", lambda: 2)
-    few, many = (describe("train", source, 1, PoolDescription("processes", n)) for n in (2, 64))
-    assert "workers" not in few
-    assert many == f"{few}; 64 workers of each rank on 2 cores start slowly"

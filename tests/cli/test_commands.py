@@ -137,15 +137,16 @@ def test_predict_writes_its_predictions_and_keeps_none_in_memory(
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_fit_without_a_logger_runs_and_keeps_the_users_own_config(tmp_path, run, caplog):
-    written = (tmp_path / "config.yaml").read_text()
-    for _ in range(2):
-        run("fit", "--config", "config.yaml", "--trainer.logger=false")
-    assert (tmp_path / "config.yaml").read_text() == written
-    assert f"config.yaml exists in {tmp_path} and is kept" in caplog.text
-
-
-def test_a_fit_without_a_logger_saves_its_config_where_there_is_none(tmp_path, run):
-    (tmp_path / "config.yaml").rename(tmp_path / "mine.yaml")
-    run("fit", "--config", "mine.yaml", "--trainer.logger=false")
-    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["data"]["batch_size"] == 2
+def test_a_fit_without_a_logger_saves_its_config_and_never_over_another(tmp_path, run, caplog):
+    saved = tmp_path / "config.yaml"
+    saved.rename(tmp_path / "mine.yaml")
+    command = ["fit", "--config", "mine.yaml", "--trainer.logger=false"]
+    run(*command)
+    written = saved.read_text()
+    assert yaml.safe_load(written)["data"]["batch_size"] == 2
+    run(*command, "--data.batch_size=3")
+    assert saved.read_text() == written
+    assert (
+        f"config.yaml exists in {tmp_path} and is kept, so the configuration of this run is not "
+        "saved; name another trainer.default_root_dir"
+    ) in caplog.text

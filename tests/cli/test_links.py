@@ -71,20 +71,6 @@ def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatc
     assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
 
 
-def test_a_command_takes_relative_interpolations_as_a_file_alone_does(config, tmp_path, capsys):
-    data = config["data"] | {"batch_size": "${..trainer.max_epochs}", "val": "${.train}"}
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        yaml.safe_dump({"trainer": config["trainer"] | {"max_epochs": 7}, "data": data})
-    )
-    with pytest.raises(SystemExit):
-        ShardCLI(BoringModel, args=["fit", "--config", str(path), "--print_config"])
-    printed = ShardDataModule.from_config(yaml.safe_load(capsys.readouterr().out)["data"])
-    for made in (printed, ShardDataModule.from_config(path)):
-        assert made.batch_size == 7
-        assert made.splits["val"] == made.splits["train"]
-
-
 @pytest.mark.usefixtures("transforms")
 def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, config, tmp_path):
     named = {"class_path": "my_transforms.Times", "init_args": {"factor": 4}}
@@ -107,9 +93,10 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, 
     ("size", "options", "wanted"),
     [
         ("${trainer.max_epochs}", [], 7),
-        ("${ trainer.max_epochs }", ["--trainer.max_epochs=9"], 9),
+        ("${trainer.max_epochs}", ["--trainer.max_epochs=9"], 9),
+        ("${..trainer.max_epochs}", [], 7),
         ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
-        (1, ["--data.batch_size=${data.loader.prefetch_factor}"], 4),
+        (1, ["--data.batch_size=${.loader.prefetch_factor}"], 4),
     ],
 )
 def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
@@ -124,12 +111,3 @@ def test_a_command_takes_the_interpolations_of_a_file_as_they_are(
     with pytest.raises(SystemExit):
         ShardCLI(BoringModel, args=["fit", "--config", str(path), *options, "--print_config"])
     assert yaml.safe_load(capsys.readouterr().out)["data"]["batch_size"] == wanted
-
-
-def test_a_parser_without_interpolation_leaves_texts_as_they_are(config, tmp_path, capsys):
-    path, settings = tmp_path / "config.yaml", {"parser_kwargs": {"parser_mode": "yaml"}}
-    path.write_text(yaml.safe_dump({"data": config["data"] | {"val": "${trainer.max_epochs}.tar"}}))
-    with pytest.raises(SystemExit):
-        ShardCLI(BoringModel, args=["fit", "--config", str(path), "--print_config"], **settings)
-    printed = yaml.safe_load(capsys.readouterr().out)["data"]
-    assert printed["val"]["urls"] == "${trainer.max_epochs}.tar"

@@ -57,17 +57,6 @@ def test_a_split_may_be_its_urls_alone(val, options, wanted, make_cli, config):
     assert make_cli(*options, data=config["data"] | {"val": val}).datamodule.splits["val"] == wanted
 
 
-def test_an_empty_section_has_its_defaults_or_what_another_file_says(make_cli, config, tmp_path):
-    empty = config["data"] | {"loader": None}
-    made = make_cli(data=empty, trainer=None)
-    assert made.datamodule.loader_config == LoaderConfig()
-    assert made.trainer.max_epochs is None
-    (tmp_path / "changes.yaml").write_text("data: {loader: }\ntrainer:\n")
-    made = make_cli("--config", str(tmp_path / "changes.yaml"))
-    assert made.datamodule.loader_config.prefetch_factor == 4
-    assert made.trainer.max_epochs == 1
-
-
 MIX: dict[str, Any] = {
     "mix": {
         "web": {"urls": "a.tar", "weight": 3, "transforms": {"label": "builtins.float"}},

@@ -24,89 +24,42 @@ def test_a_misspelt_key_in_the_yaml_is_answered_by_the_nearest(where, key, meant
     assert refused(data=data, trainer=trainer).endswith(f"; did you mean {meant!r}?")
 
 
-@pytest.mark.parametrize(
-    ("option", "meant"),
-    [
-        ("data.trian.urls", "; did you mean 'train'?"),
-        ("data.lodaer.pool", "; did you mean 'loader'?"),
-        ("dta.train.urls", "; did you mean 'data'?"),
-    ],
-)
-def test_a_misspelt_group_on_the_command_line_is_answered_by_the_nearest(option, meant, refused):
-    assert refused(f"--{option}=x") == f"unrecognized arguments: --{option}=x{meant}"
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("--data.batch_size=many", r"data\.batch_size: Expected a <class 'int'>.*many$"),
-        ("--data.train.batch_size=many", r"data\.train: .*batch_size: .*'int'> Given value: many$"),
-        ("--data.val.reader=wids", r"data\.val: .* reader: .*'auto', 'stream', 'indexed'.*wids"),
-        ("--data.loader.prefetch_factor=x", r"data\.loader\.prefetch_factor: .*'int'>.* x$"),
-        (
-            "--data.train.batchsize=3",
-            r"data\.train: .*Option 'batchsize' is not accepted.*; did you mean 'batch_size'\?$",
-        ),
-        (
-            "--data.prefetch_factor=3",
-            r"unrecognized .*_factor=3; did you mean 'data\.loader\.prefetch_factor'\?$",
-        ),
-        ("--data.test.batch_size=3", r"data\.test: urls is empty; give a path, a pattern like "),
-    ],
-)
-def test_a_value_of_another_type_is_told_with_its_key_and_what_is_expected(
-    option, message, refused
-):
-    told = refused(option)
-    assert re.match(message, told), told
-    assert "\n" not in told
-
-
 @pytest.mark.usefixtures("transforms")
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of at leas"),
-        ("--data.val.urls=", "data.val: urls is empty; give a path, a pattern like data/{000.."),
-        (
-            "--data.loader.prefetch_factor=0",
-            "data: prefetch_factor must be a whole number of at least 1, got 0",
-        ),
-        ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', wh"),
+        ("--data.trian.urls=x", r"unrecognized .*: --data.trian.urls=x; did you mean 'train'\?"),
+        ("--dta.train.urls=x", r"unrecognized .*; did you mean 'data'\?"),
+        ("--data.prefetch_factor=3", r"unr.*; did you mean 'data\.loader\.prefetch_factor'\?"),
+        ("--data.train.batchsize=3", r"data\.train: Option 'batchsize' .* mean 'batch_size'\?"),
+        ("--data.batch_size=many", r"data\.batch_size: Expected a <class 'int'>.*: many"),
+        ("--data.train.batch_size=many", r"data\.train\.batch_size: Expected .*'int'>.*: many"),
+        ("--data.val.reader=wids", r"data\.val\.reader: .*'auto', 'stream', 'indexed'.*: wids"),
+        ("--data.loader.prefetch_factor=x", r"data\.loader\.prefetch_factor: .*'int'>.* x"),
+        ("--data.test.batch_size=3", r"data\.test: urls is empty; give a path, a pattern like .*"),
+        ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of .* got 0"),
+        ("--data.loader.prefetch_factor=0", "data: prefetch_factor must be .* at least 1, got 0"),
+        ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', .*"),
         (
             "--data.transforms.label=my_transforms.half",
-            (
-                "data: transforms.label is 'my_transforms.half', which cannot be loaded: "
-                "module 'my_transforms' has no attribute 'half'"
-            ),
+            "data: transforms.label is 'my_transforms.half', which cannot be loaded: .*'half'",
         ),
         (
             "--data.train.stages+={class_path: my_transforms.Times, init_args: {faktor: 1}}",
-            (
-                "data.train: stages[0] is {'class_path': 'my_transforms.Times', 'init_args': "
-                "{'faktor': 1}}, which cannot be loaded: Group 'init_args' does not accept option"
-            ),
+            r"data.train: stages\[0\] .*Times.* cannot be loaded: .*'faktor'.* mean 'factor'\?",
         ),
-        ("--trainer.accelerator=quantum", "trainer: You selected an invalid accelerator name"),
+        ("--trainer.accelerator=quantum", "trainer: You selected an invalid accelerator name.*"),
+        ("--data.batch_size=${data.sed}", "Interpolation key 'data.sed' not found, .*batch_size'"),
+        ("--data.batch_size=${data.seed", r"no viable alternative at input '\$\{data.seed'.*"),
     ],
 )
-def test_our_own_message_stands_plainly_behind_the_section_or_split(option, message, refused):
+def test_an_option_that_cannot_work_is_refused_in_one_line(option, message, refused):
     told = refused(option)
-    assert told.startswith(message)
-    assert "\n" not in told
+    assert re.fullmatch(message, told), told  # a dot is no end of a line
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("${data.sed}", "Interpolation key 'data.sed' not found, at 'data.batch_size'"),
-        ("${data.seed", "no viable alternative at input '${data.seed'"),
-    ],
-)
-def test_an_interpolation_that_leads_nowhere_is_refused(text, message, refused, config):
-    told = refused(data=config["data"] | {"batch_size": text})
-    assert told.startswith(message)
-    assert "\n" not in told
+def test_an_empty_section_trainer_is_told(refused):
+    assert refused(trainer=None).startswith("trainer: the section is empty; give it settings")
 
 
 def test_an_error_in_the_users_own_code_keeps_its_traceback(make_cli, tmp_path, monkeypatch):

@@ -82,12 +82,10 @@ def draw_changes(draws, names, round_samples):
     """Up to four changes of weights."""
     changes, at_round = [], 0
     for _ in range(draws.integers(5)):
-        rounds = int(numbers_between(draws, 1, 30))
-        at_round += rounds
+        at_round += int(numbers_between(draws, 1, 30))
         weights = draw_weights(draws, names, KINDS[draws.integers(2)])
         samples = at_round * round_samples + int(draws.integers(round_samples))
-        over = int(draws.integers(1, min(rounds, 6) + 1))
-        changes.append(WeightChange(weights, samples=samples, over=over))
+        changes.append(WeightChange(weights, samples=samples))
     return changes
 
 

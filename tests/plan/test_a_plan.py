@@ -74,8 +74,9 @@ def orders_now():
 
 
 def mixtures_now():
-    to_labels = WeightChange({"web": 1, "labels": 6, "synth": 1}, samples=72, over=2)
-    changes = [to_labels, WeightChange({"synth": 1}, epoch=4)]
+    between = WeightChange({"web": 3, "labels": 4, "synth": 1}, samples=32)
+    to_labels = WeightChange({"web": 1, "labels": 6, "synth": 1}, samples=72)
+    changes = [between, to_labels, WeightChange({"synth": 1}, epoch=4)]
     changing = example_mixture(7, changes=changes, rounds=9)
     huge = [component(name, np.full(10**4, 10**5), 7, run=64) for name in ("a", "b", "c")]
     far = mixture(huge, {"a": 0.123456789, "b": 3, "c": 1}, round_units=64, rounds=10**6, seed=7)

@@ -43,22 +43,10 @@ def test_stages_begin_at_epochs_and_at_whole_rounds_of_samples():
     ]
 
 
-def test_a_way_over_several_steps_is_equal_steps():
-    to_labels = WeightChange({"labels": 1}, samples=320, over=4)
-    weights = {"web": 3, "labels": 1}
-    assert stages_of(schedule(to_labels, weights=weights)) == [
-        (0, {"web": 3, "labels": 1}),
-        (10, {"web": 9, "labels": 7}),
-        (20, {"web": 3, "labels": 5}),
-        (30, {"web": 3, "labels": 13}),
-        (40, {"web": 0, "labels": 1}),
-    ]
-
-
 def test_counts_agree_however_they_are_cut():
     changes = (
         WeightChange({"web": 1, "labels": 1}, samples=72),
-        WeightChange({"synth": 2, "web": 5}, samples=160, over=3),
+        WeightChange({"synth": 2, "web": 5}, samples=160),
     )
     changing = schedule(*changes)
     whole = changing.counts(0, 60)
@@ -81,7 +69,6 @@ def test_far_counts_are_exact():
         (WeightChange({"web": 1}), "got epoch=None and samples=None; give one"),
         (WeightChange({"web": 1}, epoch=-1), "got one at sample -800 of the run behind one at 0;"),
         (WeightChange({"web": 1}, samples=7), "first round of the run, which has 8 samples, where"),
-        (WeightChange({"web": 1}, epoch=1, over=101), "over must be from 1 to the 100 .*, got 101"),
         (WeightChange({"web": 1}, epoch=2**60), r"before sample 2\*\*62 of the run, got epoch=11"),
         (WeightChange({"web": 1}, samples=2**62), r"run, got samples=4611686018427387904; let it"),
         (WeightChange({"wep": 1}, epoch=1), "got 'wep'; its components are web, labels, synth"),
@@ -201,14 +188,6 @@ def test_a_component_without_weight_before_may_be_added_and_removed():
     order.mixture_identity.require_resumable(more.identity(), 48)
     with pytest.raises(StateError, match="late=1, web=1 from sample 48"):
         order.mixture_identity.require_resumable(more.identity(), 49)
-
-
-@pytest.mark.parametrize("stages", [None, "", "[[0]]", '[["a", {}]]'])
-def test_damaged_stages_are_refused(stages):
-    with pytest.raises(
-        StateError, match=r"stages in the checkpoint must be .*; it is damaged: resu"
-    ):
-        example_mixture().mixture_identity.require_resumable(saved() | {"stages": stages}, 1)
 
 
 # --- weights are exactly what is written

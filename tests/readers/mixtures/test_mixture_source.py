@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_shards.build.reader_choice import ReaderChoice, choose_reader
+from lightning_shards import SplitConfig
+from lightning_shards.build.reader_choice import choose_reader
 from lightning_shards.errors import ConfigError, StateError
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.shards.index import ShardIndex
@@ -51,10 +52,13 @@ TABLES = replace(REMOTE, has_tables=True)
 
 
 def chosen(reader="auto", sampling="resampled", **indexes):
-    choices = [
-        ReaderChoice(f"train.mix.{name}", reader, sampling, "staged" in name) for name in indexes
-    ]
-    return choose_reader(choices, list(indexes.values()), is_mixture=True)
+    configs = {
+        f"train.mix.{name}": SplitConfig(
+            "a.tar", reader=reader, sampling=sampling, stages=[iter] * ("staged" in name)
+        )
+        for name in indexes
+    }
+    return choose_reader(configs, list(indexes.values()), is_mixture=True)
 
 
 def test_a_mixture_is_indexed_where_all_components_can_be():

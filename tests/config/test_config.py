@@ -1,4 +1,4 @@
-"""`ShardDataModule.from_config`: a DictConfig, a dict or a YAML make the module they describe."""
+"""What config/ guarantees, in the names of its tests: one module from any form of settings."""
 
 from typing import Any
 
@@ -120,15 +120,15 @@ def test_a_dict_in_code_may_hold_callables_and_dataclasses():
         ({"batchsize": 3}, r"accept option 'batchsize'; did you mean 'batch_size'\?$"),
         (
             {"train": {"mix": {"web": {"urls": "a", "samplng": "shuffled"}}}},
-            r"^data.train: .* mix: .*Option 'samplng' .*; did you mean 'sampling'\?$",
+            r"^data.train.mix: Option 'samplng' .*; did you mean 'sampling'\?$",
         ),
         ({"train": {"url": "a"}}, r"^data.train: .*Option 'url' .*; did you mean 'urls'\?$"),
-        ({"train": 3}, r"^data.train: .*Given value: 3$"),
+        ({"train": 3}, r"^data.train: Not a valid .*SplitConfig. Got value: 3$"),
         ({"loader": {"pre": 3}}, r"^data: Group 'data' does not accept option 'loader.pre'"),
         ({"pool": "x"}, r"accept option 'pool'; did you mean 'data.loader.pool'\?$"),
         ({"batch_size": "x"}, r"^data.batch_size: Expected a <class 'int'>. Got value: x$"),
         ({"batch_size": 0}, r"^data: batch_size must be a whole number of at least 1, got 0$"),
-        ({"val": {"urls": 3}}, r"^data.val: .* urls: .*Expected a <class 'str'>.*Given value: 3$"),
+        ({"val": {"urls": 3}}, r"^data.val.urls: Expected a <class 'str'>. Got value: 3$"),
         ({"val": {"urls": "a", "batch_size": 0}}, r"^data.val: batch_size must be .*, got 0$"),
         ({"fields": None}, r"^data: the following arguments are required: data.fields$"),
         ({"batch_size": "${sed}"}, r"Interpolation key 'sed' not found, at 'batch_size'$"),
@@ -176,10 +176,3 @@ def test_a_structured_config_merges_type_checks_and_makes_the_same_split(tmp_pat
     split = SplitConfig("a-{0..3}.tar", batch_size=8, transforms={"label": float})
     assert OmegaConf.to_object(loaded) == OmegaConf.to_object(named) == split
     assert OmegaConf.to_object(OmegaConf.structured(LoaderConfig)) == LoaderConfig()
-
-
-@pytest.mark.parametrize(("value", "kind"), [(3, "int"), (True, "bool"), ([], "list"), (0, "int")])
-def test_a_section_of_other_values_is_refused(value, kind):
-    message = rf"^data.loader: it must be a mapping of settings, got a {kind}$"
-    with pytest.raises(ConfigError, match=message):
-        ShardDataModule.from_config(SETTINGS | {"loader": value})
