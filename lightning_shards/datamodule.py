@@ -9,7 +9,7 @@ reads a URL).
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from typing import Any, Literal, Self, cast, get_args
 
@@ -30,6 +30,7 @@ from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,
     EvaluationSplit,
+    GivenSplit,
     SplitConfig,
     SplitName,
     as_settings,
@@ -39,7 +40,6 @@ from lightning_shards.config.splits import (
 )
 from lightning_shards.errors import (
     ConfigError,
-    ShardError,
     require_at_least,
     require_choice,
 )
@@ -60,14 +60,12 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,
     change_parts,
-    only_with_val,
     split_read_by,
     splits_of,
     trainer_stage,
 )
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
 from lightning_shards.workers.inline import try_first_sample
-from lightning_shards.workers.pool import PoolDescription
 from lightning_shards.workers.worker_imports import prepare_workers
 
 _SETTINGS = tuple(setting.name for setting in fields(DataConfig))
@@ -152,14 +150,14 @@ class ShardDataModule(pl.LightningDataModule):
 
     def __init__(
         self,
-        train: SplitConfig | str | list[str] | None = None,
-        val: SplitConfig | str | list[str] | None = None,
-        test: SplitConfig | str | list[str] | None = None,
-        predict: SplitConfig | str | list[str] | None = None,
+        train: GivenSplit | None = None,
+        val: GivenSplit | None = None,
+        test: GivenSplit | None = None,
+        predict: GivenSplit | None = None,
         *,
-        val_sets: dict[str, SplitConfig] | None = None,
-        test_sets: dict[str, SplitConfig] | None = None,
-        predict_sets: dict[str, SplitConfig] | None = None,
+        val_sets: dict[str, GivenSplit] | None = None,
+        test_sets: dict[str, GivenSplit] | None = None,
+        predict_sets: dict[str, GivenSplit] | None = None,
         fields: dict[str, str],
         defaults: dict[str, Any] | None = None,
         decode: dict[str, Any] | None = None,
@@ -277,30 +275,12 @@ class ShardDataModule(pl.LightningDataModule):
         return DataConfig(**as_settings(self.splits), **given)
 
     def __repr__(self) -> str:
-        """The splits and what is known of them; nothing is counted or opened for it."""
-        is_inline = self.loader_config.pool == "inline"
-        made = PoolDescription(self.loader_config.pool, 0 if is_inline else self.num_workers)
-        first = (
-            f"{type(self).__name__}: batches of {', '.join(self.fields)}, made by {made.workers}"
-        )
+        """The splits as they were given; nothing is counted or opened for it."""
         splits = [name for name, config in self.splits.items() if config is not None]
-        return "\n".join([first, *(f"{name}: {self._told(name)}" for name in splits)])
+        first = f"{type(self).__name__}: batches of {', '.join(self.fields)}"
+        return "\n".join([first, *(f"{name}: {self._config(name).summary}" for name in splits)])
 
     __str__ = __repr__  # Lightning's own needs loaders that have a `dataset`
-
-    def _told(self, split: SplitName) -> str:
-        """What is known of a split, in a line."""
-        loader = self._loaders.get(split)
-        if loader is not None:
-            return loader.source.describe().epoch_text(loader.plan, len(loader))
-        try:
-            if split not in self._indexes:
-                return f"{self._config(split).summary}; not counted yet"
-            source = self.source(split)
-        except ShardError as error:  # training will say the same
-            return f"cannot be read: {error}"
-        plan = source.epochs.plan(world_size=1)
-        return source.describe().epoch_text(plan, plan.steps)
 
     def prepare_data(self) -> None:
         """Count the samples, once per node; the counts are kept in the cache for all ranks."""
@@ -325,10 +305,17 @@ class ShardDataModule(pl.LightningDataModule):
         """The loader of `train`; all ranks ask together, first and after a change."""
         return self._agreed_loaders(["train"])[0]
 
-    @only_with_val
-    def val_dataloader(self) -> ShardLoader | list[ShardLoader]:
-        """The loader of `val`, or those of `val_sets`; all ranks ask together, as for `train`."""
-        return self._evaluation_loaders("val")
+    @property
+    def val_dataloader(self) -> Callable[[], ShardLoader | list[ShardLoader]]:  # pyright: ignore[reportIncompatibleMethodOverride] a property that gives a method
+        """Gives the loader of `val`, or those of `val_sets`; all ranks ask together.
+
+        Where there is no `val`, it is Lightning's own, which Lightning takes for none: of a method
+        that it finds here it would require a `validation_step` of the model.
+        """
+        is_overridden_here = type(self).val_dataloader is not ShardDataModule.val_dataloader
+        if self.eval_names("val") or is_overridden_here:  # by a class that calls this one
+            return partial(self._evaluation_loaders, "val")
+        return partial(pl.LightningDataModule.val_dataloader, self)
 
     def test_dataloader(self) -> ShardLoader | list[ShardLoader]:
         """The loader of `test`, or those of `test_sets`; all ranks ask together, as for `train`."""

@@ -4,9 +4,7 @@ A dict or a list of loaders is combined by the Trainer, or by a CombinedLoader.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
-from inspect import getattr_static
-from typing import Any, Final, NoReturn, TypeVar, cast
+from typing import Any, Final, NoReturn, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
@@ -17,8 +15,6 @@ from lightning_shards.config.splits import Split, SplitName, kind_of
 from lightning_shards.errors import ConfigError
 from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import evaluation_loop
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
 
 STAGE_SPLITS: Final[dict[str, tuple[Split, ...]]] = {
     "fit": ("train", "val"),
@@ -51,28 +47,6 @@ def splits_of(named: Mapping[SplitName, object], kinds: Collection[str]) -> list
 def split_read_by(trainer: pl.Trainer) -> Split:
     """The split whose batches a trainer reads at this moment."""
     return _READ_NOW[trainer.state.stage]
-
-
-def only_with_val(method: _Method) -> _Method:
-    """The method `val_dataloader`, which Lightning does not find while no `val` is configured.
-
-    Lightning requires a `validation_step` of a model where it finds the method. It is decided
-    whenever the method is looked up, because a split may be added or removed at any time.
-    """
-    return cast("_Method", _MethodOfVal(method))
-
-
-class _MethodOfVal:
-    """Finds Lightning's own method, which it takes for none, if there is no `val`."""
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        self._method = method
-
-    def __get__(self, module: Any, module_class: type) -> Any:
-        is_found_by_super = getattr_static(module_class, "val_dataloader") is not self
-        if module is None or is_found_by_super or splits_of(module.splits, ["val"]):
-            return cast("Any", self._method).__get__(module, module_class)
-        return partial(pl.LightningDataModule.val_dataloader, module)
 
 
 Change = Callable[[Any, SplitName | None], Any]

@@ -14,12 +14,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
-    MissingFieldError,
     PlanError,
     ShardNotFoundError,
-    StateError,
 )
-from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.processes import ProcessPool
 
 SPLITS = ["train", "val", "test", "predict"]
@@ -80,11 +77,6 @@ def test_a_peek_says_what_a_loader_says_of_too_few_samples(make_module, urls):
         module.peek()
 
 
-def test_a_nominal_epoch_may_be_longer_than_the_data(make_module, urls):
-    loader = make_module(SplitConfig(urls, dataset_size=100)).loader("train")
-    assert len(loader) == len(list(loader)) == 50
-
-
 def test_a_split_overrides_what_the_module_says(make_module, urls):
     split = SplitConfig(
         urls,
@@ -97,23 +89,6 @@ def test_a_split_overrides_what_the_module_says(make_module, urls):
     batch = next(iter(module.loader("train")))
     assert list(batch) == ["__key__", "image", "__id__"]
     assert (batch["image"].dtype, len(batch["image"])) == (torch.int64, 3)
-
-
-def test_a_split_takes_what_the_module_says(make_module, urls):
-    module = make_module(
-        SplitConfig(urls), decode={"label": "text"}, transforms={"label": str.split}
-    )
-    assert all(label[0].isdigit() for label in next(iter(module.loader("train")))["label"])
-
-
-def test_stages_of_a_split_run(make_module, urls):
-    only_threes = SplitConfig(urls, stages=[keep_threes])
-    batch = next(iter(make_module(only_threes).loader("train")))
-    assert batch["label"].tolist() == [3, 3]
-
-
-def keep_threes(samples):
-    return (sample for sample in samples if sample["label"] == 3)
 
 
 def test_a_batch_may_be_a_tuple_of_the_fields(make_module, urls):
@@ -148,16 +123,6 @@ def test_a_transform_that_decodes_by_itself_gets_bytes(make_module, urls):
         make_module(SplitConfig(urls), decode={"image": "gray"}, **settings)
 
 
-def test_a_checkpoint_knows_the_library_that_decodes_images(make_module, urls):
-    crop = Crop()
-    crop.backend = "turbo"
-    turbo = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": crop})
-    pillow = make_module(SplitConfig(urls), fields={"image": "png"}, transforms={"image": Crop()})
-    state = turbo.loader("train").state_dict()
-    with pytest.raises(StateError, match=r"image_backend='turbo', this run has 'pillow'"):
-        pillow.loader("train").load_state_dict(state)
-
-
 def test_a_transform_of_no_field_is_refused_unless_a_stage_may_make_it(make_module, urls):
     transforms = {"mask": abs}
     with pytest.raises(ConfigError, match=r"transforms names \['mask'\], and the fields are"):
@@ -170,12 +135,6 @@ def test_workers_are_started_as_configured(make_module, urls):
     module = make_module(SplitConfig(urls), num_workers=3, loader=config)
     pool = module.loader("train").pool
     assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch=pool.batch)
-
-
-@pytest.mark.parametrize("settings", [{"num_workers": 0}, {"loader": LoaderConfig(pool="inline")}])
-def test_batches_are_made_inline_when_nobody_else_should(settings, make_module, urls):
-    module = make_module(SplitConfig(urls), **{"num_workers": 2} | settings)
-    assert isinstance(module.loader("train").pool, InlinePool)
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -199,12 +158,6 @@ def test_fewer_samples_than_a_global_batch_are_an_error(make_module, urls):
         module.loader("train", rank=2, world_size=3)
 
 
-def test_an_epoch_of_draws_that_fills_no_step_may_be_made_longer(make_module, urls):
-    module = make_module(SplitConfig(urls, sampling="resampled", dataset_size=5), batch_size=8)
-    with pytest.raises(PlanError, match=r"^train: 5 samples .* size, raise dataset_size or set"):
-        module.loader("train")
-
-
 def test_evaluation_of_fewer_samples_than_ranks_pads(make_module, pack_shards):
     module = make_module(val=SplitConfig(pack_shards([2])))
     weights = [
@@ -219,18 +172,6 @@ def test_a_size_that_the_shards_do_not_have_is_an_error(sampling, make_module, u
     module = make_module(SplitConfig(urls, sampling=sampling, dataset_size=12))
     with pytest.raises(ConfigError, match=r"dataset_size=12 of 'train' differs from the 11 sampl"):
         module.loader("train")
-
-
-def test_a_url_that_does_not_exist_is_named(make_module, urls):
-    gone = urls[0].replace("000000", "{000000..000004}")
-    with pytest.raises(ShardNotFoundError, match=r"2 of 5 shards missing: .*000003.tar"):
-        make_module(SplitConfig(gone)).loader("train")
-
-
-def test_a_field_that_no_sample_has_is_named(make_module, urls):
-    module = make_module(SplitConfig(urls), fields={"mask": "seg.png"})
-    with pytest.raises(MissingFieldError, match=r"'mask': wanted .*found \['cls', 'png'\]"):
-        next(iter(module.loader("train")))
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
@@ -281,11 +222,6 @@ def test_setting_up_a_stage_looks_at_its_own_splits(make_module, urls):
     module.setup("test")
     with pytest.raises(ShardNotFoundError):
         module.setup("fit")
-
-
-def test_preparing_counts_all_splits_once(make_module, urls, tmp_path):
-    make_module(SplitConfig(urls), val=SplitConfig(urls)).prepare_data()
-    assert len(list((tmp_path / "cache").glob("members/*/*"))) == len(urls)
 
 
 def test_a_module_can_be_sent_to_another_process(make_module, urls):

@@ -1,16 +1,6 @@
 """What a data module and a loader say of themselves: true, and without any file that is opened."""
 
-from pathlib import Path
-
-import pytest
-
 from lightning_shards import LoaderConfig, SplitConfig
-from lightning_shards.shards import tables
-
-
-@pytest.fixture
-def urls(pack_shards):
-    return pack_shards([4, 3, 4])
 
 
 def test_a_module_says_what_it_was_given_and_looks_for_nothing(make_module):
@@ -19,35 +9,17 @@ def test_a_module_says_what_it_was_given_and_looks_for_nothing(make_module):
         SplitConfig(mix=mix, dataset_size=8),
         val=SplitConfig("http://me:secret@host/a.tar?sign=secret", batch_size=1),
         predict=SplitConfig(["/nowhere/*.tar", "c.tar"]),
-        num_workers=3,
     )
     assert repr(module) == str(module) == (
-        "ShardDataModule: batches of label, made by 3 processes\n"
-        "train: a mix of web, hand, resampled, batches of 2 samples; not counted yet\n"
-        "val: http://host/a.tar, sequential, batches of 1 sample; not counted yet\n"
-        "predict: ['/nowhere/*.tar', 'c.tar'], sequential, batches of 2 samples; not counted yet"
+        "ShardDataModule: batches of label\n"
+        "train: a mix of web, hand, resampled, batches of 2 samples\n"
+        "val: http://host/a.tar, sequential, batches of 1 sample\n"
+        "predict: ['/nowhere/*.tar', 'c.tar'], sequential, batches of 2 samples"
     )  # fmt: skip
 
 
-def test_after_setup_a_module_knows_samples_steps_and_readers(make_module, urls, monkeypatch):
-    module = make_module(SplitConfig(urls), val=SplitConfig(urls[0]))
-    module.setup("validate")
-    for url in urls:
-        Path(url).unlink()  # nothing is opened any more
-    monkeypatch.setattr(tables, "scan_members", pytest.fail)
-    assert repr(module).splitlines()[1:] == [
-        f"train: {urls}, resampled, batches of 2 samples; not counted yet",
-        "val: 4 samples from 1 shard, sequential by the indexed reader, 2 steps of 1 x 2 samples",
-    ]
-
-
-def test_a_module_whose_settings_do_not_fit_says_why(make_module, urls):
-    module = make_module(SplitConfig(urls, sampling="shuffled", dataset_size=5))
-    module.setup("fit")
-    assert "\ntrain: cannot be read: dataset_size=5 of 'train' differs" in repr(module)
-
-
-def test_a_loader_says_what_an_epoch_is_and_who_makes_its_batches(make_module, urls):
+def test_a_loader_says_what_an_epoch_is_and_who_makes_its_batches(make_module, pack_shards):
+    urls = pack_shards([4, 3, 4])
     module = make_module(SplitConfig(urls, sampling="shuffled"))
     epoch = "11 samples from 3 shards, shuffled by the indexed reader"
     made = "made by the caller's own thread"
