@@ -5,7 +5,7 @@ costs no torch and no Lightning, and less than a millisecond: this module import
 """
 
 TYPE_CHECKING = False  # type checkers take this name for true; to import `typing` takes longer
-if TYPE_CHECKING:  # the aliases say that the names are public
+if TYPE_CHECKING:  # the aliases say that the names are public; each has an import of its own
     from lightning_shards.build.map_dataset import ShardDataset as ShardDataset
     from lightning_shards.callbacks.digest import EpochDigest as EpochDigest
     from lightning_shards.callbacks.predictions import (
@@ -70,54 +70,16 @@ if TYPE_CHECKING:  # the aliases say that the names are public
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "build.map_dataset": ["ShardDataset"],
-    "callbacks.digest": ["EpochDigest"],
-    "callbacks.predictions": ["ShardPredictionWriter"],
-    "callbacks.resume": ["ExactResume"],
-    "callbacks.set_epoch": ["SetEpoch"],
-    "callbacks.throughput": ["DataThroughputMonitor"],
-    "cli": ["ShardCLI"],
-    "config.loading": ["LoaderConfig", "RayConfig"],
-    "config.mixtures": ["ComponentConfig", "WeightChangeConfig"],
-    "config.splits": ["BatchAlikeConfig", "SplitConfig"],
-    "datamodule": ["ShardDataModule"],
-    "dataprep.writer": ["ShardWriter"],
-    "errors": [
-        "ConfigError",
-        "DamagedShardError",
-        "DigestError",
-        "FileAccessError",
-        "IndexMismatchError",
-        "MissingFieldError",
-        "PlanError",
-        "RankError",
-        "SampleError",
-        "ShardError",
-        "ShardNotFoundError",
-        "StateError",
-        "StorageError",
-        "TransformError",
-        "UnsafeError",
-        "UrlError",
-        "WorkerError",
-    ],
-    "loader": ["ShardLoader"],
-    "plan.epoch": ["EpochPlan", "EpochSchedule", "plan_epoch"],
-    "plan.order": ["Order", "SampleOrder"],
-    "plan.place": ["Cursor", "Place"],
-    "readers.source": ["ServedSample", "Source", "SourceDescription"],
-    "samples.clips": ["DecodeAudioClip", "DecodeVideoClip"],
-    "samples.collate": ["LoadedBatch"],
-    "samples.crops": ["DecodeCenterCrop", "DecodeRandomResizedCrop", "DecodeResize"],
-    "samples.pad": ["PadCollate"],
-    "shards.filters.applying": ["ShardColumns"],
-    "shards.index": ["ShardIndex"],
-    "shards.patterns": ["expand_urls"],
-    "shards.storage.protocol": ["ShardReads", "ShardStat", "Storage"],
-    "workers.pool": ["BatchStream", "Pool", "PoolDescription"],
-}
-_HOMES = dict(sorted((name, home) for home, names in _NAMES.items() for name in names))
+
+def _read_homes() -> dict[str, str]:
+    """By public name the module that defines it, as the imports above say, which do not run."""
+    source: str = globals()["__loader__"].get_data(__file__).decode()
+    lines = source.replace("(\n", "").splitlines()  # with the name behind an open bracket
+    words = [line.split() for line in lines if line.startswith("    from lightning_shards.")]
+    return dict(sorted((each[3], each[1]) for each in words))
+
+
+_HOMES = _read_homes()
 if not TYPE_CHECKING:  # type checkers take the aliases above
     __all__ = list(_HOMES)
 
@@ -128,7 +90,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'lightning_shards' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"lightning_shards.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ def test_the_names_are_those_that_can_be_loaded():
 
 @pytest.mark.parametrize("name", lightning_shards.__all__)
 def test_a_name_is_what_its_module_defines(name):
-    module = importlib.import_module(f"lightning_shards.{lightning_shards._HOMES[name]}")
+    module = importlib.import_module(lightning_shards._HOMES[name])
     assert getattr(lightning_shards, name) is vars(module)[name]
 
 
