@@ -31,10 +31,7 @@ def crop_alike(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, An
     top, left = rng.integers(image.shape[-1] - CROP + 1, size=2).tolist()
     flip = [-1] if rng.integers(2) else []
     crop = (..., slice(top, top + CROP), slice(left, left + CROP))
-    return {"image": image[crop].flip(flip), "mask": mask[crop].flip(flip)[0]}
-
-
-crop_alike.takes_fields = ("image", "mask")  # all else is decoded by batches
+    return sample | {"image": image[crop].flip(flip), "mask": mask[crop].flip(flip)[0]}
 
 
 def pack(folder: Path, samples: int, seed: int) -> None:

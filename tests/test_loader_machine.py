@@ -8,6 +8,7 @@ import itertools
 import json
 import pickle
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -39,31 +40,21 @@ SAMPLES = sum(COUNTS)
 SEED = 3
 MACHINES = settings.default.max_examples // 2  # 50 in CI, 10,000 with the profile thorough
 MOVES = 30
+SAVED = st.integers(0, 99)  # which of the states that were saved
 SHAPES = st.tuples(  # batch size, world size, workers, steps at which an epoch is cut
     st.integers(1, 4), st.integers(1, 4), st.integers(0, 3), st.just(SAMPLES) | st.integers(1, 4)
 )
 
 
-class WorkersInTurn:
+class WorkersInTurn(NamedTuple):
     """A pool without processes: the workers' batches in turn."""
 
-    def __init__(self, num_workers):
-        self.num_workers = num_workers
+    num_workers: int
 
     def start(self, source, place, cursor):
-        places = (place.with_worker(each, self.num_workers) for each in range(self.num_workers))
-        return BatchesInTurn([produce(source, each, cursor) for each in places])
-
-
-class BatchesInTurn:
-    def __init__(self, workers):
-        self.worker_epochs = itertools.cycle(workers)
-
-    def __next__(self):
-        return next(next(self.worker_epochs))
-
-    def close(self):
-        self.worker_epochs = iter(())  # the generators close their files as they go
+        places = [place.with_worker(each, self.num_workers) for each in range(self.num_workers)]
+        workers = itertools.cycle([produce(source, each, cursor) for each in places])
+        return (next(worker) for worker in workers)
 
 
 def make_pool(number):
@@ -231,12 +222,12 @@ class LoaderMachine(RuleBasedStateMachine):
         state = json.loads(json.dumps(self.loaders[0].state_dict()))
         self.saved.append((state, self.served[: state["samples"]]))
 
-    @rule(number=st.integers(0, 99), shape=SHAPES)
+    @rule(number=SAVED, shape=SHAPES)
     def load_in_another_world(self, number, shape):
         self.make_loaders(shape)
         self.load(number)
 
-    @rule(number=st.integers(0, 99))
+    @rule(number=SAVED)
     def load(self, number):
         state, served = self.saved[-1 - number % len(self.saved)]
         for loader in self.loaders:
@@ -244,28 +235,23 @@ class LoaderMachine(RuleBasedStateMachine):
         self.served = list(served)
         self.model.go_to(state["epoch"], state["samples"], is_loaded=True)
 
-    @rule(number=st.integers(0, 99), failing=st.integers(0, 3), others_go_on=st.booleans())
-    def fail_on_one_rank_and_load(self, number, failing, others_go_on):
-        """A job that lost a rank knows no more than its last checkpoint."""
+    @rule(number=SAVED | st.none(), first=st.integers(0, 3), others_go_on=st.booleans())
+    def fail(self, number, first, others_go_on):
+        """A job that lost a rank knows no more than its last checkpoint; else all fail."""
         self.begin()
         if self.model.left:
-            Draw.failures = 1
-            iterators = list(self.iterators)
-            with pytest.raises(SampleError, match="bad day"):
-                next(iterators.pop(failing % len(iterators)))
-            for iterator in iterators if others_go_on else []:
-                next(iterator)
-        self.load(number)
-
-    @rule()
-    def fail_on_all_ranks(self):
-        self.begin()
-        if self.model.left:
-            Draw.failures = len(self.loaders)
-            for iterator in self.iterators:
+            first %= len(self.iterators)
+            iterators = [*self.iterators[first:], *self.iterators[:first]]
+            failing = 1 if number is not None else len(iterators)
+            Draw.failures = failing
+            for iterator in iterators[:failing]:
                 with pytest.raises(SampleError, match="bad day"):
                     next(iterator)
+            for iterator in iterators[failing:] if others_go_on else []:
+                next(iterator)
         self.model.left = None
+        if number is not None:
+            self.load(number)
 
     @rule(how=st.sampled_from(["drop", "close", "pickle"]))
     def leave_the_epoch(self, how):
@@ -294,12 +280,6 @@ class LoaderMachine(RuleBasedStateMachine):
         for loader in getattr(self, "loaders", []):
             loader.close()
 
-    @rule(number=st.integers(0, 99), epoch=st.none() | st.integers(0, 3))
-    def load_and_set_the_epoch(self, number, epoch):
-        """As loops over epochs do, mostly with the epoch that was loaded."""
-        self.load(number)
-        self.set_the_epoch(self.model.epoch if epoch is None else epoch)
-
     @invariant()
     def all_ranks_agree_with_the_model(self):
         for loader in self.loaders:
@@ -308,36 +288,14 @@ class LoaderMachine(RuleBasedStateMachine):
             assert len(loader) == self.model.length
 
 
-@pytest.fixture(scope="module")
-def drawn():
-    return {}
-
-
-@pytest.fixture(scope="module")
-def make_machine(tmp_path_factory, pack_into, drawn):
-    """Makes machines over one set of shards."""
-    folder = tmp_path_factory.mktemp("machine")
-    index = ShardIndex(tuple(pack_into(folder, COUNTS)), np.array(COUNTS, np.int64))
-    return lambda: LoaderMachine(index, str(folder / "cache"), drawn)
-
-
 @pytest.mark.slow
-def test_loaders_of_all_ranks_do_what_a_list_would(make_machine, drawn):
+def test_loaders_of_all_ranks_do_what_a_list_would(pack_shards, tmp_path):
+    index = ShardIndex(tuple(pack_shards(COUNTS)), np.array(COUNTS, np.int64))
+    drawn = {}
     run_state_machine_as_test(
-        make_machine,
+        lambda: LoaderMachine(index, str(tmp_path / "cache"), drawn),
         settings=settings(
             max_examples=MACHINES, stateful_step_count=MOVES, report_multiple_bugs=False
         ),
     )
     assert len(set(drawn.values())) == len(drawn) > SAMPLES, "samples share what they drew"
-
-
-def test_a_restored_evaluation_is_epoch_0_whatever_epoch_was_set(make_machine):
-    machine = make_machine()
-    machine.start("shuffled", "drop", pinned=True, shape=(2, 2, 1, SAMPLES))
-    machine.set_the_epoch(2)
-    machine.save()
-    machine.load(0)
-    machine.take_a_step()
-    machine.all_ranks_agree_with_the_model()
-    machine.teardown()

@@ -12,6 +12,7 @@ the batch by samples.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,6 +37,7 @@ from lightning_shards.samples.collate import (
     LoadedBatch,
     Sample,
     column_of,
+    fields_of,
     join_columns,
     numbers_or_list,
 )
@@ -48,13 +50,8 @@ from lightning_shards.samples.member_bytes import (
     MemberBytes,
 )
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import Arena, new_array
-from lightning_shards.samples.transforms import (
-    SampleTransforms,
-    batch_fields,
-    fields_of,
-    require_same_fields,
-)
+from lightning_shards.samples.tensors import Arena
+from lightning_shards.samples.transforms import SampleTransforms, batch_fields_of
 from lightning_shards.shards.classes import ClassNames
 
 
@@ -361,7 +358,7 @@ class BatchReader:
             fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
             decoders = {name: decoder_of(field) for name, field in fields.items()}
             with transforms.keeping_globals():
-                samples = list(self._samples(part, keys, decoders, {}))
+                samples = list(self._samples(part, keys, decoders))
             with self._clock.on("collate"):
                 entries = part.of(weights), part.of(numbers)
                 own = self._components.collation.given(samples, *entries)
@@ -373,60 +370,42 @@ class BatchReader:
         self, part: _Part, keys: Sequence[str], columns: Mapping[str, Column]
     ) -> dict[str, Column]:
         """These columns and those that transforms take or make, in their order."""
-        decoders, transforms = self._decoders[part.recipe], self._transforms[part.recipe]
         arena = self._arena if part.rows is None else None
-        # Crops write to these row by row; a batch is given out with all rows only.
-        pixels = {
-            name: new_array((len(part.ids), *shape), np.uint8, arena)
-            for name, shape in transforms.crop_shapes.items()
-        }
-        is_joint, names = bool(transforms.sample_transforms), self._names[part.recipe]
-        samples, growing = list[Sample](), dict[str, GrowingColumn]()
-        for made in self._samples(part, keys, decoders, pixels):
+        decoders, recipe = self._decoders[part.recipe], self._components.recipes[part.recipe]
+        samples: list[Sample] = []
+        growing = defaultdict[str, GrowingColumn](partial(GrowingColumn, len(part.ids), arena))
+        for made in self._samples(part, keys, decoders):
             begin = self._clock.begin("collate")
-            if not samples:
-                given = fields_of(made) if is_joint else decoders
-                own = (name for name in given if name not in pixels)
-                growing = {name: GrowingColumn(len(part.ids), arena) for name in own}
-            for name, column in growing.items():
-                made[name] = column.put(made[name])
+            for name in fields_of(made) if recipe.sample_transforms else decoders:
+                made[name] = growing[name].put(made[name])
             samples.append(made)
             self._clock.lap("collate", begin, "collate")
         begin = self._clock.begin("collate")
-        finished = {name: column.finished(samples, name) for name, column in growing.items()}
+        named = self._names[part.recipe], self._components.batch_format, recipe.sample_transforms
+        finished = {
+            name: columns[name] if name in columns else growing[name].finished(samples, name)
+            for name in batch_fields_of(samples, *named)
+        }
         self._clock.lap("collate", begin, "collate")
-        if is_joint:
-            made_names = [*columns, *fields_of(samples[0])]
-            names = batch_fields(made_names, names, self._components.batch_format)
-        every = {**columns, **pixels, **finished}
-        return {name: every[name] for name in names}
+        return finished
 
     def _samples(
         self,
         part: _Part,
         keys: Sequence[str],
         decoders: Mapping[str, Callable[[bytes | None], Any]],
-        pixels: Mapping[str, NDArray[np.uint8]],
     ) -> Iterator[Sample]:
-        """The samples of a part, with the fields that are decoded and transformed one by one.
-
-        One image is held at a time. Crops write it to its row of `pixels`.
-        """
-        transforms, first = self._transforms[part.recipe], None
+        """The samples of a part, with the fields that are decoded and transformed one by one."""
+        transforms = self._transforms[part.recipe]
         begin = self._clock.begin("read")
         data = {name: iter(part.members[name].with_gaps()) for name in decoders}
-        urls, ids = self._shards.urls, part.ids.tolist()
-        for row, (key, (shard, number)) in enumerate(zip(part.of(keys), ids, strict=True)):
+        urls, rows = self._shards.urls, (part.of(keys), part.ids.tolist(), part.positions)
+        for key, (shard, number), position in zip(*rows, strict=True):
             sample: Sample = {"__key__": key, "__url__": urls[shard], "__id__": (shard, number)}
             sample |= {name: next(each) for name, each in data.items()}
             begin = self._clock.lap("read", begin, "decode")
             for name, decode in decoders.items():
                 sample[name] = decode(sample[name])
             self._clock.lap("decode", begin, "transform")
-            rows = {name: column[row] for name, column in pixels.items()}
-            made = transforms.apply(sample, part.positions[row], rows)
-            if transforms.sample_transforms:
-                first = first or made
-                require_same_fields(first, made)
-            yield made
+            yield transforms.apply(sample, position)
             begin = self._clock.begin("read")

@@ -32,12 +32,12 @@ from lightning_shards.samples.collate import (
     LoadedBatch,
     Sample,
     column_of,
+    fields_of,
 )
 from lightning_shards.samples.decoders import OwnDecoder
 from lightning_shards.samples.fields import (
     Field,
     decoding_loads_torch,
-    optional_names,
     with_arrays,
 )
 from lightning_shards.samples.generators import (
@@ -62,8 +62,6 @@ from lightning_shards.samples.transforms import (
     SampleTransforms,
     Transform,
     batch_fields_of,
-    crops_of,
-    fields_of,
     sample_steps,
 )
 from lightning_shards.shards.index import ShardIndex
@@ -114,7 +112,7 @@ class Recipe:
     @property
     def optional(self) -> frozenset[str]:
         """The names of the fields that samples may lack."""
-        return optional_names(self.fields)
+        return frozenset(field.name for field in self.fields if field.is_optional)
 
     @property
     def callables(self) -> tuple[tuple[str, object], ...]:
@@ -169,10 +167,8 @@ class Recipe:
 
     def keyed(self, seeds: SampleSeeds, clock: StageClock | None = None) -> SampleTransforms:
         """Its transforms with the randomness of one epoch."""
-        # a batch in which an optional field is missing has no array of it
-        crops = crops_of(self.transforms, self.optional) if self.plain else {}
-        called = self.sample_transforms, self.optional, crops
-        return SampleTransforms(self.transforms, seeds, clock, *called)
+        steps = self.transforms, seeds, clock, self.sample_transforms, self.optional
+        return SampleTransforms(*steps, plain=self.plain)
 
     def batch_names(self, rows: Sequence[Sample], batch_format: BatchFormat) -> list[str]:
         """The fields of a batch of these rows in their order; errors as of `batch_fields_of`."""

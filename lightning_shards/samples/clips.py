@@ -71,12 +71,14 @@ class DecodeAudioClip:
 
     def __call__(self, data: bytes, rng: np.random.Generator) -> "torch.Tensor":
         """The clip of one file."""
-        decoder = self._opened(data)
+        settings = {"sample_rate": self.sample_rate, "num_channels": self.num_channels}
+        decoder = _decoders().AudioDecoder(data, **settings)
         begin = decoder.metadata.begin_stream_seconds_from_header or 0.0
         start = self.start_s or 0.0
         if self.start_s is None and self.seconds is not None:
             start = float(rng.uniform(0, max(_length_s(decoder.metadata) - self.seconds, 0)))
-        found = self._sound(data, decoder, begin, start)
+        first, seconds = begin + start, self._num_samples / self.sample_rate
+        found = decoder.get_samples_played_in_range(first, first + seconds).data
         num_samples = min(self._num_samples, found.shape[1])
         if self.seconds is None:
             if num_samples == self._num_samples:
@@ -85,22 +87,6 @@ class DecodeAudioClip:
         clip = found.new_zeros(self.num_channels, self._num_samples)
         clip[:, :num_samples] = found[:, :num_samples]
         return clip
-
-    def _opened(self, data: bytes) -> Any:
-        """A decoder, which can be asked once: a second part would not be what it is alone."""
-        return _decoders().AudioDecoder(
-            data, sample_rate=self.sample_rate, num_channels=self.num_channels
-        )
-
-    def _sound(self, data: bytes, decoder: Any, begin: float, start: float) -> "torch.Tensor":
-        """The samples from `start` on, fewer where the file ends before."""
-        first, seconds = begin + start, self._num_samples / self.sample_rate
-        part = decoder.get_samples_played_in_range(first, first + seconds)
-        first = part.pts_seconds
-        if first > begin + start and part.duration_seconds < seconds:
-            # Opus in WebM begins some milliseconds behind what its header says
-            part = self._opened(data).get_samples_played_in_range(first, first + seconds)
-        return part.data
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from lightning_shards.samples.images import (
     Backend,
     Box,
     Pixels,
-    flip_left_right,
     put_channels_first,
     require_backend,
     show_part,
@@ -27,16 +26,6 @@ from lightning_shards.samples.tensors import as_tensor
 
 if TYPE_CHECKING:
     import torch
-
-
-def require_growing(name: str, value: tuple[float, float]) -> None:
-    """Check that the numbers of a setting are above 0, the second no smaller than the first.
-
-    Raises:
-        ConfigError: They are not.
-    """
-    if not 0 < value[0] <= value[1] < inf:
-        raise ConfigError(f"{name} must be two growing numbers above 0, got {value!r}")
 
 
 _TRIES = 10
@@ -66,18 +55,12 @@ class Crop(ABC):
         """The shape of every result: (3, size, size), or (1, size, size) in gray."""
         return (1 if self.gray else 3, self.size, self.size)
 
-    def pixels(
-        self, data: bytes, rng: np.random.Generator | None = None, out: Pixels | None = None
-    ) -> Pixels:
-        """The pixels, uint8 of the shape `shape`, written into `out` if it is given."""
-        out = np.empty(self.shape, np.uint8) if out is None else out
-        sides = (self.size, self.size)
+    def pixels(self, data: bytes, rng: np.random.Generator | None = None) -> Pixels:
+        """The pixels, uint8 of the shape `shape`."""
+        out, sides = np.empty(self.shape, np.uint8), (self.size, self.size)
         part = np.empty(sides if self.gray else (*sides, 3), np.uint8)
-        box_of = partial(self._box, rng=rng)
-        show_part(data, box_of, part, backend=self.backend)
-        if self._is_flipped(rng):
-            flip_left_right(part, self.backend)
-        put_channels_first(part, out, self.backend)
+        show_part(data, partial(self._box, rng=rng), part, backend=self.backend)
+        put_channels_first(part, out, self.backend, is_flipped=self._is_flipped(rng))
         return out
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> "torch.Tensor":
@@ -114,8 +97,10 @@ class DecodeRandomResizedCrop(Crop):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_growing("scale", self.scale)
-        require_growing("ratio", self.ratio)
+        for name, (first, second) in {"scale": self.scale, "ratio": self.ratio}.items():
+            if not 0 < first <= second < inf:
+                got = getattr(self, name)
+                raise ConfigError(f"{name} must be two growing numbers above 0, got {got!r}")
         if not 0 <= self.flip <= 1:
             raise ConfigError(f"flip must be a probability, got {self.flip!r}")
 

@@ -109,13 +109,9 @@ def _decode_pth(data: bytes) -> Any:
     return load_torch().load(io.BytesIO(data), weights_only=True, map_location="cpu")
 
 
-def _of_images(name: str, **settings: Any) -> Decoder:
-    """A decoder of `samples.images`, which is imported with the first image."""
-
-    def decode(data: bytes) -> Any:
-        return getattr(import_module("lightning_shards.samples.images"), name)(data, **settings)
-
-    return decode
+def _by_images(data: bytes, name: str) -> Any:
+    """What a decoder of `samples.images` gives, which is imported with the first image."""
+    return getattr(import_module("lightning_shards.samples.images"), name)(data)
 
 
 _NUMPY = b"\x93NUMPY"
@@ -129,14 +125,6 @@ _NPY_LONGEST = _NPY_PREFIX + 2**16
 """Most bytes of an .npy file of version 1 up to the end of its header."""
 
 _NUMBERS = ("uint8", "uint16", "int16", "int32", "int64", "float16", "float32", "float64")
-
-
-class _Layout(NamedTuple):
-    """The shape and the type of an array, and where in its .npy file its numbers begin."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    start: int
 
 
 def decode_npy(data: bytes) -> np.ndarray:
@@ -159,10 +147,11 @@ def _header(begin: bytes) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _layout(header: bytes) -> _Layout | None:
-    """What the header of an .npy file says; None unless it is of plain numbers in C order.
+def _layout(header: bytes) -> tuple[tuple[int, ...], np.dtype[Any], int] | None:
+    """The shape and the type of the array in an .npy file, and where its numbers begin.
 
-    It is kept, because parsing costs as much as copying 100 kB.
+    None unless they are plain numbers in C order. It is kept, because parsing costs as much as
+    copying 100 kB.
     """
     if not header.startswith(_MAGIC):
         return None
@@ -170,7 +159,7 @@ def _layout(header: bytes) -> _Layout | None:
     np.lib.format.read_magic(file)
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     is_plain = not is_fortran and torch_has(dtype) and min(shape, default=1) > 0
-    return _Layout(shape, dtype, file.tell()) if is_plain else None
+    return (shape, dtype, file.tell()) if is_plain else None
 
 
 def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
@@ -199,10 +188,10 @@ def npy_column(members: FieldMembers) -> NDArray[Any] | None:
         return None
     header = _header(rows[0, :_NPY_LONGEST].tobytes())
     layout = _layout(header)
-    if layout is None or not layout.dtype.isnative:
+    if layout is None:
         return None
     shape, dtype, start = layout
-    if rows.shape[1] != start + prod(shape) * dtype.itemsize:
+    if not dtype.isnative or rows.shape[1] != start + prod(shape) * dtype.itemsize:
         return None
     if rows[:, :start].tobytes() != header * len(rows):
         return None
@@ -226,9 +215,6 @@ COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
 MOST_UNPACKED_BYTES = 2**30
 """A member that unpacks to more is taken for a bomb: a file made to fill the memory."""
 
-_PIECE = 2**20
-"""Bytes that are unpacked at once."""
-
 
 def gunzip(data: bytes) -> bytes:
     """The bytes in a .gz file, of all its streams.
@@ -238,16 +224,14 @@ def gunzip(data: bytes) -> bytes:
     """
     if not data:  # gzip takes it for no stream, and gives no bytes
         raise ValueError("its .gz is empty")
-    unpacked = bytearray()
     try:
         with GzipFile(fileobj=io.BytesIO(data)) as file:
-            while piece := file.read(_PIECE):
-                unpacked += piece
-                if len(unpacked) > MOST_UNPACKED_BYTES:
-                    raise ValueError(f"its .gz holds more than {MOST_UNPACKED_BYTES} bytes")
+            unpacked = file.read(MOST_UNPACKED_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"its .gz is damaged: {error}") from error
-    return bytes(unpacked)
+    if len(unpacked) > MOST_UNPACKED_BYTES:
+        raise ValueError(f"its .gz holds more than {MOST_UNPACKED_BYTES} bytes")
+    return unpacked
 
 
 def decode_npz(data: bytes) -> dict[str, NDArray[Any]]:
@@ -279,10 +263,10 @@ DECODERS: dict[str, Decoder] = {
     "npy": decode_npy,
     "npz": decode_npz,
     **{dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS},
-    "rgb": _of_images("decode_rgb"),
-    "gray": _of_images("decode_gray"),
-    "pil": _of_images("decode_pil"),
-    LABELS: _of_images("decode_labels"),
+    "rgb": partial(_by_images, name="decode_rgb"),
+    "gray": partial(_by_images, name="decode_gray"),
+    "pil": partial(_by_images, name="decode_pil"),
+    LABELS: partial(_by_images, name="decode_labels"),
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }

@@ -35,8 +35,7 @@ from lightning_shards.samples.decoders import (
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
-    crops_of,
-    first_taking,
+    is_crop,
     takes_arrays,
     takes_bytes,
     where_of,
@@ -186,7 +185,7 @@ def make_fields(
     decode: Mapping[str, Any],
     allow_unsafe: frozenset[str],
     transforms: Mapping[str, Transform] = MappingProxyType({}),
-    defaults: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Field, ...]:
     """The fields of a split, checked.
 
@@ -204,33 +203,32 @@ def make_fields(
     """
     decoders = {key: own_decoder(key, value) for key, value in decode.items()}
     _require_names(fields, decoders)
-    decoders |= _raw_where_bytes_are_taken(fields, decoders, transforms)
-    optional = _optional_among(fields, defaults or {})
     made = tuple(
         Field(
             name,
             suffixes_of(text),
-            decoders.get(name),
-            is_optional=name in optional,
-            default=(defaults or {}).get(name),
+            _chosen(name, decoders.get(name), transforms.get(name)),
+            is_optional=_OPTIONAL in text,
+            default=defaults.get(name),
         )
         for name, text in fields.items()
     )
+    _require_optional(fields, defaults, made)
     for field in made:
         _require_usable(field, allow_unsafe)
     return made
 
 
-def _optional_among(fields: Mapping[str, str], defaults: Iterable[str]) -> list[str]:
-    """The names of the optional fields, to one of which each default belongs."""
-    optional = [name for name, text in fields.items() if _OPTIONAL in text]
+def _require_optional(
+    fields: Mapping[str, str], defaults: Iterable[str], made: Iterable[Field]
+) -> None:
+    optional = [field.name for field in made if field.is_optional]
     for name in defaults:
         if name not in optional:
             raise ConfigError(
                 f"defaults names {name!r}, and the optional fields are {optional}; write "
                 f"{{{name}: '{fields.get(name, 'SUFFIX')}?'}} in fields, or leave its default out"
             )
-    return optional
 
 
 def suffixes_of(text: str) -> tuple[str, ...]:
@@ -254,20 +252,18 @@ def _require_names(fields: Mapping[str, str], decoders: Iterable[str]) -> None:
         )
 
 
-def _raw_where_bytes_are_taken(
-    fields: Mapping[str, str],
-    decoders: Mapping[str, DecoderChoice],
-    transforms: Mapping[str, Transform],
-) -> dict[str, DecoderChoice]:
-    """`raw` for the fields whose transforms decode by themselves."""
-    decoding = [name for name in fields if takes_bytes(transforms.get(name))]
-    for name in decoding:
-        if decoders.get(name, RAW) != RAW:
-            raise ConfigError(
-                f"the transform of {name!r} decodes by itself, and decode={decoders[name]!r} "
-                f"would do so before it; leave {name!r} out of decode"
-            )
-    return dict.fromkeys(decoding, RAW)
+def _chosen(
+    name: str, decoder: DecoderChoice | None, transform: Transform | None
+) -> DecoderChoice | None:
+    """The decoder of a field; `raw` if its transform decodes by itself."""
+    if not takes_bytes(transform):
+        return decoder
+    if decoder not in {None, RAW}:
+        raise ConfigError(
+            f"the transform of {name!r} decodes by itself, and decode={decoder!r} would do so "
+            f"before it; leave {name!r} out of decode"
+        )
+    return RAW
 
 
 def _require_usable(field: Field, allow_unsafe: frozenset[str]) -> None:
@@ -311,8 +307,7 @@ def with_arrays(
     """The fields, of which some give decoded pixels as arrays, so that torch is not needed.
 
     These are the fields whose transform has the attribute ``takes_arrays = True``. If there are
-    sample transforms, the first one that is given the field decides. What a transform is given
-    depends on nothing else.
+    sample transforms, the first one decides. What a transform is given depends on nothing else.
 
     Args:
         fields: The fields of a split.
@@ -322,7 +317,7 @@ def with_arrays(
     """
 
     def gives_arrays(field: Field) -> bool:
-        first = first_taking(sample_transforms, field.name) or transforms.get(field.name)
+        first = sample_transforms[0] if sample_transforms else transforms.get(field.name)
         if first is None:  # a column with missing values is a list, where arrays would stay arrays
             return plain and not field.is_optional
         return takes_arrays(first)
@@ -341,18 +336,12 @@ def decoding_loads_torch(
 
     `plain` says whether fields without a transform give arrays, as in `with_arrays`.
     """
-    crops = crops_of(transforms)
     return any(
         "pth" in field.decoders
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
-        or (field.name in crops and (field.is_optional or not plain))
+        or (is_crop(transforms.get(field.name)) and (field.is_optional or not plain))
         for field in with_arrays(fields, transforms, sample_transforms, plain=plain)
     )
-
-
-def optional_names(fields: Iterable[Field]) -> frozenset[str]:
-    """The names of the fields that samples may lack."""
-    return frozenset(field.name for field in fields if field.is_optional)
 
 
 GivenClasses: TypeAlias = Sequence[str] | Mapping[str, int]
@@ -372,19 +361,16 @@ def with_given_classes(
         ConfigError: They are given in another form, a name is empty or given twice, or the field is
             not decoded as `class`.
     """
-    decoded = [field.name for field in fields if CLASS in field.decoders]
-    for name in classes:
+    by_name = {field.name: field for field in fields}
+    decoded = [name for name, field in by_name.items() if CLASS in field.decoders]
+    for name, given in classes.items():
         if name not in decoded:
             raise ConfigError(
                 f"classes names {name!r}, and the fields that are decoded as 'class' are "
                 f"{decoded}; add decode: {{{name}: class}}, or leave its classes out"
             )
-    return tuple(
-        replace(field, classes=_given(field.name, classes[field.name]))
-        if field.name in classes
-        else field
-        for field in fields
-    )
+        by_name[name] = replace(by_name[name], classes=_given(name, given))
+    return tuple(by_name.values())
 
 
 def lack_classes(fields: Iterable[Field]) -> bool:

@@ -48,10 +48,6 @@ class SampleSeeds:
         self._philox.state = self._state
         return self._generator
 
-    def words(self, position: int, count: int) -> list[int]:
-        """Seeds of 32 bits for generators that belong to one sample."""
-        return self.generator(position).integers(2**32, size=count).tolist()
-
     def seed_globals(self, position: int) -> None:
         """Seed Python's, numpy's and torch's global generators for one sample."""
         word = int(self.generator(position).integers(2**63))

@@ -18,7 +18,7 @@ row below.
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from io import BytesIO
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -27,78 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import SampleError, require_choice, require_library
-
-_MARKER_AND_LENGTH = struct.Struct(">HH")
-_FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, number of components
-_BASELINE, _SCAN = 0xFFC0, 0xFFDA
-_TABLES, _APPLICATION, _COMMENT = (0xFFC4, 0xFFDB), range(0xFFE0, 0xFFF0), 0xFFFE
-_BEFORE_A_SCAN = frozenset({_BASELINE, _SCAN, *_TABLES, *_APPLICATION, _COMMENT})
-_END_OF_IMAGE = b"\xff\xd9"
-
-_BLOCK_HEIGHT = 8
-_LEAST_WIDTH = 8
-"""From this width on the width alone decides at which scale simplejpeg decodes an image."""
-
-
-class JpegFrame(NamedTuple):
-    """What the header of a JPEG says of its pixels.
-
-    Attributes:
-        height: Rows of pixels.
-        width: Columns of pixels.
-        mcu_height: Rows of an MCU (minimum coded unit), which are coded together; 0 if all rows
-            must be decoded.
-        height_at: Where among the bytes the height is.
-    """
-
-    height: int
-    width: int
-    mcu_height: int = 0
-    height_at: int = 0
-
-    def rows_to_decode(self, rows: int) -> int:
-        """How many rows are decoded to get the first `rows`."""
-        if self.mcu_height == 0:
-            return self.height
-        return min(-(-rows // self.mcu_height) * self.mcu_height, self.height)
-
-
-def read_frame(data: bytes) -> JpegFrame | None:
-    """The frame of a JPEG of which the lower rows can be left out; None of any other.
-
-    It is baseline, of 8 bits, with one scan and without restart markers. Its bytes must end in the
-    end-of-image marker: of a file that was cut all rows are decoded, so that it is an error
-    whatever part is wanted. Each segment before the scan is skipped by its length, so that the
-    frame of a thumbnail in it is not met.
-    """
-    segments: dict[int, int] = {}  # where the contents begin, by marker
-    position, marker = 2, 0  # after the start-of-image marker
-    try:
-        while marker != _SCAN:
-            marker, length = _MARKER_AND_LENGTH.unpack_from(data, position)
-            if marker not in _BEFORE_A_SCAN:
-                return None
-            segments[marker] = position + 4
-            position += 2 + length
-        at = segments[_BASELINE]
-        bits, height, width, components = _FRAME.unpack_from(data, at)
-        scanned_components = data[segments[_SCAN]]
-        # sampling factors of a component: across in the upper four bits, down in the lower ones
-        rows_of_blocks = max(factors & 15 for factors in data[at + 7 : at + 6 + 3 * components : 3])
-    except (struct.error, LookupError, ValueError):
-        return None
-    is_divisible = bits == 8 and scanned_components == components and width >= _LEAST_WIDTH  # noqa: PLR2004 bits
-    if not (is_divisible and height and rows_of_blocks and data.endswith(_END_OF_IMAGE)):
-        return None
-    return JpegFrame(height, width, _BLOCK_HEIGHT * rows_of_blocks, at + 1)
-
-
-def _with_height(data: bytes, frame: JpegFrame, height: int) -> bytearray:
-    """A copy of the JPEG that claims another height."""
-    copy = bytearray(data)
-    copy[frame.height_at : frame.height_at + 2] = height.to_bytes(2, "big")
-    return copy
-
 
 MAX_PIXELS = 89_478_485
 """Pillow only warns above this; a small file that claims more would fill the memory."""
@@ -113,8 +41,12 @@ _LIBRARIES = {
     "pillow": _PILLOW,
     "turbo": _PILLOW | {"simplejpeg": "simplejpeg", "cv2": "opencv-python-headless"},
 }
-_JPEG = b"\xff\xd8\xff"
 _SHOWN = 24  # bytes in an error
+_BASELINE, _SCAN, _END_OF_IMAGE = b"\xff\xc0", b"\xff\xda", b"\xff\xd9"
+_RESTARTS = b"\xff\xdd\0\4"
+"""Of a JPEG with restart markers, which is complained of otherwise."""
+_LEAST_WIDTH = 8
+"""From this width on the width alone decides at which scale simplejpeg decodes an image."""
 _ROWS_LEFT_OUT = "extraneous bytes before marker 0xd9"
 """What libjpeg complains of after the last row, if the header tells of fewer rows than follow."""
 _CONTEXT_ROW = 1  # chroma of the last row is upsampled from the row below, too
@@ -164,12 +96,12 @@ def decode_rgb(data: bytes) -> Pixels:
         SampleError: It is no picture, as `decode_labels` says, or of no known format.
         OSError: It cannot be read.
     """
-    return _channels_first(_decode(data, "RGB"))
+    return _decode(data, "RGB")
 
 
 def decode_gray(data: bytes) -> Pixels:
     """The image as uint8, shape (1, height, width); errors as of `decode_rgb`."""
-    return _channels_first(_decode(data, "L"))
+    return _decode(data, "L")
 
 
 def decode_labels(data: bytes) -> NDArray[Any]:
@@ -230,31 +162,23 @@ def show_part(
     """
     mode = "L" if out.ndim == 2 else "RGB"  # noqa: PLR2004 gray has no dimension of channels
     if backend == "turbo":
-        with suppress(_NotForTurboError):
-            image = _TurboImage(data, mode)
-            return image.cut(box_of(image.width, image.height), out)
-    image = _PillowImage(data, mode)
-    return image.cut(box_of(image.width, image.height), out)
+        with suppress(ValueError):  # no JPEG, or one that at most Pillow can decode
+            _show_by_turbo(data, box_of, out, mode)
+            return
+    _show_by_pillow(data, box_of, out, mode)
 
 
-class _NotForTurboError(Exception):
-    """The image is not a JPEG, or a JPEG that at most Pillow can decode."""
+def put_channels_first(pixels: Pixels, out: Pixels, backend: Backend, *, is_flipped: bool) -> None:
+    """Copy pixels (height, width, 3) or (height, width) into (channels, height, width), dense.
 
-
-def flip_left_right(pixels: Pixels, backend: Backend) -> None:
-    """Turn pixels left to right, in place; shape (height, width, ...), dense."""
+    They are turned left to right if `is_flipped` says so.
+    """
     if backend == "turbo":
-        _cv2().flip(pixels, 1, dst=pixels)
+        turned = _cv2().flip(pixels, 1) if is_flipped else pixels
+        _cv2().split(turned, list(out))  # ten times faster than a transposed copy
     else:
-        pixels[...] = pixels[:, ::-1].copy()
-
-
-def put_channels_first(pixels: Pixels, out: Pixels, backend: Backend) -> None:
-    """Copy pixels (height, width, 3) or (height, width) into (channels, height, width), dense."""
-    if backend == "turbo":
-        _cv2().split(pixels, list(out))  # ten times faster than a transposed copy
-    else:
-        out[...] = np.atleast_3d(pixels).transpose(2, 0, 1)
+        turned = pixels[:, ::-1] if is_flipped else pixels
+        out[...] = np.atleast_3d(turned).transpose(2, 0, 1)
 
 
 def _open(data: bytes) -> Any:
@@ -277,17 +201,11 @@ def _require_few_pixels(width: int, height: int) -> None:
 
 
 def _decode(data: bytes, mode: str) -> Pixels:
-    """All pixels of the image, shape (height, width) or (height, width, 3)."""
+    """All pixels of the image, shape (channels, height, width)."""
     image = _open(data)
     _require_picture(image, mode)
-    image.load()
-    return np.asarray(image.convert(mode))
-
-
-def _channels_first(pixels: Pixels) -> Pixels:
-    """Pixels of shape (height, width, 3) as (3, height, width), (height, width) as (1, ...)."""
-    planes = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)  # noqa: PLR2004 gray
-    return np.array(planes, order="C")  # a copy always: Pillow's memory is not writable
+    pixels = np.atleast_3d(np.asarray(image.convert(mode)))
+    return np.array(pixels.transpose(2, 0, 1), order="C")  # Pillow's memory is not writable
 
 
 def _require_picture(image: Any, mode: str) -> None:
@@ -319,83 +237,70 @@ def _factor(box: Box, size: int) -> int:
     return next((factor for factor in (8, 4, 2) if side >= factor * size), 1)
 
 
-class _PillowImage:
-    def __init__(self, data: bytes, mode: str) -> None:
-        self._image, self._mode = _open(data), mode
-        _require_picture(self._image, mode)
-        self.width, self.height = self._image.size
+def _show_by_pillow(data: bytes, box_of: Callable[[int, int], Box], out: Pixels, mode: str) -> None:
+    from PIL import Image
 
-    def cut(self, box: Box, out: Pixels) -> None:
-        """Write a part, resized to the size of `out`, which is dense."""
-        from PIL import Image
-
-        size = len(out)
-        image, factor = self._image, _factor(box, size)
-        image.draft(self._mode, (self.width // factor, self.height // factor))
-        width, height = image.size
-        across, down = width / self.width, height / self.height  # includes the draft's rounding
-        edges = (
-            box.left * across,
-            box.top * down,
-            (box.left + box.width) * across,
-            (box.top + box.height) * down,
-        )
-        whole = image.convert(self._mode)
-        out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
+    image, size = _open(data), len(out)
+    _require_picture(image, mode)
+    sides = image.width, image.height
+    box = box_of(*sides)
+    factor = _factor(box, size)
+    image.draft(mode, (sides[0] // factor, sides[1] // factor))
+    across, down = image.width / sides[0], image.height / sides[1]  # with the draft's rounding
+    edges = (
+        box.left * across,
+        box.top * down,
+        (box.left + box.width) * across,
+        (box.top + box.height) * down,
+    )
+    whole = image.convert(mode)
+    out[...] = np.asarray(whole.resize((size, size), Image.Resampling.BILINEAR, box=edges))
 
 
-class _TurboImage:
-    def __init__(self, data: bytes, mode: str) -> None:
-        self._frame = _jpeg_frame(data)
-        self.height, self.width = self._frame.height, self._frame.width
-        _require_few_pixels(self.width, self.height)
-        self._data, self._mode = data, mode
+def _show_by_turbo(data: bytes, box_of: Callable[[int, int], Box], out: Pixels, mode: str) -> None:
+    """As `show_part`; raises ValueError for what simplejpeg cannot decode."""
+    height, width, *_ = _simplejpeg().decode_jpeg_header(data)
+    _require_few_pixels(width, height)
+    box = box_of(width, height)
+    factor = _factor(box, len(out))
+    left, right = round(box.left / factor), round((box.left + box.width) / factor)
+    top, bottom = round(box.top / factor), round((box.top + box.height) / factor)
+    left, top = min(left, right - 1), min(top, bottom - 1)  # rounding may leave nothing
+    rows = min((bottom + _CONTEXT_ROW) * factor, height)
+    pixels = _decode_rows(data, (height, width), rows, factor, mode)
+    _resize_by_opencv(pixels[top:bottom, left:right], out)
 
-    def cut(self, box: Box, out: Pixels) -> None:
-        """Write a part, resized to the size of `out`; raises _NotForTurboError for damage."""
-        size = len(out)
-        left, top, width, height = box
-        right, bottom = left + width, top + height
-        factor = _factor(box, size)
-        if factor > 1:
-            left, right = round(left / factor), round(right / factor)
-            top, bottom = round(top / factor), round(bottom / factor)
-            left, top = min(left, right - 1), min(top, bottom - 1)  # rounding may leave nothing
-        part = self._rows((bottom + _CONTEXT_ROW) * factor, factor)[top:bottom, left:right]
-        _resize_by_opencv(part, out)
 
-    def _rows(self, rows: int, factor: int) -> Pixels:
-        """At least the first `rows` of the image, at 1 / factor of its size."""
-        height = self._frame.rows_to_decode(rows)
-        pixels = self._upper_rows(height, factor) if height < self.height else None
-        if pixels is None:
-            try:
-                pixels = self._decode(self._data, self.height, factor)
-            except ValueError as error:  # damage that Pillow can recover from
-                raise _NotForTurboError from error
-        return pixels[..., 0] if self._mode == "L" else pixels
-
-    def _upper_rows(self, height: int, factor: int) -> Pixels | None:
-        """The rows down to this height, decoded alone; None if they are damaged."""
-        channels = 1 if self._mode == "L" else 3
-        pixels = np.empty((-(-height // factor), -(-self.width // factor), channels), np.uint8)
+def _decode_rows(data: bytes, sides: tuple[int, int], rows: int, factor: int, mode: str) -> Pixels:
+    """At least the first `rows` of a JPEG of (height, width), at 1 / factor of its size."""
+    height, width = sides
+    gives, channels = ("GRAY", 1) if mode == "L" else ("RGB", 3)
+    decode = partial(_simplejpeg().decode_jpeg, colorspace=gives, min_width=-(-width // factor))
+    at = _height_at(data, height, width) if rows < height else None
+    if at is not None:
+        pixels = np.empty((-(-rows // factor), -(-width // factor), channels), np.uint8)
+        shorter = data[:at] + rows.to_bytes(2, "big") + data[at + 2 :]
         try:
-            self._decode(_with_height(self._data, self._frame, height), height, factor, pixels)
+            return decode(shorter, min_height=len(pixels), buffer=pixels)
         except ValueError as error:  # the first complaint, which comes after the last row
-            return pixels if _ROWS_LEFT_OUT in str(error) else None
-        return pixels
+            if _ROWS_LEFT_OUT in str(error):
+                return pixels
+    return decode(data, min_height=-(-height // factor))
 
-    def _decode(
-        self, data: bytes | bytearray, height: int, factor: int, out: Pixels | None = None
-    ) -> Pixels:
-        """The pixels of a JPEG at 1 / factor of its size, shape (height, width, channels)."""
-        return _simplejpeg().decode_jpeg(
-            data,
-            colorspace="GRAY" if self._mode == "L" else "RGB",
-            min_height=-(-height // factor) if factor > 1 else 0,
-            min_width=-(-self.width // factor) if factor > 1 else 0,
-            buffer=out,
-        )
+
+def _height_at(data: bytes, height: int, width: int) -> int | None:
+    """Where a JPEG has its height, if the rows below a part can be left out.
+
+    It is baseline, of 8 bits, with one scan and without restart markers. Its bytes must end in the
+    end-of-image marker: of a file that was cut all rows are decoded, so that it is an error
+    whatever part is wanted.
+    """
+    # the frame: marker, length, bits of a sample, sides, components; no thumbnail has its sides
+    at = data.find(struct.pack(">BHH", 8, height, width))
+    scan = data.find(_SCAN, at)  # marker, length, components
+    is_baseline = data[at - 4 : at - 2] == _BASELINE and data[scan + 4] == data[at + 5]
+    is_divisible = is_baseline and _RESTARTS not in data[:scan] and width >= _LEAST_WIDTH
+    return at + 1 if is_divisible and data.endswith(_END_OF_IMAGE) else None
 
 
 def _resize_by_opencv(part: Pixels, out: Pixels) -> None:
@@ -415,19 +320,6 @@ def _resize_by_opencv(part: Pixels, out: Pixels) -> None:
             sides = min(width, size), min(height, size)
             part = cv2.resize(part, sides, interpolation=cv2.INTER_AREA)
     cv2.resize(part, (size, size), dst=out, interpolation=method)
-
-
-def _jpeg_frame(data: bytes) -> JpegFrame:
-    if not data.startswith(_JPEG):
-        raise _NotForTurboError
-    frame = read_frame(data)
-    if frame is not None:
-        return frame
-    try:
-        height, width, *_ = _simplejpeg().decode_jpeg_header(data)
-    except ValueError as error:
-        raise _NotForTurboError from error
-    return JpegFrame(height, width)
 
 
 @cache

@@ -9,14 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, SampleError, require_at_least
-from lightning_shards.samples.collate import (
-    Column,
-    Sample,
-    column_of,
-    require_unmasked,
-)
+from lightning_shards.samples.collate import Column, Sample, array_of, column_of, fields_of
 from lightning_shards.samples.tensors import NUMBERS, as_native, is_tensor, load_torch, tensor_of
-from lightning_shards.samples.transforms import fields_of
 
 
 @dataclass(frozen=True)
@@ -137,12 +131,11 @@ def _as_part(sample: Sample, name: str) -> Any:
     if is_tensor(value):
         return value.detach()
     try:
-        array: Any = np.asarray(value)
+        array = array_of(sample, name)
     except ValueError as error:  # inner lists of several lengths
         raise _refused(sample, name, error) from error
     if array.dtype.kind not in NUMBERS or (isinstance(value, list) and array.dtype == np.uint64):
         raise _refused(sample, name, "no numbers, or some that fit no int64")
-    require_unmasked(value, name, sample)
     return as_native(array)
 
 

@@ -14,11 +14,9 @@ transform are decoded right into a batch); transforms that do not decode; collat
 fields; waiting for bytes of remote shards. The rest is bookkeeping, and the user's own stages of a
 stream. Batches of local shards have no time of the last stage."""
 
-_CLOCKED = STAGES[:-1]
-
 _NUMBERS = {stage: number for number, stage in enumerate(STAGES, 1)}
 
-_NOTHING: dict[str, float] = dict.fromkeys(_CLOCKED, 0.0)
+_NOTHING: dict[str, float] = dict.fromkeys(STAGES[:-1], 0.0)
 
 
 def stage_of(number: int) -> str:

@@ -7,7 +7,7 @@ from importlib import import_module
 from math import prod
 from threading import RLock
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -113,21 +113,16 @@ def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tu
 def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
     """A batch with each of its entries changed; a dict of the user's own class becomes a dict.
 
-    A batch that is neither a dict nor a tuple counts as one entry. A named tuple is made anew
-    without a call of its class, which might check or count its entries again, as `PackedSequence`.
+    A batch that is neither a dict nor a tuple counts as one entry. A named tuple stays one; its
+    class, which might check or count its entries again, as `PackedSequence`, is not called.
     """
     columns: Any = batch
     if isinstance(batch, dict):
         return {name: change(column) for name, column in columns.items()}
     if not isinstance(batch, tuple):
         return change(batch)  # a `collate_fn` may return anything
-    entries = map(change, columns)
-    if not hasattr(columns, "_fields"):
-        return tuple(entries)
-    changed: Any = cast("Any", type(columns))._make(entries)
-    if hasattr(columns, "__dict__"):
-        changed.__dict__.update(columns.__dict__)
-    return changed
+    make: Any = getattr(columns, "_make", tuple)
+    return make(map(change, columns))
 
 
 def _with_tensor(column: Any) -> Any:

@@ -6,12 +6,7 @@ import pickle
 import pytest
 import torch
 
-from lightning_shards import (
-    LoaderConfig,
-    ShardDataModule,
-    ShardWriter,
-    SplitConfig,
-)
+from lightning_shards import ShardWriter, SplitConfig
 from lightning_shards.errors import ConfigError, SampleError, StateError
 
 LABELS = ["cat", "dog\n", "1", "cat", "0", "bird"]
@@ -36,15 +31,10 @@ def shards(tmp_path):
 
 
 @pytest.fixture
-def module(tmp_path):
+def module(make_module):
     def made(urls, *, split=None, **settings):
-        return ShardDataModule(
-            SplitConfig(urls, **{"sampling": "sequential"} | (split or {})),
-            **{"fields": {"label": "cls"}, "decode": {"label": "class"}} | settings,
-            batch_size=3,
-            num_workers=0,
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-        )
+        split = SplitConfig(urls, **{"sampling": "sequential"} | (split or {}))
+        return make_module(split, batch_size=3, **{"decode": {"label": "class"}} | settings)
 
     return made
 

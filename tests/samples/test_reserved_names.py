@@ -1,8 +1,5 @@
 """Names that the package uses for itself mean nothing when shards, fields or stages write them."""
 
-import tarfile
-from io import BytesIO
-
 import pytest
 
 from lightning_shards.errors import DamagedShardError
@@ -15,19 +12,13 @@ NAMES.append("__component__")
 SUFFIXES = [*NAMES, "__Weight__"]
 
 
-def pack(path, suffix, samples=4):
-    with tarfile.open(path, "w") as tar:
-        for number in range(samples):
-            for name in ("cls", suffix):
-                info = tarfile.TarInfo(f"{number}.{name}")
-                info.size = 1
-                tar.addfile(info, BytesIO(b"1"))
-    return str(path)
+def members(suffix):
+    return [(f"{number}.{name}", b"1") for number in range(4) for name in ("cls", suffix)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_member_of_a_reserved_name_is_damage(tmp_path, suffix):
-    url = pack(tmp_path / "0.tar", suffix)
+def test_a_member_of_a_reserved_name_is_damage(tmp_path, write_tar, suffix):
+    url = str(write_tar(tmp_path / "0.tar", members(suffix)))
     for read in (scan_members, lambda url: list(read_shard(url, None))):
         with pytest.raises(DamagedShardError, match=f"{suffix.lower()} is reserved"):
             read(url)
@@ -38,8 +29,8 @@ def marking(samples):
         yield sample | {"__substitute__": True, "__weight__": 0.0, "__local_path__": b"x"}
 
 
-def test_what_a_stage_puts_beside_the_fields_changes_no_weight(tmp_path, make_source):
-    url = pack(tmp_path / "0.tar", "txt")
+def test_what_a_stage_puts_beside_the_fields_changes_no_weight(tmp_path, write_tar, make_source):
+    url = str(write_tar(tmp_path / "0.tar", members("txt")))
     source = make_source([url], max_bad=1, stages=(marking,))
     made = next(source.batches(Place(), Cursor()))
     assert made.batch["__weight__"].tolist() == [1, 1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from webdataset.writer import TarWriter
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.errors import DamagedShardError, SampleError, UnsafeError
 
 
@@ -43,19 +43,11 @@ def url(tmp_path, canary):
 
 
 @pytest.fixture
-def first_batch(tmp_path, url):
+def first_batch(make_module, url):
     """The first batch that a data module makes of the shard."""
 
     def load(fields, split=None, **settings):
-        config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
-        module = ShardDataModule(
-            split or SplitConfig(url),
-            fields=fields,
-            batch_size=2,
-            num_workers=0,
-            loader=config,
-            **settings,
-        )
+        module = make_module(split or SplitConfig(url), fields=fields, **settings)
         return next(iter(module.loader("train")))
 
     return load

@@ -134,13 +134,10 @@ def test_processes_resumed_at_any_step_by_other_processes_give_the_same_bytes(ma
 
 
 def crop_rows(sample, rng):
-    """Two fields by one draw, of another size for each sample; the label travels by columns."""
+    """Two fields by one draw, of another size for each sample."""
     top = int(rng.integers(4))
     image = sample["image"].repeat(1, 2, 1)[:, top : top + 4]
     return sample | {"image": image, "mask": image[0, 0] + top, "length": top}
-
-
-crop_rows.takes_fields = ("image",)
 
 
 def joint_transforms(_folder):

@@ -1,6 +1,8 @@
 """A photograph, both backends, and what Pillow makes of an image, for the tests of decoding."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -15,6 +17,18 @@ def encode(image, kind="JPEG", **options):
     data = io.BytesIO()
     image.save(data, kind, **options)
     return data.getvalue()
+
+
+def png_of(width, height, depth, pixels):
+    """A gray PNG of so many bits a pixel, of these bytes."""
+
+    def chunk(name, data):
+        body = name + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
+    return start + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
 
 
 @pytest.fixture(scope="session")

@@ -105,7 +105,7 @@ def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode,
     assert float(clip.abs().max()) == pytest.approx(0.375, abs=0.05)
 
 
-@pytest.mark.parametrize("kind", ["webm", "opus", "mkv", "mp3"])
+@pytest.mark.parametrize("kind", ["opus", "mkv", "mp3"])
 def test_a_clip_from_the_beginning_is_whole_whatever_its_container(encode, kind):
     data = encode(wav_of(np.sin(np.arange(3 * RATE) ** 1.2) * 2**14), kind, CODECS[kind])
     clip = DecodeAudioClip(seconds=1, sample_rate=2 * RATE, start_s=0)(data, rng())

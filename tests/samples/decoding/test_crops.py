@@ -153,18 +153,3 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(photo, backend, kin
 def test_settings_that_cannot_be_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**{"size": 2} | settings)
-
-
-# --- the memory -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("is_gray", [False, True])
-@pytest.mark.parametrize("flip", [0, 1])
-def test_pixels_are_written_into_the_row_of_a_batch(photo, backend, flip, is_gray):
-    data = encode(photo)
-    crop = DecodeRandomResizedCrop(size=16, flip=flip, backend=backend, gray=is_gray)
-    expected = crop(data, generator()).numpy()
-    batch = np.zeros((2, *crop.shape), np.uint8)
-    assert crop.pixels(data, generator(), batch[1]).base is not None
-    assert np.array_equal(batch[1], expected)
-    assert not batch[0].any()

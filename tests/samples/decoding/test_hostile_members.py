@@ -5,7 +5,6 @@ import io
 import resource
 import struct
 import zipfile
-import zlib
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples import decoders
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.member_bytes import ListedBytes
+from tests.samples.decoding.conftest import png_of
 
 MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 
@@ -56,18 +56,6 @@ def lying_npz(claim=50):
     return bytes(data)
 
 
-def png_of(width, height):
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
-    )
-
-
 HOSTILE = {
     "an archive": ("npy", npz(), r"an archive \(\.npz\): decode it as 'npz'"),
     "a pickle": ("npy", b"\x80\x04N.", "no .npy file"),
@@ -85,8 +73,8 @@ HOSTILE = {
     "a cut .gz": ("npy.gz", gzip.compress(npy(header((2,)), bytes(8)))[:-9], "is damaged"),
     "a spoilt .gz": ("txt.gz", gzip.compress(b"abc")[:-8] + bytes(8), "is damaged"),
     "an empty .gz": ("txt.gz", b"", "its .gz is empty"),
-    "a bomb": ("png", png_of(30_000, 30_000), "for field 'x'"),
-    "a pixel too many": ("png", png_of(10_000, 8_948), "more than 89478485"),
+    "a bomb": ("png", png_of(30_000, 30_000, 1, bytes(99)), "for field 'x'"),
+    "a pixel too many": ("png", png_of(10_000, 8_948, 1, bytes(99)), "more than 89478485"),
 }
 
 

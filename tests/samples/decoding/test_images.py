@@ -1,21 +1,14 @@
 """Images of any mode become uint8 pixels of one layout."""
 
-import io
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from lightning_shards.errors import SampleError
 from lightning_shards.samples import images
+from tests.samples.decoding.conftest import encode
 
 HEIGHT, WIDTH = 4, 6
-
-
-def encode(image, file_format="PNG", **options):
-    file = io.BytesIO()
-    image.save(file, file_format, **options)
-    return file.getvalue()
 
 
 def gradient(mode):
@@ -25,13 +18,13 @@ def gradient(mode):
 
 
 ENCODED = {
-    "gray": encode(gradient("L")),
-    "rgb": encode(gradient("RGB")),
-    "rgba": encode(gradient("RGBA")),
-    "gray with alpha": encode(gradient("LA")),
-    "palette": encode(gradient("P")),
-    "palette with alpha": encode(gradient("P"), transparency=0),
-    "one bit": encode(gradient("1")),
+    "gray": encode(gradient("L"), "PNG"),
+    "rgb": encode(gradient("RGB"), "PNG"),
+    "rgba": encode(gradient("RGBA"), "PNG"),
+    "gray with alpha": encode(gradient("LA"), "PNG"),
+    "palette": encode(gradient("P"), "PNG"),
+    "palette with alpha": encode(gradient("P"), "PNG", transparency=0),
+    "one bit": encode(gradient("1"), "PNG"),
     "cmyk": encode(gradient("CMYK"), "JPEG"),
     "jpeg": encode(gradient("RGB"), "JPEG"),
     "webp": encode(gradient("RGB"), "WEBP", lossless=True),

@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_image
 
 from lightning_shards.samples import images
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
-from lightning_shards.samples.images import Box, read_frame
+from lightning_shards.samples.images import Box
 
 PICTURE = load_sample_image("china.jpg")[100:356, 100:400]
 TOP = Box(0, 0, 64, 32)
@@ -121,9 +121,9 @@ def with_two_scans():
     return jpeg[: at + 2] + b"\0\x08\1" + jpeg[at + 5 : at + 7] + jpeg[at + 11 :]
 
 
-def test_a_thumbnail_in_a_segment_is_not_taken_for_the_image():
-    jpeg = with_segment(encode(), 0xE1, b"Exif\0\0" + encode())
-    assert read_frame(jpeg).mcu_height == 16
+@pytest.mark.parametrize("size", [(128, 96), (256, 192)])
+def test_a_thumbnail_in_a_segment_is_not_taken_for_the_image(size):
+    jpeg = with_segment(encode(), 0xE1, b"Exif\0\0" + encode(*size))
     assert np.array_equal(shown(jpeg), shown(encode()))
 
 
@@ -139,6 +139,5 @@ DECODED_WHOLE = {
 
 @pytest.mark.parametrize("kind", DECODED_WHOLE)
 def test_some_are_decoded_whole(kind):
-    frame = read_frame(DECODED_WHOLE[kind])
-    assert frame is None or frame.rows_to_decode(1) == frame.height
-    assert crop(DECODED_WHOLE[kind]).shape == (3, 32, 32)
+    data = DECODED_WHOLE[kind]
+    assert np.array_equal(crop(data), crop(data + b"\0"))

@@ -1,9 +1,5 @@
 """Maps of classes, ids and depths: `labels` keeps their numbers, pictures refuse to lose them."""
 
-import io
-import struct
-import zlib
-
 import numpy as np
 import pytest
 import torch
@@ -13,14 +9,9 @@ from lightning_shards.errors import SampleError
 from lightning_shards.samples import images
 from lightning_shards.samples.crops import DecodeCenterCrop, DecodeResize
 from lightning_shards.samples.fields import make_fields
+from tests.samples.decoding.conftest import encode, png_of
 
 IDS = [[0, 7, 24, 200], [3, 2, 1, 0]]
-
-
-def saved(image, file_format="PNG", **options):
-    file = io.BytesIO()
-    image.save(file, file_format, **options)
-    return file.getvalue()
 
 
 def of(dtype, values=IDS):
@@ -34,35 +25,21 @@ def palette(values=IDS):
     return image
 
 
-def png_of(depth, kind, *rows):
-    """A PNG of these packed rows; kind 0 is gray and 2 RGB."""
-
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    head = struct.pack(">IIBBBBB", 4, len(rows), depth, kind, 0, 0, 0)
-    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
-    start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
-    return start + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
 DEEP = {
-    "16 bit png": (saved(of(np.uint16)), np.uint16),
+    "16 bit png": (encode(of(np.uint16), "PNG"), np.uint16),
     "pgm up to 1000": (
         b"P5 4 2 1000\n" + np.array(IDS, ">u2").tobytes(), np.uint16,
     ),
-    "32 bit tiff": (saved(of(np.int32), "TIFF"), np.int32),
-    "float tiff": (saved(of(np.float32), "TIFF"), np.float32),
+    "32 bit tiff": (encode(of(np.int32), "TIFF"), np.int32),
+    "float tiff": (encode(of(np.float32), "TIFF"), np.float32),
 }  # fmt: skip
 COLOURED = {
-    f"palette {kind.lower()}": (saved(palette(), kind, optimize=False), np.uint8)
+    f"palette {kind.lower()}": (encode(palette(), kind, optimize=False), np.uint8)
     for kind in ("PNG", "GIF")
 }
 SHORT = {
-    "8 bit png": (saved(of(np.uint8)), np.uint8),
-    "8 bit jpeg": (saved(of(np.uint8, [[7] * 8] * 8), "JPEG", quality=100), np.uint8),
+    "8 bit png": (encode(of(np.uint8), "PNG"), np.uint8),
+    "8 bit jpeg": (encode(of(np.uint8, [[7] * 8] * 8), "JPEG", quality=100), np.uint8),
     "pgm up to 201": (b"P5 4 2 201\n" + np.array(IDS, np.uint8).tobytes(), np.uint8),
 }
 VALUES = {"8 bit jpeg": [[7] * 8] * 8}
@@ -82,11 +59,11 @@ def test_the_numbers_of_a_map_are_those_of_its_file(kind):
     ("data", "values"),
     ids=["1", "2", "4", "palette", "tiff"],
     argvalues=[
-        (png_of(1, 0, b"\xa0"), [1, 0, 1, 0]),
-        (png_of(2, 0, b"\x1b"), [0, 1, 2, 3]),
-        (png_of(4, 0, b"\x01\x2f"), [0, 1, 2, 15]),
-        (saved(palette([[0, 1, 2, 3]]), bits=2), [0, 1, 2, 3]),
-        (saved(Image.fromarray(np.array([[True, False]])), "TIFF"), [1, 0]),
+        (png_of(4, 1, 1, b"\0\xa0"), [1, 0, 1, 0]),
+        (png_of(4, 1, 2, b"\0\x1b"), [0, 1, 2, 3]),
+        (png_of(4, 1, 4, b"\0\x01\x2f"), [0, 1, 2, 15]),
+        (encode(palette([[0, 1, 2, 3]]), "PNG", bits=2), [0, 1, 2, 3]),
+        (encode(Image.fromarray(np.array([[True, False]])), "TIFF"), [1, 0]),
     ],
 )
 def test_numbers_of_few_bits_are_not_spread_over_eight(data, values):
@@ -121,4 +98,4 @@ def test_the_brightness_of_a_palette_stands_for_no_class(kind):
 
 def test_an_image_of_colours_is_no_map():
     with pytest.raises(SampleError, match=r"one channel, and this image has 3 .*'rgb'"):
-        images.decode_labels(saved(of(np.uint8).convert("RGB")))
+        images.decode_labels(encode(of(np.uint8).convert("RGB"), "PNG"))
