@@ -50,8 +50,19 @@ def with_kinds(
     decode: Mapping[str, Any],
     transforms: Mapping[str, Transform],
 ) -> tuple[Field, ...]:
-    """The fields, where joined ones without a decoder have those of what their columns hold."""
+    """The fields, where joined ones without a decoder have those of what their columns hold.
+
+    Raises:
+        ConfigError: The name of another decoder is given for a column that holds no texts or bytes.
+    """
     kinds = {join.settings.name: join.kind for join in joins if join.kind}
+    for name, kind in kinds.items():
+        decoder = decode.get(name, kind)
+        if isinstance(decoder, str) and decoder != kind and kind not in ("text", RAW):
+            raise ConfigError(
+                f"join {name!r}: its column holds numbers or nested values ({kind}), and decode="
+                f"{decoder!r} takes texts or bytes; leave {name!r} out of decode"
+            )
     chosen = {*decode, *(name for name in transforms if takes_bytes(transforms[name]))}
     return tuple(
         replace(field, decoder=kinds[field.name]) if field.name in kinds.keys() - chosen else field

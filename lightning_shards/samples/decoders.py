@@ -81,7 +81,7 @@ class Decoding(NamedTuple):
             return classes.number_of
         if decoder in PIXEL_DECODERS and not gives_arrays:
             return lambda data: as_tensor(DECODERS[decoder](data))
-        return LIST_DECODERS.get(decoder) or DECODERS[decoder]
+        return JOIN_DECODERS.get(decoder) or DECODERS[decoder]
 
     def remedy(self, field: str) -> str:
         """The settings that read what is no whole number, or general advice."""
@@ -200,13 +200,15 @@ def npy_column(members: FieldMembers) -> NDArray[Any] | None:
 
 _LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")
 
-LIST_DECODERS: dict[object, Callable[[bytes], Any]] = {
-    f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS
+JOIN_DECODERS: dict[object, Callable[[bytes], Any]] = {
+    "float": float,
+    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},
 }
-"""Decoders of lists of numbers from joins; no configuration can name them."""
+"""Decoders of numbers and lists of them from joins; no configuration can name them."""
 
 COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
     "npy": npy_column,
+    "float": lambda members: np.array(list(map(float, members.to_list()))),
     **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},
     **{f"list {dtype}": partial(_number_column, dtype=dtype) for dtype in _LISTS},
 }

@@ -77,7 +77,10 @@ def sample_filter(keep: object, exclude: object) -> SampleFilter | None:
     are_parts = [name for name, value in given.items() if isinstance(value, Mapping)]
     parts = {name: parse_parts(name, given[name]) for name in are_parts}
     if "keep" not in parts and not (keep is None or callable(keep)):
-        raise _refused_keep(keep)
+        raise ConfigError(
+            "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns "
+            f"or its import path, got {keep!r}; a list of keys goes to exclude"
+        )
     predicate = None if "keep" in parts else cast("Predicate | None", keep)
     lists = () if exclude is None or "exclude" in parts else _paths_of_lists(exclude)
     return SampleFilter(" and ".join(given), predicate, parts, lists) if given else None
@@ -90,21 +93,10 @@ def name_of(predicate: object) -> str:
 
 
 def names_callable(keep: object) -> bool:
-    """Whether `keep` is not given by values, but by what names a callable.
-
-    Raises:
-        ConfigError: It is the path of a file.
-    """
-    if isinstance(keep, str) and ("/" in keep or keep.endswith(".txt")):
-        raise _refused_keep(keep)
-    return isinstance(keep, str) or (isinstance(keep, Mapping) and "class_path" in keep)
-
-
-def _refused_keep(keep: object) -> ConfigError:
-    return ConfigError(
-        "keep must be a mapping of hash_of, of and parts, or a function of a shard's columns or "
-        f"its import path, got {keep!r}; a list of keys goes to exclude"
-    )
+    """Whether `keep` is not given by values, but by what names a callable, and is no path."""
+    if isinstance(keep, str):
+        return "/" not in keep and not keep.endswith(".txt")
+    return isinstance(keep, Mapping) and "class_path" in keep
 
 
 def _paths_of_lists(exclude: Any) -> tuple[str, ...]:

@@ -4,13 +4,13 @@ A table is Parquet files, or tars. The crc32 of its files decides what is kept o
 itself, under a name made of the path or URL, the size and the version of the file. A remote file is
 fetched whole, once, and its copy lies in the cache until that is cleared.
 
-A join is one Arrow IPC file in the folder `joins` of the cache. Its one column has the value of
-each sample as bytes, in their order, and null where there is none. Its name has all that it depends
-on: the contents of the table, the shards, and their stamps.
+A join is one Arrow IPC file in the folder `joins` of the cache. It has the value of each sample as
+bytes, in their order, and its size, which is -1 where there is none. Its name has all that it
+depends on: the contents of the table, the shards, and their stamps.
 
 The kind of a column is the name of the decoder of `samples.decoders` that turns the bytes into
-values again: texts and bytes stay what they are, whole numbers become their digits, lists of
-numbers the bytes of an array, and all else JSON.
+values again: texts and bytes stay what they are, numbers become their digits, lists of numbers the
+bytes of an array, and all else JSON.
 """
 
 import json
@@ -25,7 +25,7 @@ from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,7 @@ def load_arrow() -> Arrow:
         ConfigError: It is not installed.
     """
     require_library("a join", "pyarrow", "pyarrow", "table")
+    import_module("pyarrow.compute")
     return import_module("pyarrow")
 
 
@@ -233,10 +234,9 @@ def _column_and_kind(settings: JoinSettings, table: TableFile) -> tuple[str, str
         column = others[0]
     for setting, given in (("key", settings.key), ("column", column)):
         if names.count(given) != 1:
-            of_name = f"{names.count(given) or 'no'} columns {given!r}"
             raise ConfigError(
-                f"{where} has {of_name if given else f'{len(others)} such columns'}; name one of "
-                f"{names} in `{setting}`, which must stand there once"
+                f"{where} has {names.count(given)} columns {given!r} where one is needed; name one "
+                f"of {names} in `{setting}`"
             )
     of_type = schema.field(column).type
     kind = _kind_of(of_type)
@@ -260,7 +260,8 @@ def _kind_of(kind: Arrow) -> str | None:
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
         "int": (types.is_integer,),
-        "json": (types.is_boolean, types.is_floating, types.is_nested, types.is_null),
+        "float": (types.is_floating,),
+        "json": (types.is_boolean, types.is_nested, types.is_null),
     }
     return next((name for name, which in tests.items() if any(is_(kind) for is_ in which)), None)
 
@@ -275,11 +276,9 @@ def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
     arrow, kind = load_arrow(), _kind_of(column.type)
     if kind != (wanted or kind):
         raise ValueError(f"it holds {column.type}, and the first file other values")
-    if kind == "int":
-        column = column.cast(arrow.int64()).cast(arrow.string())
+    if kind in ("int", "float"):
+        column = column.cast(f"{kind}64").cast(arrow.string())
     elif kind == "json":
-        if arrow.types.is_floating(column.type):
-            column = column.cast(arrow.float64())  # of a half, some versions give numpy's
         text_of = partial(json.dumps, ensure_ascii=False)
         rows = [row if row is None else text_of(row) for row in column.to_pylist()]
         column = arrow.array(rows, arrow.large_string())
@@ -289,7 +288,7 @@ def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
         lists = column.cast(arrow.large_list(column.type.value_type))
         numbers = lists.values.to_numpy(zero_copy_only=False)
         starts = lists.offsets.to_numpy() * numbers.itemsize
-        return binary_array(numbers, starts, _is_null(lists))
+        return binary_array(numbers, starts, lists.is_null().to_numpy(zero_copy_only=False))
     return column.cast(arrow.large_binary())
 
 
@@ -313,22 +312,13 @@ _TakeRows: TypeAlias = Callable[[_Ints], Arrow]
 """Gives the values of these rows of a table as `large_binary`; of row -1 it is null."""
 
 
-def _open_join_table(join: Join, store: TableStore, folder: Path) -> tuple[Arrow, _TakeRows]:
+def _parquet_table(join: Join, *_: object) -> tuple[Arrow, _TakeRows]:
     """The keys of all rows of a table as `large_binary`, and what gives the values of some.
 
-    Args:
-        join: Whose table it is; its files were looked at on this node.
-        store: Where the member tables of tars are made.
-        folder: Where the values of tars are put together, in a file that has no name.
-
     Raises:
-        ConfigError: A value cannot be taken, or no member of any tar has the suffix.
-        ShardError: A file is damaged or cannot be read.
+        ConfigError: A value cannot be taken.
+        FileAccessError: A file is damaged or cannot be read.
     """
-    return _tar_table(join, store, folder) if join.settings.is_tar else _parquet_table(join)
-
-
-def _parquet_table(join: Join) -> tuple[Arrow, _TakeRows]:
     arrow, key = load_arrow(), join.settings.key
     keys, values = [arrow.array([], arrow.large_binary())], [arrow.array([], arrow.large_binary())]
     columns = (key, "", keys), (join.column, join.kind, values)
@@ -349,7 +339,14 @@ def _parquet_table(join: Join) -> tuple[Arrow, _TakeRows]:
 
 
 def _tar_table(join: Join, store: TableStore, folder: Path) -> tuple[Arrow, _TakeRows]:
-    """The samples of tars, whose members are read one by one through their member tables."""
+    """As of `_parquet_table` for tars, whose members are read through their member tables.
+
+    They are put together in a file of this folder that has no name, and never in memory.
+
+    Raises:
+        ConfigError: No member of any tar has the suffix.
+        ShardError: A tar is damaged or cannot be read.
+    """
     suffix, files = join.column.lower(), join.files
     tables = [store.table_of(file.local) for file in files]
     suffixes = sorted({suffix for table in tables for suffix in table.suffixes})
@@ -407,6 +404,32 @@ class Joined:
         return JoinedValues(self, cache, store)
 
 
+class _KeptJoin(NamedTuple):
+    """A kept join, mapped.
+
+    Attributes:
+        data: The bytes of all values, uint8.
+        starts: Where the value of each sample begins in them, int64.
+        sizes: Its size, int64, shape (num_samples,); -1 for none.
+        stamps: Size and time of change of each shard then, int64 of shape (num_shards, 2).
+    """
+
+    data: NDArray[np.uint8]
+    starts: _Ints
+    sizes: _Ints
+    stamps: _Ints
+
+    @classmethod
+    def mapped(cls, path: Path) -> "_KeptJoin":
+        arrow = load_arrow()
+        reader = arrow.ipc.open_file(arrow.memory_map(str(path)))
+        values, sizes = reader.get_batch(0).columns
+        _, starts, data = values.buffers()
+        stamps = np.frombuffer(reader.schema.metadata[_STAMPS], np.int64).reshape(-1, 2)
+        data, starts = np.frombuffer(data or b"", np.uint8), np.frombuffer(starts, np.int64)
+        return cls(data, starts, sizes.to_numpy(), stamps)
+
+
 class JoinedValues:
     """The values of the joins of some shards; joins are opened, or made, when one is asked for.
 
@@ -434,9 +457,9 @@ class JoinedValues:
             ShardError: A shard or a table cannot be read.
         """
         for join in self._joined.joins:
-            column, _ = self._kept[join.settings.name]
+            sizes = self._kept[join.settings.name].sizes
             if join not in self._told:
-                self._tell(join, column)
+                self._tell(join, sizes)
 
     def require_same(self, shard: int, table: MemberTable) -> None:
         """Refuse a shard that has changed since its keys were matched.
@@ -445,8 +468,8 @@ class JoinedValues:
             IndexMismatchError: It has.
             ShardError: A join cannot be made.
         """
-        for _, stamps in self._kept.values():
-            if tuple(stamps[shard - self.shards.start].tolist()) != table.stamp:
+        for kept in self._kept.values():
+            if tuple(kept.stamps[shard - self.shards.start].tolist()) != table.stamp:
                 raise replaced(self._index.urls[shard - self.shards.start])
 
     def extents(self, ids: _Ints) -> dict[str, tuple[NDArray[np.uint8], _Ints, _Ints]]:
@@ -459,18 +482,21 @@ class JoinedValues:
             The bytes, and where each value begins and its size, int64 of shape (n,), -1 for none.
         """
         numbers = self._begins[ids[:, 0] - self.shards.start] + ids[:, 1]
-        return {name: _extents(column.take(numbers)) for name, (column, _) in self._kept.items()}
+        return {
+            name: (kept.data, kept.starts[numbers], kept.sizes[numbers])
+            for name, kept in self._kept.items()
+        }
 
     @cached_property
-    def _kept(self) -> dict[str, tuple[Arrow, _Ints]]:
-        """By name of the join its values, and the stamp of each shard, shape (num_shards, 2)."""
-        kept: dict[str, tuple[Arrow, _Ints]] = {}
+    def _kept(self) -> dict[str, _KeptJoin]:
+        """The kept joins by their names."""
+        kept: dict[str, _KeptJoin] = {}
         for join in self._joined.joins:
             of_table = f"{join.digest} {join.settings.key!r} {join.column!r} {join.kind}"
             name = digest_with_shards(of_table, self._index, self._cache, self._store)
             path = self._cache.root / "joins" / f"{name}.values.arrow"
             write = partial(self._write, join, path.parent)
-            kept[join.settings.name] = made_once(path, self._cache, _mapped, write)
+            kept[join.settings.name] = made_once(path, self._cache, _KeptJoin.mapped, write)
         return kept
 
     def _write(self, join: Join, folder: Path, file: BinaryIO) -> None:
@@ -493,19 +519,20 @@ class JoinedValues:
             shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
-        of_rows, take = _open_join_table(join, self._store, folder)
+        open_table = _tar_table if join.settings.is_tar else _parquet_table
+        of_rows, take = open_table(join, self._store, folder)
         rows = self._rows_of(join, arrow.concat_arrays(keys), of_rows)
         facts = {_STAMPS: np.array(stamps, np.int64).tobytes()}
-        column = take(rows)
-        self._tell(join, column)
-        batch = arrow.record_batch({"value": column}).replace_schema_metadata(facts)
+        values = take(rows)
+        sizes = arrow.compute.binary_length(values).fill_null(-1)
+        self._tell(join, sizes.to_numpy())
+        batch = arrow.record_batch({"value": values, "size": sizes}).replace_schema_metadata(facts)
         with arrow.ipc.new_file(file, batch.schema) as writer:
             writer.write_batch(batch)
 
     def _rows_of(self, join: Join, of_samples: Arrow, of_rows: Arrow) -> _Ints:
         """The row of each sample, -1 for none."""
-        compute: Arrow = import_module("pyarrow.compute")
-        name, matches = join.settings.name, partial(compute.index_in, skip_nulls=True)
+        name, matches = join.settings.name, partial(load_arrow().compute.index_in, skip_nulls=True)
         # firsts: the first row with the key of each one, -1 of those without a key.
         firsts = matches(of_rows, value_set=of_rows).fill_null(-1).to_numpy()
         doubled = np.flatnonzero((firsts >= 0) & (firsts != np.arange(len(firsts))))
@@ -524,11 +551,11 @@ class JoinedValues:
             )
         return rows.astype(np.int64)
 
-    def _tell(self, join: Join, column: Arrow) -> None:
+    def _tell(self, join: Join, sizes: _Ints) -> None:
         """Say how many samples have no value; an error where they may not lack one."""
         self._told.append(join)
         component, numbers = self._joined.component, self._index.kept_numbers
-        lacking = numbers[_is_null(column)[numbers]]
+        lacking = numbers[sizes[numbers] < 0]
         if not len(lacking):
             return
         of = f" of component {component!r}" if component else ""
@@ -550,24 +577,6 @@ class JoinedValues:
         url, sample = self._index.urls[shard], number - int(self._begins[shard])
         shown = self._store.table_of(url).key(sample).encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(url)[1]}:{sample})"
-
-
-def _extents(taken: Arrow) -> tuple[NDArray[np.uint8], _Ints, _Ints]:
-    _, starts, data = taken.buffers()
-    starts = np.frombuffer(starts, np.int64, len(taken) + 1)
-    sizes = np.where(_is_null(taken), -1, np.diff(starts))
-    return np.frombuffer(data or b"", np.uint8), starts[:-1], sizes
-
-
-def _mapped(path: Path) -> tuple[Arrow, _Ints]:
-    arrow = load_arrow()
-    reader = arrow.ipc.open_file(arrow.memory_map(str(path)))
-    stamps = np.frombuffer(reader.schema.metadata[_STAMPS], np.int64)
-    return reader.get_batch(0).column(0), stamps.reshape(-1, 2)
-
-
-def _is_null(column: Arrow) -> NDArray[np.bool_]:
-    return column.is_null().to_numpy(zero_copy_only=False)
 
 
 def _shown_key(key: Arrow) -> str:
