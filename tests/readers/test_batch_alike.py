@@ -69,8 +69,6 @@ def padding(steps, batch_size):
 @pytest.mark.parametrize(
     ("batch_size", "world_size", "workers"),
     [
-        (5, 1, {}),
-        (1, 2, {}),
         (5, 5, {}),
         (5, 2, {"num_workers": 2, "pool": "threads"}),
         (10, 1, {"num_workers": 2}),  # processes find the sizes themselves
@@ -124,7 +122,6 @@ def test_samples_that_are_left_out_stay_out(make, tmp_path):
     [
         (ALIKE, {**ALIKE, "group": 12}, "alike_group=24, this run has 12"),
         (ALIKE, {"field": "label", "group": 24}, "batch_alike='txt', this run has 'cls'"),
-        (ALIKE, None, "batch_alike='txt', this run has no batch_alike"),
         (None, ALIKE, "batch_alike=None, this run has 'txt'"),
     ],
 )

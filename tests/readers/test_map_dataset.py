@@ -142,9 +142,7 @@ def test_making_one_touches_no_file(make_dataset):
     [
         ({"fields": {}}, "fields is empty"),
         ({"fields": {"x": "pkl"}, "decode": None}, "allow_unsafe"),
-        ({"decode": {"image": "webp"}}, "does not exist"),
         ({"transforms": {"image": 3}}, "must be a callable"),
-        ({"seed": 2**64}, f"^seed must be at most {2**64 - 1}, got {2**64}$"),
         ({"seed": "1"}, "seed must be a whole number of at least 0, got '1'$"),
         ({"urls": 3}, "^urls must be a path, a pattern or a list of them, got a int$"),
     ],

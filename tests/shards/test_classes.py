@@ -50,19 +50,10 @@ def test_names_that_are_numbers_are_only_names():
         classes.number_of(b"0")
 
 
-@pytest.mark.parametrize(
-    ("names", "renumbered"),
-    [
-        (["0", "1", "10", "2"], "10"),
-        (["1", "2"], "1"),
-        (["0", "1"], None),
-        (["a", "b"], None),
-        (["00", "01"], None),
-        (["0.5", "1.5"], None),
-    ],
-)
-def test_names_that_are_other_numbers_are_found(names, renumbered):
-    assert numbered(names, "").renumbered == renumbered
+def test_names_that_are_other_numbers_are_found():
+    assert numbered(["0", "1", "10", "2"], "").renumbered == "10"
+    for names in (["0", "1"], ["a", "b"], ["00", "01"], ["0.5", "1.5"]):
+        assert numbered(names, "").renumbered is None
 
 
 @pytest.mark.parametrize(
@@ -74,7 +65,6 @@ def test_names_that_are_other_numbers_are_found(names, renumbered):
         (["a", "a"], "has the class 'a' twice"),
         ({"a": 0, "b": 0}, "'b' twice, or another one with its number 0"),
         (["a", ""], "has '': 1 in place of the name of a class and its number"),
-        ({"a": "0"}, "has 'a': '0' in place"),
         ({"a": -1}, "has 'a': -1 in place"),
     ],
 )
