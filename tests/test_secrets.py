@@ -48,11 +48,9 @@ def all_of(error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize("as_list", [False, True])
-def test_no_secret_is_in_the_repr_of_a_split(as_list, url):
-    split = SplitConfig([url, "b.tar"] if as_list else url, sampling="shuffled")
-    assert SECRET not in repr(split)
-    assert SECRET not in str({"train": split})
+def test_no_secret_is_in_the_repr_of_a_split(url):
+    for urls in (url, [url, "b.tar"]):
+        assert SECRET not in repr({"train": SplitConfig(urls, sampling="shuffled")})
 
 
 def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path):
@@ -65,8 +63,7 @@ def test_no_secret_is_in_the_repr_of_what_is_made_of_a_split(tmp_path):
     )
     loader = data.loader("train")
     for each in (data, loader, loader.source, loader.pool, data.splits, loader.state_dict()):
-        assert SECRET not in repr(each)
-        assert SECRET not in str(each)
+        assert SECRET not in repr(each) + str(each)
     assert "1 shard," in repr(ShardIndex((URLS[0],), None))
 
 

@@ -45,8 +45,8 @@ def digest_with_shards(
     for first in range(0, index.num_shards, _FETCHED_TOGETHER):
         tables.fetch(index.urls[first : first + _FETCHED_TOGETHER])
     hashed = hashlib.sha256(digest.encode())
-    counts = [None] * index.num_shards if index.counts is None else index.counts.tolist()
-    for url, count in zip(index.urls, counts, strict=True):
+    assert index.counts is not None  # who asks has seen to it
+    for url, count in zip(index.urls, index.counts.tolist(), strict=True):
         try:
             stamp = stamp_of(url if is_local(url) else cache.sidecar_of(url))
         except OSError:
@@ -74,7 +74,7 @@ def made_once(
     """
     try:
         cache.make_folder(path.parent)
-        with locked_file(path.with_suffix(".lock")):
+        with _alone(path.with_suffix(".lock")):
             opened = cache.open(path)
             if opened is not None:
                 os.close(opened)
@@ -151,18 +151,9 @@ def clear_made(cache: CacheFolder) -> tuple[int, int]:
 
 
 @contextmanager
-def locked_file(path: Path) -> Generator[None]:
-    """A context that one thread or process is in at a time, where the file system has locks.
-
-    Raises:
-        FileAccessError: The file cannot be opened.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        file = os.open(path, flags, 0o600)
-    except OSError as error:
-        raise not_written(path, error) from error
-    with os.fdopen(file):
+def _alone(path: Path) -> Generator[None]:
+    """A context that one thread or process is in at a time, where the file system has locks."""
+    with path.open("ab") as file:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)
         try:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Final, cast
 
@@ -34,10 +34,3 @@ def progress_bar(text: str, total: int, unit: str) -> Generator[Callable[..., ob
     look: Any = {"unit_scale": total >= _LARGE, "ascii": True, "miniters": 1, "delay": _DELAY_S}
     with _Bar(total=total, desc=text, unit=unit, disable=disable, **look) as bar:
         yield bar.update
-
-
-def progress_line(
-    verb: str, total: int, where: str
-) -> AbstractContextManager[Callable[..., object]]:
-    """A function to call after each shard: `counted shards in /data:  25%|##5       | 3/12`."""
-    return progress_bar(f"{verb} shards in {where or '.'}", total, " shards")

@@ -22,7 +22,7 @@ from lightning_shards.errors import IndexMismatchError, ShardError
 from lightning_shards.shards.files import not_opened
 from lightning_shards.shards.members import MemberTable, packed, scan_members, split_error, unpacked
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.urls import plain_path, redact
@@ -205,7 +205,7 @@ def build_tables(paths: Iterable[str], store: TableStore) -> dict[str, int]:
     scanned = [path for path in dict.fromkeys(paths) if not store.is_remote(path)]
     where = os.path.dirname(next(iter(scanned), ""))  # noqa: PTH120 - a leading ./ stays
     counts: dict[str, int] = {}
-    with progress_line("listed", len(scanned), where) as step:
+    with progress_bar(f"listed shards in {where or '.'}", len(scanned), " shards") as step:
         for path in scanned:
             counts[path] = store.table_of(path).num_samples
             step()

@@ -154,11 +154,6 @@ def test_a_pool_starts_any_number_of_streams(start, source):
     assert len(take(second, 1)) == 1
 
 
-def test_production_time_is_measured(start, source):
-    produced = next(start(source))
-    assert 0 < produced.seconds < 60
-
-
 class Draws:
     """A transform that draws from all global generators."""
 

@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 from lightning_shards.shards import progress_line as module
-from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.progress_line import progress_bar
 
 
 def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr(module, "_DELAY_S", 0)
-    with progress_line("counted", 2, "/data/{a}") as step:
+    with progress_bar("counted shards in /data/{a}", 2, " shards") as step:
         step()
         step()
     shown = capsys.readouterr().err
@@ -21,7 +21,7 @@ def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
 
 def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
-    with progress_line("counted", 1, "/data") as step:
+    with progress_bar("counted", 1, " shards") as step:
         step()
 
 
@@ -29,8 +29,8 @@ def test_neither_a_thread_nor_a_start_method_comes_with_it():
     """tqdm by itself starts a thread, and no start method can be set any more."""
     program = (
         "import multiprocessing, sys, threading\n"
-        "from lightning_shards.shards.progress_line import progress_line\n"
-        "with progress_line('counted', 1, '/data') as step: step()\n"
+        "from lightning_shards.shards.progress_line import progress_bar\n"
+        "with progress_bar('counted', 1, ' shards') as step: step()\n"
         "multiprocessing.set_start_method('spawn')\n"
         "print(threading.active_count(), 'torch' in sys.modules)"
     )

@@ -47,7 +47,7 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import progress_line
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url
 
@@ -119,7 +119,8 @@ def _applied(
             yield mask
             step()
 
-    with progress_line("filtered", index.num_shards, redact(split_url(index.urls[0])[0])) as step:
+    where = redact(split_url(index.urls[0])[0]) or "."
+    with progress_bar(f"filtered shards in {where}", index.num_shards, " shards") as step:
         words = pack_masks(masks(step))
     for path, listed in lists.items():
         _require_matches(path, listed, matched, first_key)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.dataprep.survey import describe_table
 from lightning_shards.dataprep.verify import repair_shard
 from lightning_shards.errors import (
     DamagedShardError,
@@ -25,8 +24,6 @@ from lightning_shards.shards.tar.tar_streams import read_samples, stream_samples
 from lightning_shards.shards.tar.walk import walk_members
 
 SAMPLES = 400
-CHANGED = "changed while it was read"
-CUT = "was cut short while it was read"
 
 
 @pytest.fixture
@@ -35,31 +32,8 @@ def path(tmp_path, write_tar):
     return write_tar(tmp_path / "0.tar", archive)
 
 
-def rewrite(path, write_tar, text=b"new!"):
-    """The same members with other bytes, in the same file."""
-    archive = [(f"{n:04d}.{s}", text * 700) for n in range(SAMPLES) for s in ("a", "b")]
-    other = write_tar(path.with_name("other.tar"), archive).read_bytes()
-    stat = path.stat()
-    with path.open("r+b") as file:
-        file.write(other)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-
-
-def read_on(path):
-    samples = read_shard(str(path), SAMPLES)
-    next(samples)
-    os.truncate(path, 2048)
-    list(samples)
-
-
-def find_odd(path):
-    describe_table(str(path), scan_members(path))
-
-
 SCANS = {
-    "scan": scan_members,
-    "crc32": partial(scan_members, with_crc32=True),
-    "odd headers": find_odd,
+    "scan": partial(scan_members, with_crc32=True),
     "repair": lambda path: repair_shard(
         str(path), folder=path.parent / "saved", cache=CacheFolder(path.parent / "cache")
     ),
@@ -78,23 +52,19 @@ def cut_once_open(path, monkeypatch):
     monkeypatch.setattr(os, "pread", pread)
 
 
-def test_a_shard_that_is_cut_under_the_stream_reader_is_an_error_that_says_so(path):
-    with pytest.raises(DamagedShardError, match=CUT):
-        read_on(path)
-
-
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)
 @pytest.mark.usefixtures("cut_once_open")
 def test_a_shard_that_is_cut_while_it_is_scanned_is_an_error_that_says_so(path, scan):
-    with pytest.raises(DamagedShardError, match=CUT):
+    with pytest.raises(DamagedShardError, match="was cut short while it was read"):
         scan(path)
 
 
-def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path, write_tar):
-    with pytest.raises(DamagedShardError, match=CHANGED), open_tar(path) as tar:  # noqa: PT012
+def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path):
+    with open_tar(path) as tar:
         list(walk_members(tar, "0.tar"))
-        rewrite(path, write_tar)
-        list(walk_members(tar, "0.tar"))
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(DamagedShardError, match="changed while it was read"):
+            list(walk_members(tar, "0.tar"))
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 20_000)), max_size=60)

@@ -21,7 +21,8 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 @given(
     names=st.lists(
         st.text("abA_./", min_size=1, max_size=8)
-        | st.sampled_from(["__a__", "a.__key__", "b\n.x", "a.b\n", "d\n/e.f", "a.__bad__", "a.A"]),
+        | st.sampled_from(["__a__", "a.__key__", "b\n.x", "a.b\n", "d\n/e.f", "a.__bad__", "a.A"])
+        | st.sampled_from(["__a__/b.x", "d/__a__", "d/.x", "README", "b.a"]),
         max_size=6,
     ),
     tar_format=st.sampled_from(FORMATS),
@@ -37,12 +38,13 @@ def test_any_names_make_the_samples_that_webdataset_makes(
         tar_format=tar_format,
     )
     try:
-        expected = len(webdataset_keys(path))
+        expected = webdataset_keys(path)
     except ValueError:
         with pytest.raises(DamagedShardError, match=r"two members for the suffix|is reserved"):
             scan_members(path)
     else:
-        assert scan_members(path).num_samples == expected
+        table = scan_members(path)
+        assert list(map(table.key, range(table.num_samples))) == expected
 
 
 LONG = "folder/" + "".join(chr(ord("a") + number % 26) for number in range(120)) + ".cls"
