@@ -90,7 +90,7 @@ def reading_shards(
         stack.callback(tables.close)
         at, ahead = shards.storages, None
         if any(storage.fetches_ahead for storage, _ in at.grouped(index.urls)):
-            ahead = FetchAhead(plan.announcements(), at, tables.close)
+            ahead = FetchAhead(plan.announcements(), at)
             stack.callback(ahead.close)
 
         def totals() -> FetchTotals:

@@ -16,7 +16,7 @@ batches.
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -365,25 +365,17 @@ class FetchAhead:
     Args:
         announcements: Those from some position on, in the order of the batches, without end.
         storages: Are told what to fetch.
-        end: Lets go of what the announcements read by; called by `close`, and once more where an
-            announcement is worked out then.
 
     Attributes:
         waited_s: Seconds that the first batch waited for the first announcement.
         are_there: Whether all that was announced last was in the cache already.
     """
 
-    def __init__(
-        self,
-        announcements: Iterator[Announcement],
-        storages: Storages,
-        end: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._announcements, self._storages, self._end = announcements, storages, end
-        self._thread = RequestThreads(1)
+    def __init__(self, announcements: Iterator[Announcement], storages: Storages) -> None:
+        self._plan = partial(next, announcements, None)
+        self._storages, self._thread = storages, RequestThreads(1)
         self._next: Future[Announcement | None] | None = None
-        self._has_begun = self._is_closed = self.are_there = False
-        self.waited_s = 0.0
+        self._has_begun, self.are_there, self.waited_s = False, False, 0.0
 
     def announcing(self, turn: int, epoch: WorkerEpoch, batches: Iterator[_T]) -> Iterator[_T]:
         """The batches of an epoch; the position of each one is reached before it is read."""
@@ -412,16 +404,7 @@ class FetchAhead:
 
     def close(self) -> None:
         """Announce nothing more. The thread ends with the table that it may be reading."""
-        self._is_closed = True
         self._thread.close()
-        self._end()
-
-    def _plan(self) -> Announcement | None:
-        try:
-            return next(self._announcements, None)
-        finally:
-            if self._is_closed:
-                self._end()
 
     def _planned(self) -> Announcement | None:
         """The next announcement, if it is known by now."""

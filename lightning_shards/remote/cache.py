@@ -45,7 +45,6 @@ from lightning_shards.remote.pieces import (
     TRAILER_BYTES,
     Piece,
     believe,
-    is_there,
     read_piece,
     share_of,
     write_piece,
@@ -262,9 +261,9 @@ class PieceCache:
 
     def has(self, piece: Piece) -> bool:
         """Whether a piece is in the cache, found without opening its file."""
-        with self._or_warning():
+        with self._or_warning(), suppress(FileNotFoundError):
             self._enter()
-            return is_there(self._path_of(piece), piece.size)
+            return os.lstat(self._path_of(piece)).st_size == piece.size + TRAILER_BYTES
         return False
 
     def load(self, piece: Piece, chunks: Iterable[Chunk]) -> bool | None:

@@ -131,15 +131,6 @@ def read_piece(path: str, piece: Piece, wanted: Sequence[tuple[int, memoryview]]
     return True
 
 
-def is_there(path: str, size: int) -> bool:
-    """Whether there is a piece of so many bytes, which is not opened."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return status_of.S_ISREG(status.st_mode) and status.st_size == size + TRAILER_BYTES
-
-
 def _is_whole(file: int, size: int) -> bool:
     status = os.fstat(file)
     if not status_of.S_ISREG(status.st_mode) or status.st_size != size + TRAILER_BYTES:
