@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 
 from lightning_shards.errors import (
-    ConfigError,
     FileAccessError,
     IndexMismatchError,
     ShardError,
@@ -337,12 +336,9 @@ def make_client(scheme: str, settings: TransportSettings) -> RangeClient:
     """What reads the store of a scheme; its packages are imported here, with its first URL.
 
     Raises:
-        ConfigError: Its package is not installed, its options cannot work, or the scheme names no
-            store that ranges could be fetched from.
+        ConfigError: Its package is not installed, or its options cannot work.
     """
     row = SCHEMES.get(scheme, FURTHER)
-    if row.reading != "ranges":
-        raise ConfigError(f"{scheme or 'local'} shards are not fetched by ranges")
     require_store_options(scheme, settings.options.get(scheme, {}))
     if row.client == "cloud":
         from lightning_shards.remote.cloud import CloudClient

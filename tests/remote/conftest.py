@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import fsspec
 import pytest
 from fault_server import FaultServer, fault_server
+from fsspec.implementations.local import LocalFileSystem
 from real_servers import START, RealServer
 
 from lightning_shards.build import reader_choice, sources
@@ -182,14 +184,23 @@ def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> s
     return f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
 
 
+class OtherFiles(LocalFileSystem):
+    protocol = "other"
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return LocalFileSystem._strip_protocol(path.removeprefix("other://"))
+
+
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[Store]:
-    """fsspec's file system of local files, which has times, owners and no ETags."""
+    """fsspec's file system of local files, which has times and no ETags."""
+    fsspec.register_implementation("other", OtherFiles, clobber=True)
     transport = RemoteTransport()
     times = count(1_000_000_000)
 
     def url_of_file(name: str) -> str:
-        return f"owned://{tmp_path}/{name}"
+        return f"other://{tmp_path}/{name}"
 
     def put(name: str, data: bytes) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

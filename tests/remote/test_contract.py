@@ -1,40 +1,116 @@
-"""Every backend keeps the contract of transports, here, in other processes and after a fork."""
+"""What every transport promises, whatever store it reads, and after a fork."""
 
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fault_server import Fault
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from real_servers import NAMES
 
-from lightning_shards.errors import FileAccessError
+from lightning_shards.errors import IndexMismatchError, ShardError, ShardNotFoundError
+from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.conftest import FACES
-from tests.remote.contract import DATA, Store, TransportContract, read_in_fork
+from tests.remote.contract import DATA, SIZE, Store
 
 pytestmark = pytest.mark.network
 
 
-@pytest.fixture(params=[*FACES, "owned"])
+@pytest.fixture(params=[*FACES, *NAMES, "other"])
 def store(request, server, face_stores) -> Iterator[Store]:
     if request.param in FACES:
         store = face_stores(request.param)
         yield store
         store.transport.close()
+    elif request.param in NAMES:
+        yield request.getfixturevalue("real_store")(request.param)
     else:
         yield request.getfixturevalue("file_store")
 
 
-class TestContract(TransportContract):
-    pass
+# All examples read the one store that the test was given
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, SIZE + 9), st.integers(0, SIZE))
+@example(0, SIZE)
+@example(0, SIZE + 1)
+@example(SIZE - 1, 1)
+@example(SIZE - 1, 2)
+@example(SIZE, 0)
+@example(SIZE, 1)
+@example(SIZE + 1_000_000, 5)
+@example(0, 0)
+@example(0, 1)
+def test_a_range_is_that_of_the_bytes(store: Store, begin: int, length: int) -> None:
+    end = begin + length
+    body = store.transport.read(store.url, begin, end)
+    assert (body.data, body.stat.size) == (DATA[begin:end], SIZE)
+    assert store.transport.read(store.url, begin, end, body.stat) == body
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_who_is_denied_is_asked_for_other_credentials_once(face, server, face_stores):
-    store = face_stores(face)
-    server.always = Fault("status", 403)
-    with pytest.raises(FileAccessError, match=r"403 Forbidden, also with credentials") as caught:
-        store.transport.read(store.url, 0, 9)
-    assert "s3cr3t" not in str(caught.value)
-    asked = [each for each in server.asked if "resolve" not in each.path and each.port]
-    assert len(asked) == (4 if face == "ais" else 2)
+@pytest.mark.parametrize(("begin", "end"), [(0, 0), (0, 1), (0, 99), (7, 99)])
+def test_an_empty_object_has_no_bytes(store: Store, begin: int, end: int) -> None:
+    store.put("empty", b"")
+    body = store.transport.read(store.url_of("empty"), begin, end)
+    assert (body.data, body.stat.size) == (b"", 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["a b/ü+(1)~.tar", "a%20b.tar", "100%.tar", "a::b.tar", "a&b=c;d,e@f.tar"]
+)
+def test_a_name_may_hold_what_urls_escape(name: str, store: Store) -> None:
+    store.put(name.replace("%20", " "), b"another object")
+    store.put(name, b"abc")
+    assert store.transport.read(store.url_of(name), 1, 9).data == b"bc"
+
+
+def test_another_version_is_refused(store: Store) -> None:
+    store.put("changed", b"old bytes")
+    url = store.url_of("changed")
+    old = store.transport.read(url, 0, 3)
+    store.put("changed", b"new bytes")  # of the same size, as tars often are
+    with pytest.raises(IndexMismatchError, match=r"changed cannot be read: it is another vers"):
+        store.transport.read(url, 0, 3, old.stat)
+    new = store.transport.read(url, 0, 3)
+    assert new.stat != old.stat
+    assert new.data == b"new"
+
+
+def test_what_is_not_there_is_not_found(store: Store) -> None:
+    with pytest.raises(ShardNotFoundError, match=r"absent\.tar"):
+        store.transport.read(store.url_of("absent.tar"), 0, 3)
+
+
+def test_threads_read_side_by_side(store: Store) -> None:
+    begins = range(0, SIZE, 5_000)
+    with ThreadPoolExecutor(8) as pool:
+        bodies = pool.map(lambda at: store.transport.read(store.url, at, at + 5_000), begins)
+    assert b"".join(body.data for body in bodies) == DATA
+
+
+Read = tuple[str, int, int]
+
+
+def read_in_fork(transport: RemoteTransport, reads: Sequence[Read]) -> list[bytes | str]:
+    """What a fork of this process gets for these reads: their bytes, or their errors as text."""
+
+    def read(url: str, begin: int, end: int) -> bytes | str:
+        try:
+            return transport.read(url, begin, end).data
+        except ShardError as error:
+            return f"{type(error).__name__}: {error}"
+
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=lambda: theirs.send([read(*each) for each in reads]))
+    process.start()
+    try:
+        assert ours.poll(20), "no answer"
+        return ours.recv()
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

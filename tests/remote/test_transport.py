@@ -1,7 +1,6 @@
 """Which schemes a transport reads, and what its stores may be told."""
 
 import pytest
-from fault_server import Fault
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError, StorageError
 from lightning_shards.remote import cloud
@@ -11,12 +10,6 @@ from tests.remote.conftest import url_of
 from tests.remote.contract import DATA
 
 pytestmark = pytest.mark.network
-
-
-@pytest.mark.parametrize("url", ["/a.tar", "file:///a.tar", "pipe:cat a.tar"])
-def test_what_is_no_remote_object_is_refused(url):
-    with pytest.raises(ConfigError, match="not fetched by ranges"):
-        RemoteTransport().read(url, 0, 9)
 
 
 def test_a_scheme_that_nobody_knows_is_a_storage_error():
@@ -75,15 +68,6 @@ def test_without_credentials_the_error_says_at_once_where_they_belong(server, mo
     with pytest.raises(FileAccessError, match=r"no credentials were found.* belong in AWS_ACCESS"):
         RemoteTransport(settings).read("s3://data/a.tar", 0, 99)
     assert server.asked == []
-
-
-def test_what_obstore_gives_up_goes_on_behind_the_last_byte(make_transport, server):
-    transport, url = make_transport(), url_of(server, "s3", "a.tar")
-    server.objects["data/a.tar"] = DATA
-    server.faults = [Fault("cut", 50_000), *[Fault("status", 503)] * 9]
-    assert transport.read(url, 0, 90_000).data == DATA[:90_000]
-    assert transport.counts.repeated > 0
-    assert server.asked[-1].headers["range"] == "bytes=50000-89999"
 
 
 def test_a_store_without_etag_and_date_is_refused(make_transport, server):
