@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of, resumed
 
 from lightning_shards import ExactResume, plan_epoch
 from lightning_shards.callbacks.resume import position_after
@@ -71,11 +71,8 @@ def test_an_open_accumulation_window_is_not_in_the_state(tmp_path):
         trainer.fit(Failing(), ToyData())
     state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["callbacks"]
     assert state["ExactResume"]["samples"] == 3 * 4
-    resumed = Ledger()
-    make_trainer(tmp_path, accumulate_grad_batches=3).fit(
-        resumed, ToyData(), ckpt_path=tmp_path / "on_exception.ckpt"
-    )
-    assert positions_of(resumed.steps) == {epoch: list(range(24)) for epoch in range(3)}
+    model = resumed(tmp_path, tmp_path / "on_exception.ckpt", accumulate_grad_batches=3)
+    assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
 
 
 @pytest.mark.parametrize("stop", [("on_train_batch_end", 7), ("on_train_epoch_end", 2)])
@@ -107,7 +104,7 @@ def test_the_state_is_complete_after_an_evaluation_too(resumes, stop, saved, tmp
 )
 def test_the_log_says_where_a_resumed_fit_goes_on(step, batch_size, told, saved, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        make_trainer(tmp_path).fit(Ledger(), ToyData(batch_size), ckpt_path=saved[f"step={step}"])
+        resumed(tmp_path, saved[f"step={step}"], ToyData(batch_size))
     lines = [line for line in caplog.messages if line.startswith("ExactResume: ")]
     assert lines == [f"ExactResume: goes on at {told}"]
 
@@ -115,8 +112,7 @@ def test_the_log_says_where_a_resumed_fit_goes_on(step, batch_size, told, saved,
 @pytest.mark.parametrize("step", [5, 6, 9])
 @pytest.mark.parametrize("batch_size", [3, 8])
 def test_another_batch_size_goes_on_with_the_next_sample(batch_size, step, saved, tmp_path):
-    model, trainer = Ledger(), make_trainer(tmp_path)
-    trainer.fit(model, ToyData(batch_size), ckpt_path=saved[f"step={step}"])
+    model = resumed(tmp_path, saved[f"step={step}"], ToyData(batch_size))
     epoch, batches = divmod(step, STEPS)
     rest = plan_epoch(26, batch_size, 1, "drop", done=4 * batches).served
     ends = [24] * epoch + [4 * batches + rest] + [26 - 26 % batch_size] * (2 - epoch)
@@ -136,13 +132,11 @@ def test_without_it_another_batch_size_is_refused_and_it_is_named(step, saved, t
 def test_a_checkpoint_made_without_it_resumes_with_the_same_batch_size_alone(
     estimates, saved_bare, tmp_path
 ):
-    model = Ledger(estimates=estimates)
-    make_trainer(tmp_path).fit(model, ToyData(), ckpt_path=saved_bare["step=4"])
+    path = saved_bare["step=4"]
+    model = resumed(tmp_path, path, model=Ledger(estimates=estimates))
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
     with pytest.raises(StateError, match=r"global_batch=4, this run has 2; .*ExactResume\(\)"):
-        make_trainer(tmp_path).fit(
-            Ledger(estimates=estimates), ToyData(2), ckpt_path=saved_bare["step=4"]
-        )
+        resumed(tmp_path, path, ToyData(2), Ledger(estimates=estimates))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +167,7 @@ def test_the_settings_of_a_trainer_are_its_own_again_after_a_resume(saved, tmp_p
 def test_a_validation_that_was_due_after_a_batch_of_another_size_is_run(tmp_path):
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
     make_trainer(tmp_path, [saver], val_check_interval=3).fit(Ledger(), ToyData())
-    model, trainer = Ledger(), make_trainer(tmp_path, val_check_interval=0.5)
-    trainer.fit(model, ToyData(5), ckpt_path=tmp_path / "step=3.ckpt")
+    model = resumed(tmp_path, tmp_path / "step=3.ckpt", ToyData(5), val_check_interval=0.5)
     # after 12 samples, 3 of 5 batches of the new size; else after batches 2 and 4 of an epoch
     assert model.validations[0] == [0, 3, 5]
     assert [each[0] for each in model.validations] == [0, 0, 1, 1, 2, 2]
@@ -184,8 +177,7 @@ def test_an_epoch_that_the_batch_size_ends_steps_its_schedule_and_validates(tmp_
     """10 of 26 samples are left, which fill no step of 13."""
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
     make_trainer(tmp_path, [saver], max_steps=4).fit(Ledger(schedule="epoch"), ToyData())
-    model = Ledger(schedule="epoch")
-    make_trainer(tmp_path).fit(model, ToyData(13), ckpt_path=tmp_path / "step=4.ckpt")
+    model = resumed(tmp_path, tmp_path / "step=4.ckpt", ToyData(13), Ledger(schedule="epoch"))
     assert {(epoch, rate) for epoch, _, rate in model.steps} == {(0, 1.0), (1, 0.5), (2, 0.25)}
     assert positions_of(model.steps)[0] == list(range(16))
     assert [each[:2] for each in model.validations] == [[0, 4], [1, 6], [2, 8]]
@@ -208,8 +200,7 @@ def test_an_epoch_that_the_batch_size_ends_is_not_validated_where_lightning_woul
     """6 of 26 samples are left, which fill no step of 8; an epoch has 3 of them."""
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5)
     make_trainer(tmp_path, [saver], max_steps=5, **options).fit(Ledger(), ToyData())
-    model = Ledger()
-    make_trainer(tmp_path, **options).fit(model, ToyData(8), ckpt_path=tmp_path / "step=5.ckpt")
+    model = resumed(tmp_path, tmp_path / "step=5.ckpt", ToyData(8), **options)
     assert [each[:2] for each in model.validations if each[1] > 4] == validated
     assert positions_of(model.steps) == {0: list(range(20)), 1: list(range(24)), 2: list(range(24))}
 

@@ -37,7 +37,7 @@ def fake_trainer(epoch: int, *loaders: object) -> Any:
     return SimpleNamespace(current_epoch=epoch, fit_loop=SimpleNamespace(_combined_loader=combined))
 
 
-def test_every_part_of_all_loaders_that_has_set_epoch_is_told() -> None:
+def test_every_part_of_all_loaders_that_has_set_epoch_is_told():
     inner, batches, sampler, dataset, other = Told(), Told(), Told(), Told(), Told()
     batches.sampler = inner
     loader = Told(sampler=sampler, batch_sampler=batches, dataset=dataset)
@@ -114,9 +114,7 @@ def items_loader(num_workers: int) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_datasets_and_samplers_know_the_epoch_before_data_is_drawn(
-    num_workers: int, tmp_path: Path
-) -> None:
+def test_datasets_and_samplers_know_the_epoch_before_data_is_drawn(num_workers, tmp_path):
     model = fit(items_loader(num_workers), tmp_path)
     # In a fresh process the first epoch's iterator is older than any hook, and workers have a copy
     # of the dataset by then: this epoch is right for who calls his first epoch 0.
@@ -129,8 +127,8 @@ def test_datasets_and_samplers_know_the_epoch_before_data_is_drawn(
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_the_first_epoch_of_a_resumed_fit_is_that_of_a_fit_that_never_stopped(
-    num_workers: int, tmp_path: Path
-) -> None:
+    num_workers, tmp_path
+):
     """Lightning itself takes epoch 0's sampler, and workers with no epoch at all: #21938."""
     whole = fit(items_loader(num_workers), tmp_path)
     resumed = fit(
@@ -161,8 +159,8 @@ def make_loader(pack_shards: Any, tmp_path: Path) -> Callable[..., ShardLoader]:
 
 @pytest.mark.parametrize(("checkpoint", "step"), [("epoch-epoch=0", 4), ("epoch-epoch=1", 8)])
 def test_a_shard_loader_of_its_own_resumes_at_an_epochs_end(
-    checkpoint: str, step: int, make_loader: Any, tmp_path: Path
-) -> None:
+    checkpoint, step, make_loader, tmp_path
+):
     whole = fit(make_loader(), tmp_path)
     resumed = fit(make_loader(), tmp_path, ckpt_path=tmp_path / "saved" / f"{checkpoint}.ckpt")
     assert resumed.batches == whole.batches[step:]
@@ -172,8 +170,8 @@ def test_a_shard_loader_of_its_own_resumes_at_an_epochs_end(
 @pytest.mark.parametrize("batch_size", [2, 3, 4])
 @pytest.mark.parametrize("step", [3, 6])
 def test_a_shard_loader_of_its_own_does_not_resume_within_an_epoch(
-    step: int, batch_size: int, callbacks: list[Any], make_loader: Any, tmp_path: Path
-) -> None:
+    step, batch_size, callbacks, make_loader, tmp_path
+):
     """Lightning would go on by its count of batches: step 4 is the last one of its epoch."""
     fit(make_loader(), tmp_path)
     path = tmp_path / "saved" / f"step-step={step}.ckpt"

@@ -189,14 +189,6 @@ def test_a_resumed_stream_goes_on_with_the_epochs_of_a_run_without_a_stop(make_s
     assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_exact_sampling_cannot_be_resumed_inside_an_epoch(make_stream_loader, sampling):
-    loader = make_stream_loader(sampling)
-    loader.load_state_dict({**loader.state_dict(), "samples": 6})
-    with pytest.raises(StateError, match=rf"begin 6 samples into.*'{sampling}'; resume from"):
-        next(iter(loader))
-
-
 def test_exact_sampling_can_be_resumed_at_an_epoch_end(make_stream_loader):
     loader, restored = make_stream_loader("shuffled"), make_stream_loader("shuffled")
     list(loader)

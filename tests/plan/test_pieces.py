@@ -1,6 +1,5 @@
 """The pieces that a node needs next: equal to a walk over its positions, one by one."""
 
-import tracemalloc
 from itertools import islice
 
 import numpy as np
@@ -8,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mixtures import example_mixture
-from small_orders import HUGE, SAMPLINGS, make, orders
+from small_orders import make, orders
 from small_strands import STRANDS
 
 from lightning_shards.errors import PlanError
 from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.plan.order import Order, SampleOrder
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor, Place
 
@@ -133,23 +132,6 @@ def test_pieces_do_not_depend_on_the_cursor(data):
         every = {sample for piece in known for sample in piece}
         # steps that begin elsewhere give the node other samples, but never another cut
         assert all(piece in known or not every & set(piece) for piece in samples_of(later))
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_two_blocks_of_ten_billion_samples_cost_two_blocks(sampling):
-    order = SampleOrder(HUGE, 1, sampling)
-    epochs = EpochSchedule(order.samples, 256, "drop")
-    cursor = Cursor(3, 6_543_210_987)
-    tracemalloc.start()
-    try:
-        ahead = pieces_ahead(order, epochs, cursor, ranks=range(8, 16), world_size=64)
-        blocks = list(islice(ahead, 2))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert blocks[0].start == cursor.samples
-    assert sum(block.uses.sum() for block in blocks) >= (blocks[1].stop - cursor.samples) / 8 - 4096
-    assert peak < 64 << 20  # the sums of 10**6 counts are 8 MiB
 
 
 def test_a_footing_that_lacks_its_own_samples_is_refused():

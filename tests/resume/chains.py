@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +63,7 @@ class Ranks:
         self, folder: Path, variant: Variant, segment: Segment, checkpoint: str | None
     ) -> dict[str, Any]:
         """A fit of as many ranks as the segment has; all of them say the same."""
-        job = {
-            "checkpoint": checkpoint,
-            "batch_size": segment.batch_size,
-            "world_size": segment.world_size,
-            "stop": segment.stop,
-            "raises": segment.raises,
-            "trainer": variant.trainer,
-            "data": variant.data,
-            "model": variant.model,
-        }
+        job = {"checkpoint": checkpoint, **asdict(variant), **asdict(segment)}
         folder.mkdir(parents=True)
         (folder / "job.json").write_text(json.dumps(job))
         ranks = segment.world_size

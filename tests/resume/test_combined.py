@@ -6,7 +6,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of
+from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of, resumed
 
 from lightning_shards.errors import ConfigError
 
@@ -59,9 +59,8 @@ def test_an_epoch_that_ends_with_our_loader_is_resumed_within(other, mode, tmp_p
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
     trainer = bare_trainer(tmp_path, callbacks=[saver], max_steps=4)
     trainer.fit(Pairs(), CombinedData(other, mode))
-    model = Pairs()
-    path = tmp_path / "step=4.ckpt"
-    bare_trainer(tmp_path).fit(model, CombinedData(other, mode), ckpt_path=path)
+    data, path = CombinedData(other, mode), tmp_path / "step=4.ckpt"
+    model = resumed(tmp_path, path, data, Pairs(), bare_trainer)
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
 
 
@@ -75,8 +74,7 @@ class ContainedData(ToyData):
 def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(tmp_path):
     saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
     make_trainer(tmp_path, [saver], max_steps=4).fit(Pairs(), ContainedData(4))
-    model = Pairs()
-    make_trainer(tmp_path).fit(model, ContainedData(2), ckpt_path=tmp_path / "step=4.ckpt")
+    model = resumed(tmp_path, tmp_path / "step=4.ckpt", ContainedData(2), Pairs())
     assert positions_of(model.steps) == {epoch: list(range(26)) for epoch in range(3)}
 
 

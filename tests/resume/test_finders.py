@@ -67,14 +67,6 @@ def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(step, finder, mak
     assert not list(tmp_path.glob(".*.ckpt"))
 
 
-def test_finders_in_a_fit_from_the_beginning_change_no_sample(tmp_path):
-    finders = [BatchSizeFinder("power", 2, 4, max_trials=2), rate_finder()]
-    model, data = Rated(), ToyData(val_samples=0)
-    make_trainer(tmp_path, finders).fit(model, data)
-    assert data.batch_size == 8
-    assert model.seen == WHOLE
-
-
 @pytest.mark.parametrize("step", [9, 12, 18])
 def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(step, tmp_path):
     def finder():

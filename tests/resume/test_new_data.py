@@ -70,9 +70,7 @@ def saved(tmp_path: Path, fit: Fit) -> Callable[..., str]:
     "counts", [[5, 9, 6, 8], [5, 9], [6, 8, 6]], ids=["more", "fewer", "alike"]
 )
 @pytest.mark.parametrize("end", ENDS)
-def test_the_next_epoch_is_that_of_the_new_shards(
-    fit: Fit, saved: Callable[..., str], counts: list[int], end: str
-) -> None:
+def test_the_next_epoch_is_that_of_the_new_shards(fit, saved, counts, end):
     checkpoint = saved(ENDS[end])
     before, alone = fit([5, 9, 6]), fit(counts)
     resumed: Any = fit(counts, ckpt_path=checkpoint, allow_new_data=True)
@@ -82,7 +80,7 @@ def test_the_next_epoch_is_that_of_the_new_shards(
     assert resumed.updates == {5 + steps}
 
 
-def test_what_is_left_out_may_change_with_them(fit: Fit, saved: Callable[..., str]) -> None:
+def test_what_is_left_out_may_change_with_them(fit, saved):
     half = {"exclude": {"hash_of": "key", "of": 2, "parts": [0]}}
     checkpoint = saved(ENDS["end of epoch"])
     resumed = fit([5, 9, 6, 8], split=half, ckpt_path=checkpoint, allow_new_data=True)
@@ -91,19 +89,19 @@ def test_what_is_left_out_may_change_with_them(fit: Fit, saved: Callable[..., st
     assert [each for each in resumed.seen if each[0]] == alone.seen[4 * steps :]
 
 
-def test_without_leave_they_are_refused(fit: Fit, saved: Callable[..., str]) -> None:
+def test_without_leave_they_are_refused(fit, saved):
     checkpoint = saved(ENDS["end of epoch"])
     with pytest.raises(StateError, match=r"other shards: .*ExactResume\(allow_new_data=True\)"):
         fit([5, 9, 6, 8], ckpt_path=checkpoint)
 
 
-def test_within_an_epoch_they_are_refused(fit: Fit, saved: Callable[..., str]) -> None:
+def test_within_an_epoch_they_are_refused(fit, saved):
     checkpoint = saved(("on_train_batch_end", 2))
     with pytest.raises(StateError, match="the checkpoint is of other shards: its epoch has 20 sam"):
         fit([5, 9, 6, 8], ckpt_path=checkpoint, allow_new_data=True)
 
 
-def test_other_settings_must_be_the_same(fit: Fit, saved: Callable[..., str]) -> None:
+def test_other_settings_must_be_the_same(fit, saved):
     checkpoint = saved(ENDS["end of epoch"])
     with pytest.raises(StateError, match="was made with shuffle_run=64, this run has 2"):
         fit([5, 9], split={"shuffle_run": 2}, ckpt_path=checkpoint, allow_new_data=True)

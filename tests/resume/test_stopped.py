@@ -6,14 +6,13 @@ Lightning counts the epoch as done where `max_steps`, a callback or a signal end
 import contextlib
 import signal
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from chains import Segment, Variant, run_chain
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint, Timer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toy import (
     Ledger,
@@ -24,6 +23,7 @@ from toy import (
     bare_trainer,
     make_trainer,
     positions_of,
+    resumed,
 )
 
 WHOLE = {epoch: list(range(24)) for epoch in range(3)}  # 26 samples in steps of 4
@@ -57,11 +57,9 @@ class SkipsRest(Ledger):
 
 STOPS: dict[str, Callable[[], Any]] = {
     "within an epoch": lambda: ShouldStop(("on_train_batch_end", 7)),
-    "before its first batch": lambda: ShouldStop(("on_train_epoch_start", 1)),
     "before the fit": lambda: ShouldStop(("on_train_start", 0)),
     "at its end": lambda: ShouldStop(("on_train_batch_end", 11)),
     "EarlyStopping": lambda: EarlyStopping("val", patience=2, mode="max"),  # the third validation
-    "Timer": lambda: Timer(timedelta(seconds=0)),
     "SIGINT": lambda: SignalAt(signal.SIGINT, ("on_train_batch_end", 7)),
     "SIGTERM": lambda: SignalAt(signal.SIGTERM, ("on_train_batch_end", 7)),
     "SIGTERM in a validation": lambda: SignalAt(signal.SIGTERM, ("on_validation_start", 2)),
@@ -99,20 +97,14 @@ def checkpoints_of_a_stopped_fit(folder: Path, stop: Any, **options: Any) -> dic
 
 @pytest.mark.usefixtures("_own_signals")
 @pytest.mark.parametrize(
-    ("stop", "limits"),
-    [
-        *((stop, {}) for stop in STOPS),
-        *((stop, {"max_steps": 50}) for stop in ("within an epoch", "at its end", "SIGINT")),
-    ],
+    ("stop", "max_steps"),
+    [*((stop, -1) for stop in STOPS), *((stop, 50) for stop in ("within an epoch", "at its end"))],
 )
-def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, limits, tmp_path):
-    options = {"val_check_interval": 0.5, "max_epochs": 3, **limits}
+def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, max_steps, tmp_path):
+    options = {"val_check_interval": 0.5, "max_epochs": 3, "max_steps": max_steps}
     saved = checkpoints_of_a_stopped_fit(tmp_path, STOPS[stop](), **options)
-    trained = {}
-    for name, path in saved.items():
-        model = Ledger()
-        make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=path)
-        trained[name] = positions_of(model.steps)
+    models = {name: resumed(tmp_path, path, **options) for name, path in saved.items()}
+    trained = {name: positions_of(model.steps) for name, model in models.items()}
     assert trained == dict.fromkeys(saved, WHOLE)
 
 
@@ -145,9 +137,8 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make
     trainer.fit(Ledger(), ToyData())
     trained = {}
     for done in (1, 2, 3):
-        model, path = Ledger(), tmp_path / f"epoch={done - 1}.ckpt"
-        make(tmp_path, max_epochs=4).fit(model, ToyData(), ckpt_path=path)
-        found = positions_of(model.steps)
+        path = tmp_path / f"epoch={done - 1}.ckpt"
+        found = positions_of(resumed(tmp_path, path, make=make, max_epochs=4).steps)
         trained[done] = {epoch: found.get(epoch) for epoch in range(done, 4)}
     assert trained == {done: dict.fromkeys(range(done, 4), WHOLE[0]) for done in trained}
 
@@ -164,11 +155,7 @@ def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(make, 
     second = make(tmp_path, callbacks=savers, max_epochs=3)
     second.fit(Ledger(), ToyData(), ckpt_path=tmp_path / "step=6.ckpt")
     saved = sorted(tmp_path.glob("*/*.ckpt"))
-    trained = {}
-    for path in saved:
-        model = Ledger()
-        make(tmp_path, max_epochs=3).fit(model, ToyData(), ckpt_path=path)
-        trained[path] = positions_of(model.steps)
+    trained = {path: positions_of(resumed(tmp_path, path, make=make).steps) for path in saved}
     assert trained == dict.fromkeys(saved, WHOLE)
 
 
@@ -196,8 +183,7 @@ def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path):
     trainer = make_trainer(tmp_path, [ShouldStop(("on_train_epoch_end", 1))])
     trainer.fit(SkipsRest(), ToyData())
     trainer.save_checkpoint(tmp_path / "skipped.ckpt")
-    model = SkipsRest()
-    make_trainer(tmp_path).fit(model, ToyData(), ckpt_path=tmp_path / "skipped.ckpt")
+    model = resumed(tmp_path, tmp_path / "skipped.ckpt", model=SkipsRest())
     assert positions_of(model.steps) == WHOLE | {1: list(range(8))}
 
 
@@ -224,9 +210,7 @@ def test_a_validation_is_due_after_an_error_that_came_before_it(kind, stop, tmp_
     with contextlib.suppress(StopHereError, SystemExit):
         trainer.fit(Ledger(), ToyData())
     trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
-    model = Ledger()
-    resumed = make_trainer(tmp_path, val_check_interval=3)
-    resumed.fit(model, ToyData(), ckpt_path=tmp_path / "by_hand.ckpt")
+    model = resumed(tmp_path, tmp_path / "by_hand.ckpt", val_check_interval=3)
     assert [steps for _, steps, _ in model.validations] == [3, 6, 9, 12, 15, 18]
     assert positions_of(model.steps) == WHOLE
 
@@ -241,7 +225,6 @@ def test_a_validation_that_a_kill_cut_off_is_made_up_for_in_the_first_epoch_that
     stop = Snapshots(tmp_path, ("on_validation_start", 0))
     with pytest.raises(StopHereError):
         make_trainer(tmp_path, [saver, stop], **options).fit(Ledger(), ToyData())
-    model = Ledger()
-    make_trainer(tmp_path, **options).fit(model, ToyData(), ckpt_path=saver.best_model_path)
+    model = resumed(tmp_path, saver.best_model_path, **options)
     assert [epoch for epoch, *_ in model.validations] == [1, 3]
     assert positions_of(model.steps) == dict.fromkeys(range(4), WHOLE[0])

@@ -312,6 +312,20 @@ def bare_trainer(folder: Path, **options: Any) -> pl.Trainer:
     return trainer
 
 
+def resumed(
+    folder: Path,
+    checkpoint: Any,
+    data: ToyData | None = None,
+    model: Any = None,
+    make: Callable[..., pl.Trainer] = make_trainer,
+    **options: Any,
+) -> Any:
+    """The model, a new `Ledger` if there is none, of a fit that has gone on from a checkpoint."""
+    model = model or Ledger()
+    make(folder, **options).fit(model, data or ToyData(), ckpt_path=checkpoint)
+    return model
+
+
 class SeenSamples(pl.LightningModule):
     """Keeps what it was trained on with its weights; `training_step` is what differs."""
 

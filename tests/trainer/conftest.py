@@ -3,12 +3,12 @@
 from functools import cache
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 from fit_recorder import SWITCHES, TRAIN, VAL, CountedModule, Recorder, Run
 from ignored_warnings import ignored_below
 
 from lightning_shards import LoaderConfig, SplitConfig
+from tests.callbacks.quiet_fits import quiet_trainer
 
 pytest_collection_modifyitems = ignored_below(  # what Lightning's `_pytree.py` does with torch 2.13
     __file__, "`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
@@ -41,19 +41,10 @@ def make_trainer(tmp_path_factory):
     """Makes trainers that say and write nothing by themselves."""
     folder = tmp_path_factory.mktemp("trainer")
 
-    def made(**options):
-        defaults: dict[str, Any] = {
-            "accelerator": "cpu",
-            "devices": 1,
-            "logger": False,
-            "enable_checkpointing": "callbacks" in options,
-            "enable_progress_bar": False,
-            "enable_model_summary": False,
-            "default_root_dir": folder,
-        }
-        if not {"max_epochs", "max_steps", "fast_dev_run"} & options.keys():
-            defaults["max_epochs"] = 3
-        return pl.Trainer(**(defaults | options))
+    def made(callbacks=(), **options):
+        ends = None if {"max_steps", "fast_dev_run"} & options.keys() else 3
+        defaults = {"max_epochs": ends, "enable_checkpointing": bool(callbacks)}
+        return quiet_trainer(folder, callbacks, **defaults | options)
 
     return made
 

@@ -2,21 +2,13 @@
 
 import pytest
 
-from lightning_shards import (
-    PadCollate,
-    SplitConfig,
-)
+from lightning_shards import PadCollate, SplitConfig
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Cursor, Place
 
-READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
-COLLATE_FNS = pytest.mark.parametrize(
-    "collate_fn", [None, PadCollate(["image"])], ids=["built in", "padded"]
-)
 
-
-@COLLATE_FNS
-@READERS
+@pytest.mark.parametrize("collate_fn", [None, PadCollate(["image"])], ids=["built in", "padded"])
+@pytest.mark.parametrize("reader", ["indexed", "stream"])
 @pytest.mark.parametrize("keys", [[], ["__weight__", "__key__"], None])
 def test_a_batch_has_the_entries_that_are_named(pack_shards, make_module, reader, keys, collate_fn):
     split = SplitConfig(pack_shards([5]), sampling="sequential", reader=reader)
@@ -52,11 +44,9 @@ def test_settings_that_would_lose_weights_are_refused(make_module, split, settin
         make_module(SplitConfig("a.tar", **split), **{"batch_keys": []} | settings)
 
 
-@COLLATE_FNS
-def test_a_balanced_split_without_weights_may_not_repeat(pack_shards, make_module, collate_fn):
+def test_a_balanced_split_without_weights_may_not_repeat(pack_shards, make_module):
     split = SplitConfig(pack_shards([5]), remainder="balanced", sampling="sequential")
-    settings = {"fields": {"image": "png"}, "collate_fn": collate_fn, "batch_keys": []}
-    module = make_module(split, batch_size=1, **settings)
+    module = make_module(split, batch_size=1, fields={"image": "png"}, batch_keys=[])
     assert len(list(module.loader("train"))) == 5
     message = r"^remainder='balanced' repeats 1 sample to give each of 2 ranks one at each step"
     with pytest.raises(ConfigError, match=message):

@@ -1,6 +1,5 @@
 """`device_transforms` of loaders that are combined with foreign ones: they are for ours alone."""
 
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -88,7 +87,6 @@ def is_ours(batch: Any) -> bool:
 
 WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "a dict": lambda ours, other: {"other": other, "shards": ours},
-    "an ordered dict": lambda ours, other: OrderedDict(other=other, shards=ours),
     "a list": lambda ours, other: [other, ours],
     "nested": lambda ours, other: {"all": [other, ours], "more": (other,)},
 }

@@ -6,15 +6,6 @@ from fit_recorder import STEPS, VAL, Recorder, TrainsOnly
 from lightning_shards.errors import ConfigError
 
 
-def test_a_fit_without_a_val_split_runs_without_a_warning(  # a warning is an error here
-    make_data, make_trainer
-):
-    model = TrainsOnly()
-    make_trainer().fit(model, make_data(val=None))
-    assert len(model.steps) == 3 * STEPS
-    assert model.validations == []
-
-
 def test_a_validation_step_that_has_no_val_split_is_missed_and_told_so(make_data, make_trainer):
     model = Recorder()
     with pytest.warns(UserWarning, match="defined a `validation_step` but have no"):

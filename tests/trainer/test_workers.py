@@ -73,19 +73,3 @@ def test_no_worker_outlives_a_fit_however_it_ends(stage, error, make_data, make_
         make_trainer(max_epochs=2).fit(model, data)
     assert len(model.running - before) >= 2  # there were workers to end
     assert living_children() - before == set()
-
-
-def test_workers_go_on_while_the_model_validates(make_data, make_trainer):
-    class Watching(Recorder):
-        workers: dict[int, set[int]]
-
-        def on_train_batch_start(self, batch, batch_idx):
-            workers = self.trainer.datamodule._loaders["train"]._open.stream._workers
-            self.workers.setdefault(self.current_epoch, set()).update(each.pid for each in workers)
-
-    model = Watching()
-    model.workers = {}
-    loader = LoaderConfig(multiprocessing_context="fork")
-    make_trainer().fit(model, make_data(ShardDataModule, num_workers=2, loader=loader))
-    assert model.workers[0] == model.workers[1] == model.workers[2]
-    assert len(model.workers[0]) == 2

@@ -1,7 +1,8 @@
-"""Stopped at any hook and resumed as it was, a fit ends as if it had never stopped.
+"""What resume guarantees, in the names of its tests.
 
-That is: the same samples under each optimiser step, the same learning rates, validations, ends of
-epochs, `global_step` and `current_epoch`. `Ledger.training_step` asserts the x axis of the loggers.
+Stopped at any hook and resumed as it was, a fit ends as if it had never stopped: with the same
+samples under each optimiser step, the same learning rates, validations, ends of epochs,
+`global_step` and `current_epoch`. `Ledger.training_step` asserts the x axis of the loggers.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fits under Lightning's own switches: steps, validations, orders."""
+"""What a trainer guarantees with our loaders, in the names of its tests."""
 
 from itertools import chain
 
