@@ -58,7 +58,7 @@ TESTS = Path(__file__).parent
 LONGEST_FIRST = [
     TESTS / name
     for name in (
-        "ray/test_pool.py",
+        "ray/test_actors.py",
         "ddp_kill/test_chains.py",
         "elastic/test_agents.py",
         "options/test_matrix.py",

@@ -75,10 +75,6 @@ def outcomes(tmp_path_factory, forked_programs):
     return {scene: [rank[scene] for rank in by_rank] for scene in by_rank[0]}
 
 
-def test_equal_facts_pass_on_all_ranks(outcomes):
-    assert outcomes["all is well"] == [None] * WORLD_SIZE
-
-
 def test_the_failure_of_one_rank_is_raised_by_all(outcomes):
     own, other = "no 'x'", "rank 1 failed: no 'x'"
     expected = [["MissingFieldError", message] for message in (other, own, other)]
@@ -96,20 +92,17 @@ def test_of_two_failures_a_rank_raises_its_own_or_the_first(outcomes):
     assert outcomes["two fail"] == [["ConfigError", message] for message in expected]
 
 
-def test_facts_that_differ_are_one_error_on_all_ranks(outcomes):
-    message = (
-        "the ranks disagree on steps: rank 0 has 7, rank 2 has 8; "
-        "give all ranks the same shards and the same settings"
-    )
-    assert outcomes["facts differ"] == [["PlanError", message]] * WORLD_SIZE
-
-
-def test_a_fact_that_one_rank_alone_has_is_one_error_on_all_ranks(outcomes):
-    message = (
-        "the ranks disagree on run: rank 0 has None, rank 1 has 64; "
-        "give all ranks the same shards and the same settings"
-    )
-    assert outcomes["a fact more on rank 1"] == [["PlanError", message]] * WORLD_SIZE
+@pytest.mark.parametrize(
+    ("scene", "said"),
+    [
+        ("facts differ", "steps: rank 0 has 7, rank 2 has 8"),
+        ("a fact more on rank 1", "run: rank 0 has None, rank 1 has 64"),
+    ],
+)
+def test_facts_that_differ_are_one_error_on_all_ranks(outcomes, scene, said):
+    remedy = "give all ranks the same shards and the same settings"
+    error = ["PlanError", f"the ranks disagree on {said}; {remedy}"]
+    assert outcomes[scene] == [error] * WORLD_SIZE
 
 
 @pytest.mark.parametrize(
@@ -124,8 +117,9 @@ def test_an_error_that_cannot_travel_is_raised_by_all_by_its_text(scene, own, me
     assert outcomes[scene] == [other, [own, message], other]
 
 
-def test_ranks_are_still_in_step_after_a_failure(outcomes):
-    assert outcomes["all is well again"] == [None] * WORLD_SIZE
+@pytest.mark.parametrize("scene", ["all is well", "all is well again"])
+def test_equal_facts_pass_on_all_ranks_also_after_failures(outcomes, scene):
+    assert outcomes[scene] == [None] * WORLD_SIZE
 
 
 def test_a_single_process_raises_its_own_error():

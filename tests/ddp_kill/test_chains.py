@@ -173,26 +173,21 @@ MATRIX = list(itertools.starmap(draw_chain, DIMENSIONS))
 CHAINS = [*FIVE, *[pytest.param(chain, marks=pytest.mark.matrix) for chain in MATRIX]]
 
 
-def as_job(chain: Chain, number: int, folder: Path, checkpoint: Path | None) -> dict[str, Any]:
-    fit = chain.fits[number]
-    return {
-        **asdict(fit),
-        "stop": fit.stop and fit.stop._asdict(),
-        "folder": str(folder),
-        "train": {"urls": f"{folder}/train-*.tar"},
-        "val": f"{folder}/val-*.tar",
-        "trainer": chain.trainer,
-        "saving": chain.saving,
-        "schedule": chain.schedule,
-        "saves_in_validation": chain.saves_in_validation,
-        "checkpoint": checkpoint and str(checkpoint),
-    }
+OF_JOB = ("trainer", "saving", "schedule", "saves_in_validation")
 
 
 def run_chain(chain: Chain, folder: Path, programs: Any) -> Outcome:
     outcome, checkpoint = Outcome(chain), None
     for number, fit in enumerate(chain.fits):
-        job = as_job(chain, number, folder, checkpoint)
+        job = {
+            **asdict(fit),
+            **{name: getattr(chain, name) for name in OF_JOB},
+            "stop": fit.stop and fit.stop._asdict(),
+            "folder": str(folder),
+            "train": {"urls": f"{folder}/train-*.tar"},
+            "val": f"{folder}/val-*.tar",
+            "checkpoint": checkpoint and str(checkpoint),
+        }
         if fit.stop is None:
             outcome.told = programs.run(job)
             return outcome

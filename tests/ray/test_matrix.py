@@ -1,7 +1,6 @@
 """Actors, nodes and trainers that die at random, on clusters of their own; minutes.
 
-`pytest -m matrix tests/ray -s` prints how long the next batch took after each death. With
-LONG_RUNS=1 there are 200 dead actors, 20 dead nodes and 20 dead trainers: hours.
+With LONG_RUNS=1 there are 200 dead actors and 20 dead nodes: hours.
 """
 
 import os
@@ -9,7 +8,6 @@ import random
 import signal
 import socket
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -26,7 +24,7 @@ from tests.ray.actor_transforms import ByProcess
 from tests.ray.local_clusters import NEEDS_RAY, cluster_of_nodes, local_cluster
 
 IS_LONG = bool(os.environ.get("LONG_RUNS"))
-KILLS, NODES, TRAINERS = (200, 20, 20) if IS_LONG else (12, 3, 1)
+KILLS, NODES = (200, 20) if IS_LONG else (12, 3)
 
 pytestmark = [
     NEEDS_RAY,
@@ -54,18 +52,8 @@ def opened(folder, urls, loader=ACTORS, **settings):
         yield stream, made, made_here(made.source, 1, 20 * KILLS)
 
 
-def after(stream, batches):
-    """The seconds of the slowest of the next batches, and these."""
-    made, slowest = [], 0.0
-    for _ in range(batches):
-        begin = time.perf_counter()
-        made.append(next(stream))
-        slowest = max(slowest, time.perf_counter() - begin)
-    return round(slowest, 1), made
-
-
 def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
-    draws, waits = random.Random(0), []
+    draws = random.Random(0)
     with local_cluster(), opened(tmp_path, urls) as (stream, _, expected):
         made = list(islice(stream, 5))
         for _ in range(KILLS):
@@ -75,12 +63,8 @@ def test_actors_killed_at_random_moments_change_no_batch(urls, tmp_path):
                 if "ray::BatchMaker" in " ".join(process.cmdline())
             ]
             os.kill(draws.choice(pids), signal.SIGKILL)
-            waited_s, batches = after(stream, draws.randint(6, 18))
-            waits.append(waited_s)
-            assert are_same(batches, expected[len(made) :][: len(batches)])
-            made += batches
-            print(f"kill {len(waits)}: {len(made)} batches, the next one after {waited_s} s")
-    print(f"{KILLS} kills, {len(made)} batches, waits of up to {max(waits)} s: {sorted(waits)}")
+            made += islice(stream, draws.randint(6, 18))
+            assert are_same(made, expected[: len(made)])
 
 
 def test_a_stopped_actor_is_an_error_that_names_its_machine(urls, tmp_path):
@@ -89,7 +73,7 @@ def test_a_stopped_actor_is_an_error_that_names_its_machine(urls, tmp_path):
         list(islice(stream, 5))
         os.kill(actors_of(loader)[0], signal.SIGSTOP)
         with pytest.raises(WorkerError, match=f"actor, started on {socket.gethostname()}"):
-            after(stream, 20)
+            list(islice(stream, 20))
 
 
 def test_nodes_removed_without_grace_and_added_change_no_batch(urls, tmp_path):
@@ -103,10 +87,8 @@ def test_nodes_removed_without_grace_and_added_change_no_batch(urls, tmp_path):
             removed = next(node for node in nodes.worker_nodes if node.node_id in held)
             nodes.remove_node(removed, allow_graceful=False)
             nodes.add_node(num_cpus=1)
-            waited_s, batches = after(stream, 20)
-            assert are_same(batches, expected[len(made) :][:20])
-            made += batches
-            print(f"a node removed: the next batch after {waited_s} s")
+            made += islice(stream, 20)
+            assert are_same(made, expected[: len(made)])
 
 
 def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, tmp_path):
@@ -155,18 +137,16 @@ if __name__ == "__main__":
 def test_a_killed_trainer_leaves_nothing_behind(urls, tmp_path, start_program):
     """But for two agents of Ray, which may take minutes to notice, and are ended here."""
     command = [sys.executable, "-c", TRAINER, str(tmp_path), *urls]
-    for _ in range(TRAINERS):
-        with start_program(command, ROOT) as trainer:
-            while "batch" not in trainer.stdout.readline():
-                assert trainer.poll() is None
-            started = psutil.Process(trainer.pid).children(recursive=True)
-            trainer.kill()
-            gone, alive = psutil.wait_procs(started, timeout=5)
-            names = [" ".join(process.cmdline())[:160] for process in alive]
-            for process in alive:
-                process.kill()
-        print(f"SIGKILL of the trainer: {len(gone)} processes gone in 5 s, left {names}")
-        assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
+    with start_program(command, ROOT) as trainer:
+        while "batch" not in trainer.stdout.readline():
+            assert trainer.poll() is None
+        started = psutil.Process(trainer.pid).children(recursive=True)
+        trainer.kill()
+        _, alive = psutil.wait_procs(started, timeout=5)
+        names = [" ".join(process.cmdline()) for process in alive]
+        for process in alive:
+            process.kill()
+    assert not [name for name in names if "BatchMaker" in name or "raylet " in name]
 
 
 def test_packed_actors_are_on_one_node(urls, tmp_path):

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from waiting import is_running
+from waiting import is_running, wait_for
 
 pytestmark = [pytest.mark.ddp, pytest.mark.slow]
 
@@ -82,7 +82,7 @@ def start_owner(tmp_path, pack_shards, forked_programs):
         # sockets need a short path, and one of the fork server stays
         temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="g"))
 
-        def start(*arguments):
+        def start(*arguments, url=url):
             command, environment = [script, url, *arguments], {"TMPDIR": temporary}
             started = forked_programs.started(command, tmp_path, environment=environment)
             return stack.enter_context(started)
@@ -144,6 +144,16 @@ def test_a_fork_server_that_loads_modules_outlives_its_owner_no_longer_than_that
     while len(members(owner.pids[0])) < 3:  # the owner, the tracker of names, the fork server
         assert is_running(owner.pids[0])
     assert left_after_kill(owner, 60) == []
+
+
+def test_no_program_of_a_pipe_outlives_the_owner(start_owner):
+    owner = start_owner("none", "fork", url="pipe:sleep 1000")
+
+    def is_reading():
+        return [process.name() for process in members(owner.pids[0])].count("sleep") == 2
+
+    assert wait_for(is_reading, within_s=60)
+    assert left_after_kill(owner, 10) == []
 
 
 WITHOUT_PIDFD = """

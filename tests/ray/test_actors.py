@@ -1,4 +1,4 @@
-"""The pool of Ray actors gives the batches of the trainer's own thread, whatever dies.
+"""What actors guarantee, in the names of its tests: the batches of the trainer, whatever dies.
 
 All tests share one cluster on this machine, which the pool has started itself.
 """
