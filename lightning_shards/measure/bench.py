@@ -38,8 +38,13 @@ def measure_loader(data: ShardDataModule, num_workers: int, seconds: float) -> t
         pool = loader.pool.describe()
         ready = pool.num_workers * pool.prefetch_factor
         batches = chain.from_iterable(repeat(loader))
-        rate = _rate_of(batches, seconds, ready) * loader.source.epochs.batch_size
-        times = loader.times
+        for _ in islice(batches, 1 + ready):
+            pass
+        number, begin = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begin) < seconds:
+            next(batches)
+            number += 1
+        rate, times = number * loader.source.epochs.batch_size / passed, loader.times
     worked_s = times.stages["decode"] + times.stages["transform"]
     return rate, times.samples / max(worked_s, 1e-9)
 
@@ -79,17 +84,6 @@ def enough_workers(loader: Mapping[int, float], step: float) -> int:
     """
     wanted = min(max(loader.values()) * GOOD_ENOUGH, step)
     return min(number for number, rate in loader.items() if rate >= wanted)
-
-
-def _rate_of(batches: Iterator[object], seconds: float, ready: int) -> float:
-    """Batches per second, after the first one and those that workers have `ready`."""
-    for _ in islice(batches, 1 + ready):
-        pass
-    number, begin = 0, time.perf_counter()
-    while (passed := time.perf_counter() - begin) < seconds:
-        next(batches)
-        number += 1
-    return number / passed
 
 
 class _RepeatedBatch:

@@ -62,11 +62,6 @@ def raise_if_cancelled() -> None:
         check()
 
 
-def is_cancellable() -> bool:
-    """Whether this thread has checks: somebody waits for what it does."""
-    return bool(_here.checks)
-
-
 def wait_for_event(event: threading.Event, timeout_s: float) -> bool:
     """Wait for an event; whether it is set in time. Raises what a check does."""
     until = perf_counter() + timeout_s
@@ -210,7 +205,8 @@ class Fetching:
     __slots__ = ("_before", "_byte")
 
     def __enter__(self) -> None:
-        self._byte = _published[0] if is_cancellable() else memoryview(bytearray(1))
+        is_waited_for = bool(_here.checks)
+        self._byte = _published[0] if is_waited_for else memoryview(bytearray(1))
         self._before = self._byte[0]
         self._byte[0] = FETCH_STAGE
 

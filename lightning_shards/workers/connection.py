@@ -44,8 +44,6 @@ that asks for the next batch still has the last one, which may be of the message
 _CREDIT, _END = b"c", b"e"
 """The words of the trainer."""
 
-_CHECK_MS = round(1000 * CHECK_S)
-
 
 class SharedBuffer:
     """Shared memory for one message at a time, which grows with the messages.
@@ -215,7 +213,7 @@ class TrainerEnd:
             EOFError: The worker has ended.
             Exception: What a check of this thread raises meanwhile, or what unpacking does.
         """
-        while not self._arrivals.poll(_CHECK_MS):
+        while not self._arrivals.poll(1000 * CHECK_S):
             raise_if_cancelled()
         value = self._unpacked(*pickle.loads(self._connection.recv_bytes()))  # noqa: S301 its own
         with suppress(ConnectionError):  # it has ended, which the next call finds out

@@ -86,7 +86,9 @@ class ProcessPool:
             WorkerError: They cannot be started, or would import a main script without a main guard.
         """
         modules = set[str]() if self.start_method == "fork" else require_sendable(source)
-        device = _device_to_pin_for(self)  # before any worker runs, as CUDA may refuse
+        device = None
+        if self.pin_memory and load_torch().cuda.is_available():
+            device = load_torch().cuda.current_device()  # before workers run, as CUDA may refuse
         context: Any = multiprocessing.get_context(self.start_method)
         name = GuardedName(imports_main=not MAIN_NAMES.isdisjoint(modules))
         workers: list[BaseProcess] = []
@@ -198,13 +200,6 @@ def _end_workers(
 
 
 # --- pinned memory --------------------------------------------------------------------------------
-
-
-def _device_to_pin_for(pool: ProcessPool) -> int | None:
-    """The GPU whose page-locked memory batches are copied to; None if they are not."""
-    if not (pool.pin_memory and load_torch().cuda.is_available()):
-        return None
-    return load_torch().cuda.current_device()
 
 
 def _pinned_messages(ends: Sequence[TrainerEnd], device: int) -> Generator[Received]:

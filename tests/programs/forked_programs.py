@@ -104,8 +104,9 @@ class ForkedPrograms:
                 yield running
             finally:
                 for _, pid in started:
-                    with suppress(ProcessLookupError):
-                        os.killpg(pid, signal.SIGKILL)
+                    for kill in (os.kill, os.killpg):  # it may lead no group yet
+                        with suppress(ProcessLookupError):
+                            kill(pid, signal.SIGKILL)
                 running.statuses.extend(server.ask({"ended": pid}) for server, pid in started)
 
     def close(self) -> str:

@@ -156,24 +156,6 @@ def pad_collate(_folder):
     return {}, {"collate_fn": padded, "sample_transforms": [crop_rows_ragged]}
 
 
-def decoded_plainly(data: bytes) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(Image.open(io.BytesIO(data)).convert("L")).copy())[None]
-
-
-class Scaled:
-    """A decoder with a setting."""
-
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def __call__(self, data: bytes) -> int:
-        return self.factor * int(data)
-
-
-def decoders_of_the_user(_folder):
-    return {}, {"decode": {"image": decoded_plainly, "label": Scaled(5)}}
-
-
 def a_filter(_folder):
     return {"exclude": {"hash_of": "key", "of": 3, "parts": [0]}}, {}
 
@@ -252,7 +234,6 @@ def a_mixture_of_other_fields(folder):
 KINDS = [
     joint_transforms,
     pad_collate,
-    decoders_of_the_user,
     a_filter,
     optional_members,
     joined_columns,
