@@ -23,12 +23,12 @@ def an_epoch_that_is_too_long_is_cut_without_a_word(before, self, steps):
     return before(self, min(steps, self.plan.steps))
 
 
-@breaks("purity", "SampleSeeds.generator", "samples/test_seeds.py")
+@breaks("purity", "SampleSeeds.generator", "samples/test_all_samples.py")
 def each_process_draws_numbers_of_its_own(before, self, position):
     return before(self, position + os.getpid())
 
 
-@breaks("purity", "SampleSeeds.seed_globals", "samples/test_seeds.py")
+@breaks("purity", "SampleSeeds.seed_globals", "samples/test_all_samples.py")
 def global_generators_run_on_from_sample_to_sample(before, self, position):
     pass
 
@@ -129,17 +129,17 @@ def ranks_out_of_step_are_proven(before, *given):
     pass
 
 
-@breaks("safe", "_require_decoders", "samples/test_safety.py")
+@breaks("safe", "_require_decoders", "samples/test_all_samples.py")
 def pickled_members_are_loaded(before, field, allow_unsafe):
     before(field, allow_unsafe | {"pickle", "pth"})
 
 
-@breaks("safe", "_require_decoders", "samples/test_safety.py")
+@breaks("safe", "_require_decoders", "samples/test_all_samples.py")
 def one_unsafe_decoder_allows_the_other(before, field, allow_unsafe):
     before(field, allow_unsafe | ({"pickle", "pth"} if allow_unsafe else set()))
 
 
-@breaks("safe", "expand_urls", "samples/test_safety.py")
+@breaks("safe", "expand_urls", "samples/test_all_samples.py")
 def a_pipe_is_run(before, urls, **named):
     return before(urls, allow_pipe=True)
 

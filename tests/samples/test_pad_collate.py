@@ -140,8 +140,7 @@ def boxes(tmp_path):
 FIELDS = {"boxes": "boxes.npy", "tokens": "tokens.json"}
 
 
-@pytest.mark.parametrize("reader", ["indexed", "stream"])
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(("reader", "num_workers"), [("indexed", 2), ("stream", 0)])
 def test_boxes_and_tokens_are_padded_in_the_workers(boxes, make_module, reader, num_workers):
     split = {"urls": boxes, "sampling": "sequential", "reader": reader, "remainder": "balanced"}
     named = {

@@ -1,7 +1,5 @@
 """Rows below a part are left out of a JPEG, and its pixels stay the same to the bit."""
 
-import io
-
 import numpy as np
 import pytest
 import simplejpeg
@@ -13,9 +11,12 @@ from sklearn.datasets import load_sample_image
 from lightning_shards.samples import images
 from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.images import Box
+from tests.samples.decoding import conftest as pillow
 
 PICTURE = load_sample_image("china.jpg")[100:356, 100:400]
+PHOTO = Image.fromarray(PICTURE[:192, :256])
 TOP = Box(0, 0, 64, 32)
+ALL = b"\0"  # all rows are decoded of a JPEG that does not end in its last marker
 SAMPLINGS = ["444", "422", "420", "440", "411", "Gray"]
 
 
@@ -25,12 +26,6 @@ def encode(width=256, height=192, sampling="420", quality=90):
         pixels = np.ascontiguousarray(pixels[..., :1])
     space = "gray" if sampling == "Gray" else "rgb"
     return simplejpeg.encode_jpeg(pixels, quality, space, sampling)
-
-
-def encode_pillow(width=256, height=192, **options):
-    file = io.BytesIO()
-    Image.fromarray(PICTURE[:height, :width]).save(file, "JPEG", **options)
-    return file.getvalue()
 
 
 def shown(data, box=TOP, size=32, is_gray=False):
@@ -43,11 +38,6 @@ def shown(data, box=TOP, size=32, is_gray=False):
 
     images.show_part(data, box_of, part, backend="turbo")
     return part if len(asked) == 1 else None
-
-
-def shown_of_all_rows(data, *args, **settings):
-    """The same by decoding the whole image, because bytes follow its end."""
-    return shown(data + b"\0", *args, **settings)
 
 
 def crop(data):
@@ -71,7 +61,7 @@ def test_pixels_do_not_depend_on_the_rows_that_are_left_out(data, width, height,
     jpeg = encode(width, height, sampling, data.draw(st.sampled_from([30, 90, 100])))
     box, size = data.draw(boxes(width, height)), data.draw(st.integers(1, 40))
     settings = {"is_gray": data.draw(st.booleans())}
-    parts = [show(jpeg, box, size, **settings) for show in (shown, shown_of_all_rows)]
+    parts = [shown(jpeg + end, box, size, **settings) for end in (b"", ALL)]
     assert np.array_equal(*parts)
 
 
@@ -82,7 +72,7 @@ def test_every_row_of_a_part_is_right_to_its_last(sampling, factor):
     jpeg = encode(sampling=sampling)
     for bottom in range(8 * factor, 192, factor):
         box = Box(0, bottom - 8 * factor, 8 * factor, 8 * factor)
-        assert np.array_equal(shown(jpeg, box, 8), shown_of_all_rows(jpeg, box, 8)), bottom
+        assert np.array_equal(shown(jpeg, box, 8), shown(jpeg + ALL, box, 8)), bottom
 
 
 # --- which rows are decoded -----------------------------------------------------------------------
@@ -92,7 +82,7 @@ def test_damage_below_a_part_is_not_met():
     jpeg = encode()
     damaged = jpeg[:-40] + bytes(38) + jpeg[-2:]
     assert np.array_equal(shown(damaged), shown(jpeg))
-    assert shown_of_all_rows(damaged) is None
+    assert shown(damaged + ALL) is None
 
 
 @pytest.mark.parametrize("kept", [100, 700, 2000, -200, -3])
@@ -107,11 +97,9 @@ def with_segment(jpeg, marker, contents):
     return jpeg[:2] + segment + jpeg[2:]
 
 
-def with_frame(offset, new):
-    """A JPEG with bytes of its frame replaced, counted from its marker."""
-    jpeg = encode()
-    at = jpeg.index(b"\xff\xc0") + offset
-    return jpeg[:at] + new + jpeg[at + len(new) :]
+def with_arithmetic_codes():
+    """By the marker of its frame."""
+    return encode().replace(b"\xff\xc0", b"\xff\xc9")
 
 
 def with_two_scans():
@@ -128,11 +116,11 @@ def test_a_thumbnail_in_a_segment_is_not_taken_for_the_image(size):
 
 
 DECODED_WHOLE = {
-    "bytes after the end": encode() + b"\0",
+    "bytes after the end": encode() + ALL,
     "narrow": encode(7),
-    "progressive": encode_pillow(progressive=True),
-    "restart markers": encode_pillow(restart_marker_blocks=4),
-    "arithmetic codes": with_frame(1, b"\xc9"),
+    "progressive": pillow.encode(PHOTO, progressive=True),
+    "restart markers": pillow.encode(PHOTO, restart_marker_blocks=4),
+    "arithmetic codes": with_arithmetic_codes(),
     "two scans": with_two_scans(),
 }
 
@@ -140,4 +128,4 @@ DECODED_WHOLE = {
 @pytest.mark.parametrize("kind", DECODED_WHOLE)
 def test_some_are_decoded_whole(kind):
     data = DECODED_WHOLE[kind]
-    assert np.array_equal(crop(data), crop(data + b"\0"))
+    assert np.array_equal(crop(data), crop(data + ALL))
