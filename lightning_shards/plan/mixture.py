@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lightning_shards.errors import StateError
 from lightning_shards.plan.draws import ORDER_VERSION
 from lightning_shards.plan.mixture_schedule import RUN_END, require_samples
-from lightning_shards.plan.order import MAX_UNWANTED, Order
+from lightning_shards.plan.order import Order
 from lightning_shards.plan.slots import MixtureSlots
 
 
@@ -133,10 +133,6 @@ class MixtureComponent:
 
     def ids_of(self, samples: _Ints) -> _Ints:
         """The ids of rising samples of its sequence, with its own numbers of shards."""
-        first, last = int(samples[0]), int(samples[-1]) + 1
-        if last - first <= MAX_UNWANTED * len(samples):
-            ids = [self.order.at(*part) for part in self.passes(first, last)]
-            return np.concatenate(ids).take(samples - first, axis=0)
         ends = [*(np.flatnonzero(np.diff(samples) != 1) + 1).tolist(), len(samples)]
         spans: dict[int, list[tuple[int, int]]] = {}
         for first, end in zip([0, *ends], ends, strict=False):

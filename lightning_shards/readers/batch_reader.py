@@ -25,12 +25,8 @@ from numpy.typing import NDArray
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.digest import id_digests, sum_digests
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import (
-    LargeMembers,
-    ReadAhead,
-    ReadBuffer,
-)
-from lightning_shards.readers.recipe import Components, joined_column
+from lightning_shards.readers.read_ahead import ReadAhead, ReadBuffer
+from lightning_shards.readers.recipe import ShardSource, joined_column
 from lightning_shards.samples.collate import (
     Column,
     GrowingColumn,
@@ -43,12 +39,7 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.decoders import CLASS, COLUMN_DECODERS, Decoding
 from lightning_shards.samples.fields import Field
-from lightning_shards.samples.member_bytes import (
-    ABSENT,
-    FieldMembers,
-    Ints,
-    MemberBytes,
-)
+from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import SampleTransforms, batch_fields_of
@@ -76,9 +67,7 @@ def decoder_of(field: Field) -> Callable[[bytes | None], Any]:
     return decode
 
 
-def decode_column(
-    field: Field, members: FieldMembers | LargeMembers, arena: Arena | None = None
-) -> Column:
+def decode_column(field: Field, members: MemberBytes, arena: Arena | None = None) -> Column:
     """One field of a batch, as `Field.decode` and `column_of` make it; in one call if possible.
 
     Raises:
@@ -88,7 +77,7 @@ def decode_column(
     decode = _COLUMNS.get(decoding)
     if field.classes is not None and decoding == Decoding(CLASS):
         decode = partial(_numbers, field.classes)
-    if decode is not None and not isinstance(members, LargeMembers) and not members.has_gaps:
+    if decode is not None and not members.has_gaps:
         with suppress(Exception):  # hostile bytes raise anything; `decoder_of` tells why
             column = decode(members)
             if column is not None:
@@ -98,33 +87,26 @@ def decode_column(
     return column_of(samples, field.name, arena)
 
 
-def loaded(members: MemberBytes | LargeMembers) -> FieldMembers | LargeMembers:
-    """Those that can be read at once; of the others none is read yet."""
-    if isinstance(members, LargeMembers) and not members.has_gaps:
-        return members.loaded()
-    return members
-
-
-def _ints(members: FieldMembers) -> Ints | None:
+def _ints(members: MemberBytes) -> Ints | None:
     texts = members.to_list()
     if b"_" in b"".join(texts):
         return None  # Python reads 1_23 as 123
     return np.array(list(map(int, texts)), np.int64)
 
 
-def _numbers(classes: ClassNames, members: FieldMembers) -> Ints:
+def _numbers(classes: ClassNames, members: MemberBytes) -> Ints:
     return np.array(list(map(classes.number_of, members.to_list())), np.int64)
 
 
-def _texts(members: FieldMembers) -> list[str]:
+def _texts(members: MemberBytes) -> list[str]:
     return list(map(bytes.decode, members.to_list()))
 
 
-def _jsons(members: FieldMembers) -> Column:
+def _jsons(members: MemberBytes) -> Column:
     return numbers_or_list(list(map(json.loads, members.to_list())))
 
 
-_COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
+_COLUMNS: dict[Decoding, "Callable[[MemberBytes], Column | None]"] = {
     Decoding("int"): _ints,
     Decoding("text"): _texts,
     Decoding("json"): _jsons,
@@ -132,24 +114,24 @@ _COLUMNS: dict[Decoding, "Callable[[FieldMembers], Column | None]"] = {
 }
 
 
-_Members: TypeAlias = dict[str, MemberBytes | LargeMembers]
+_Members: TypeAlias = dict[str, MemberBytes]
 
 
 class _Part(NamedTuple):
     """The samples of a batch that are made by one recipe.
 
     Attributes:
-        recipe: Its number.
+        batch: The number of the batch.
+        recipe: The number of the recipe.
         rows: Of these samples in the batch, int64; None: these are all samples.
         ids: Of these samples, int64 of shape (n, 2).
-        positions: Of these samples in the epoch.
         members: By field.
     """
 
+    batch: int
     recipe: int
     rows: Ints | None
     ids: Ints
-    positions: Sequence[int]
     members: _Members
 
     def of(self, values: Sequence[Any]) -> list[Any]:
@@ -167,8 +149,7 @@ class BatchReader:
 
     Args:
         shards: The open shards.
-        components: Their recipes say what is taken of each sample; `can_decode` holds for all
-            fields.
+        source: Its recipes say what is taken of each sample; `can_decode` holds for all fields.
         clock: Told of the time that each stage takes.
         arena: Where the arrays of a batch are made, as far as they fit.
         buffer: Where small members are read to, and how many at once.
@@ -177,15 +158,15 @@ class BatchReader:
     def __init__(
         self,
         shards: OpenShards,
-        components: Components,
+        source: ShardSource,
         clock: StageClock,
         *,
         arena: Arena | None = None,
         buffer: ReadBuffer | None = None,
     ) -> None:
-        self._shards, self._components, self._clock = shards, components, clock
+        self._shards, self._source, self._clock = shards, source, clock
         self._arena, self._buffer = arena, buffer or ReadBuffer()
-        recipes = components.recipes
+        recipes = source.recipes
         self._names = [recipe.names for recipe in recipes]
         self._fields = [{field.name: field for field in recipe.fields} for recipe in recipes]
         members = [
@@ -197,9 +178,7 @@ class BatchReader:
             [fields[name].suffixes if name in fields else () for name in self._read]
             for fields in members
         ]
-        # made_by: the recipe that makes the samples of each component, shape (components,).
-        self._made_by = np.array(components.made_by)
-        self._recipes: list[int] = np.unique(self._made_by).tolist()
+        self._recipes = sorted(set(source.made_by))
         self._are_joined = any(field.is_joined for recipe in recipes for field in recipe.fields)
 
     def look_up(
@@ -222,7 +201,7 @@ class BatchReader:
             IndexMismatchError: A shard changed since it was counted.
         """
         self._ids, self._transforms, self._positions = ids, transforms, positions
-        self._numbers = self._components.of_shards(ids[:, 0])
+        self._numbers = self._source.components_of(ids[:, 0])
         self._stops = [0, *accumulate(map(len, positions))]
         self._weights = weights or [()] * len(positions)
         self._decoders = {
@@ -233,13 +212,14 @@ class BatchReader:
             }
             for recipe in self._recipes
         }
+        self._rows_of = self._rows_by_recipe() if len(self._recipes) > 1 else []
         self._digests = self._digests_of(id_digests(ids))
         with self._clock.on("open"):
             stops = np.array(self._stops[1:])
             self._ahead = ReadAhead(self._shards, self._buffer, self._suffixes_of, ids, stops)
 
     def _suffixes_of(self, shard: int) -> list[tuple[str, ...]]:
-        return self._suffixes[self._components.of_shard(shard)]
+        return self._suffixes[self._source.index.component_of(shard)]
 
     def _digests_of(self, digests: NDArray[np.uint64]) -> list[int]:
         """The digest of each batch, without its repeats, which have a weight of 0."""
@@ -257,20 +237,17 @@ class BatchReader:
         start, stop = self._stops[number : number + 2]
         begin = self._clock.begin("read")
         members = self.members(start, stop)
-        parts = self._parts(number, members)
+        parts = list(self._parts(number, members))
         self._clock.lap("read", begin, "read")
         keys, ids = self._ahead.keys.part(start, stop), self._ids[start:stop].copy()
         weights, numbers = self._weights[number], self._numbers[start:stop]
-        if self._components.collation.collate_fn is not None:
+        if self._source.collation.collate_fn is not None:
             made: Any = self._whole_samples(parts, keys, weights, numbers.tolist())
         else:
             of_parts = [self._columns(part, keys) for part in parts]
             columns = of_parts[0] if len(parts) == 1 else self._joined(parts, of_parts, len(keys))
-            batch_format, reserved = (
-                self._components.batch_format,
-                self._components.collation.reserved,
-            )
-            made = join_columns(keys, columns, ids, weights, batch_format, reserved, numbers)
+            entries = self._source.batch_format, self._source.collation.reserved, numbers
+            made = join_columns(keys, columns, ids, weights, *entries)
         return LoadedBatch(made, self._digests[number], stages=self._clock.take())
 
     def members(self, start: int, stop: int) -> _Members:
@@ -280,26 +257,33 @@ class BatchReader:
         """
         return dict(zip(self._read, self._ahead.members(start, stop), strict=True))
 
-    def _parts(self, number: int, members: _Members) -> list[_Part]:
+    def _rows_by_recipe(self) -> list[list[Ints]]:
+        """By recipe and batch the rows that a recipe makes, of several."""
+        # made_by: the recipe of each sample of the stretch; rows: the samples of one recipe.
+        made_by, stops = np.array(self._source.made_by)[self._numbers], np.array(self._stops)
+        rows_of: list[list[Ints]] = []
+        for recipe in self._recipes:
+            rows = np.flatnonzero(made_by == recipe)
+            cuts = np.searchsorted(rows, stops)
+            counts = np.diff(cuts)
+            rows -= np.repeat(stops[:-1], counts)
+            rows_of.append(np.split(rows, cuts[1:-1]))
+        return rows_of
+
+    def _parts(self, number: int, members: _Members) -> Iterator[_Part]:
         """The samples of a batch, recipe by recipe, with their joined values."""
         start, stop = self._stops[number : number + 2]
-        ids, positions = self._ids[start:stop], self._positions[number]
-        recipes, made_by = self._recipes, None
-        if len(recipes) > 1:
-            made_by = self._made_by[self._numbers[start:stop]]
-            recipes = np.unique(made_by).tolist()
-        if made_by is None or len(recipes) == 1:
-            own = members | self._joined_members(ids)
-            return [_Part(recipes[0], None, ids, positions, own)]
-        parts: list[_Part] = []
-        for recipe in recipes:
-            rows = np.flatnonzero(made_by == recipe)
-            own = {name: members[name].at(rows) for name in self._fields[recipe] if name in members}
-            own |= self._joined_members(ids[rows])
-            parts.append(
-                _Part(recipe, rows, ids[rows], [positions[row] for row in rows.tolist()], own)
-            )
-        return parts
+        ids = self._ids[start:stop]
+        for place, recipe in enumerate(self._recipes):
+            rows = self._rows_of[place][number] if self._rows_of else None
+            if rows is not None and 0 < len(rows) < len(ids):
+                fields = self._fields[recipe].keys() & members.keys()
+                own = {name: members[name].at(rows) for name in fields}
+                own |= self._joined_members(ids[rows])
+                yield _Part(number, recipe, rows, ids[rows], own)
+            elif rows is None or len(rows):
+                own = members | self._joined_members(ids)
+                yield _Part(number, recipe, None, ids, own)
 
     def _joined_members(self, ids: Ints) -> _Members:
         """The joined values of these samples, which are made by one recipe."""
@@ -314,13 +298,14 @@ class BatchReader:
 
     def _columns(self, part: _Part, keys: Sequence[str]) -> dict[str, Column]:
         """The fields of the samples of a part, in their order."""
-        recipe, transforms = self._components.recipes[part.recipe], self._transforms[part.recipe]
+        recipe, transforms = self._source.recipes[part.recipe], self._transforms[part.recipe]
         decoders, arena = self._decoders[part.recipe], self._arena if part.rows is None else None
-        begin = self._clock.begin("read")
-        fields = [field for field in recipe.fields if field.name not in decoders]
-        read = [(field, loaded(part.members[field.name])) for field in fields]
-        begin = self._clock.lap("read", begin, "decode")
-        columns = {field.name: decode_column(field, data, arena) for field, data in read}
+        begin = self._clock.begin("decode")
+        columns = {
+            field.name: decode_column(field, part.members[field.name], arena)
+            for field in recipe.fields
+            if field.name not in decoders
+        }
         self._clock.lap("decode", begin, "collate")
         if transforms.is_empty:
             return columns
@@ -353,25 +338,23 @@ class BatchReader:
         numbers: Sequence[int],
     ) -> list[Sample]:
         """A batch of whole samples, as a `collate_fn` takes them."""
-        given: list[Sample] = [{}] * len(keys)
+        rows: list[Sample] = [{}] * len(keys)
         for part in parts:
             fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
             decoders = {name: decoder_of(field) for name, field in fields.items()}
             with transforms.keeping_globals():
-                samples = list(self._samples(part, keys, decoders))
-            with self._clock.on("collate"):
-                entries = part.of(weights), part.of(numbers)
-                own = self._components.collation.given(samples, *entries)
-            for row, sample in zip(part.of(range(len(keys))), own, strict=True):
-                given[row] = sample
-        return given
+                samples = self._samples(part, keys, decoders)
+                for row, sample in zip(part.of(range(len(keys))), samples, strict=True):
+                    rows[row] = sample
+        with self._clock.on("collate"):
+            return self._source.collation.given(rows, weights, numbers)
 
     def _transformed(
         self, part: _Part, keys: Sequence[str], columns: Mapping[str, Column]
     ) -> dict[str, Column]:
         """These columns and those that transforms take or make, in their order."""
         arena = self._arena if part.rows is None else None
-        decoders, recipe = self._decoders[part.recipe], self._components.recipes[part.recipe]
+        decoders, recipe = self._decoders[part.recipe], self._source.recipes[part.recipe]
         samples: list[Sample] = []
         growing = defaultdict[str, GrowingColumn](partial(GrowingColumn, len(part.ids), arena))
         for made in self._samples(part, keys, decoders):
@@ -381,7 +364,7 @@ class BatchReader:
             samples.append(made)
             self._clock.lap("collate", begin, "collate")
         begin = self._clock.begin("collate")
-        named = self._names[part.recipe], self._components.batch_format, recipe.sample_transforms
+        named = self._names[part.recipe], self._source.batch_format, recipe.sample_transforms
         finished = {
             name: columns[name] if name in columns else growing[name].finished(samples, name)
             for name in batch_fields_of(samples, *named)
@@ -398,8 +381,9 @@ class BatchReader:
         """The samples of a part, with the fields that are decoded and transformed one by one."""
         transforms = self._transforms[part.recipe]
         begin = self._clock.begin("read")
-        data = {name: iter(part.members[name].with_gaps()) for name in decoders}
-        urls, rows = self._shards.urls, (part.of(keys), part.ids.tolist(), part.positions)
+        data = {name: part.members[name].with_gaps() for name in decoders}
+        rows = part.of(keys), part.ids.tolist(), part.of(self._positions[part.batch])
+        urls = self._shards.urls
         for key, (shard, number), position in zip(*rows, strict=True):
             sample: Sample = {"__key__": key, "__url__": urls[shard], "__id__": (shard, number)}
             sample |= {name: next(each) for name, each in data.items()}

@@ -7,10 +7,17 @@ one data set, or of the components of a mixture, each with a recipe of its own.
 
 import dataclasses
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
+from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, count, groupby
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
@@ -29,21 +36,28 @@ from lightning_shards.readers.bad_samples import (
 )
 from lightning_shards.readers.batch_reader import BatchReader, can_decode
 from lightning_shards.readers.open_shards import OpenShards, read_sample
-from lightning_shards.readers.reading import reading_shards
-from lightning_shards.readers.recipe import Components, ShardSource, in_turn
-from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
-from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample
-from lightning_shards.samples.generators import SampleSeeds
+from lightning_shards.readers.read_ahead import ReadBuffer
+from lightning_shards.readers.recipe import ShardSource, in_turn
+from lightning_shards.readers.source import (
+    ServedSample,
+    SourceDescription,
+    metered,
+    shard_identity,
+)
+from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample, ids_of
+from lightning_shards.samples.generators import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena, torch_if_loaded
 from lightning_shards.shards.members import MemberTable
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, build_tables
 from lightning_shards.shards.urls import is_local, redact
 
 if TYPE_CHECKING:
     from lightning_shards.plan.mixture import MixtureOrder
+    from lightning_shards.remote.ahead import FetchAhead
     from lightning_shards.shards.joins.kept import Joined
 
 _T = TypeVar("_T")
@@ -122,22 +136,53 @@ class IndexedSource(ShardSource):
         Raises:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
-        worker_epochs, clock = self.epochs.worker_epochs(place, cursor), StageClock()
-        known = self.index, self.cache, self.storages, self.order, self.epochs
-        with reading_shards(*known, joined=self.joined, place=place, cursor=cursor) as reading:
-            components, reader = self._making, None
-            if all(can_decode(field) for recipe in self.recipes for field in recipe.fields):
-                reader = BatchReader(
-                    reading.shards,
-                    components,
-                    clock,
-                    arena=arena,
-                    buffer=reading.new_buffer(),
+        source, clock, reader = self.with_arrays(), StageClock(), None
+        with self._reading(place, cursor) as (shards, ahead, totals):
+            if all(can_decode(field) for recipe in source.recipes for field in recipe.fields):
+                buffer = ReadBuffer(ahead)
+                reader = BatchReader(shards, source, clock, arena=arena, buffer=buffer)
+            maker = WorkerBatches(source, shards, clock, arena, reader)
+            made = map(maker.batches, self.epochs.worker_epochs(place, cursor))
+            if ahead is not None:
+                made = map(
+                    ahead.announcing, count(), self.epochs.worker_epochs(place, cursor), made
                 )
-            made = self.seed, components, self.max_bad, reading.shards, clock, arena, reader
-            maker = WorkerBatches(self.order, *made)
-            for turn, worker_epoch in enumerate(worker_epochs):
-                yield from reading.followed(turn, worker_epoch, maker.batches(worker_epoch))
+            batches = chain.from_iterable(made)
+            yield from batches if totals is None else metered(batches, totals)
+
+    @contextmanager
+    def _reading(
+        self, place: Place, cursor: Cursor
+    ) -> "Generator[tuple[OpenShards, FetchAhead | None, Callable[[], FetchTotals] | None]]":
+        """The shards that one worker reads from the cursor on, what fetches ahead, and its sums."""
+        opened = OpenShards(self.index, self.cache, storages=self.storages, joined=self.joined)
+        if self.storages is None:
+            with opened as shards:
+                yield shards, None, None
+            return
+        # what is remote is imported by who reads it
+        from lightning_shards.remote.ahead import (
+            FetchAhead,
+            PiecePlan,
+            ShardTables,
+            share_of_process,
+        )
+
+        tables = ShardTables(self.index, self.cache, self.storages, share_of_process(place))
+        plan = PiecePlan(self.order, self.epochs, cursor, place, self.index.urls, tables)
+        with ExitStack() as stack:
+            at = stack.enter_context(opened).storages
+            stack.callback(tables.close)
+            ahead = None
+            if any(storage.fetches_ahead for storage, _ in at.grouped(self.index.urls)):
+                ahead = FetchAhead(plan.announcements(), at)
+                stack.callback(ahead.close)
+
+            def totals() -> FetchTotals:
+                announced = FetchTotals(table_wait_s=0.0 if ahead is None else ahead.waited_s)
+                return at.fetch_totals().plus(tables.fetch_totals()).plus(announced)
+
+            yield opened, ahead, totals
 
     def replay(
         self, place: Place, epoch: int, steps: range, num_workers: int
@@ -166,8 +211,7 @@ class IndexedSource(ShardSource):
         with OpenShards(
             self.index, self.cache, storages=self.storages, joined=self.joined
         ) as shards:
-            made = self.seed, self._making, None, shards, StageClock()
-            maker = WorkerBatches(self.order, *made)
+            maker = WorkerBatches(self.with_arrays(), shards, StageClock())
 
             def made_row(number: int, attempt: int) -> Sample:
                 order = in_turn(self.index.parts[number])
@@ -176,13 +220,6 @@ class IndexedSource(ShardSource):
                 return maker.row_alone(int(self.index.first_shards[number]) + shard, sample, at)
 
             yield made_row
-
-    @property
-    def _making(self) -> Components:
-        """The components, whose recipes give pixels as arrays where they may."""
-        plain = self.collation.takes_arrays
-        recipes = tuple(each.with_arrays(plain=plain) for each in self.recipes)
-        return replace(self.components, recipes=recipes)
 
     def _require_members(self, shard: int, table: MemberTable) -> None:
         """Check that all samples of a shard that a filter keeps have all fields that they need.
@@ -211,10 +248,7 @@ class WorkerBatches:
     worker, so batches are equal under any number of workers.
 
     Attributes:
-        order: Gives the sample at each position of an epoch.
-        seed: Key of the randomness of transforms.
-        components: The recipes of its samples, and what the user says of batches.
-        max_bad: Bad samples that may be replaced; None: the first one raises.
+        source: Its order gives the sample at each position of an epoch, its recipes make rows.
         shards: The open shards that samples are read from.
         clock: Measures the time of each stage.
         arena: Memory for the tensors of batches, as far as they fit.
@@ -223,10 +257,7 @@ class WorkerBatches:
             row would cost n**2 reads.
     """
 
-    order: Order
-    seed: int
-    components: Components
-    max_bad: int | None
+    source: IndexedSource
     shards: OpenShards
     clock: StageClock
     arena: Arena | None = None
@@ -240,7 +271,7 @@ class WorkerBatches:
             ShardError: A shard has changed or is damaged, or a sample cannot be made.
         """
         self._begin(worker_epoch.epoch)
-        stretch = _STRETCH * min(len(self.components.recipes), _MOST_STRETCHES)
+        stretch = _STRETCH * min(len(self.source.recipes), _MOST_STRETCHES)
         spans = ((step, worker_epoch.span(step)) for step in worker_epoch.own_steps())
         for _, together in groupby(spans, lambda step_span: step_span[1][0] // stretch):
             steps, spans_of_steps = map(list, zip(*together, strict=True))
@@ -248,9 +279,9 @@ class WorkerBatches:
             self._look_up(spans_of_steps, planned)
             for number, (span, weights) in enumerate(zip(spans_of_steps, planned, strict=True)):
                 loaded = _seeded(partial(self._batch, number, span, weights))
-                if self.components.collation.collate_fn is not None:
+                if self.source.collation.collate_fn is not None:
                     with self.clock.on("collate"):  # told with the next batch
-                        loaded = self.components.collation.finished(loaded)
+                        loaded = self.source.collation.finished(loaded)
                 yield loaded
 
     def row_alone(self, shard: int, sample: int, position: int) -> Sample:
@@ -272,22 +303,22 @@ class WorkerBatches:
 
     def _begin(self, epoch: int) -> None:
         """Make the transforms that the number of the epoch keys."""
-        self._epoch, seeds, components = epoch, SampleSeeds(self.seed, epoch), self.components
+        self._epoch, seeds, source = epoch, SampleSeeds(self.source.seed, epoch), self.source
         made = {
-            number: components.recipes[number].keyed(seeds, self.clock)
-            for number in set(components.made_by)
+            number: source.recipes[number].keyed(seeds, self.clock)
+            for number in set(source.made_by)
         }
-        self._transforms = [made[number] for number in components.made_by]
+        self._transforms = [made[number] for number in source.made_by]
 
     def _look_up(self, spans: Sequence[tuple[int, int]], planned: Sequence[list[int]]) -> None:
         """Find where the members of the batches at these positions lie."""
         if self.reader is None:
             return
         weights = [
-            own if own or self.max_bad is None else [1] * (stop - start)
+            own if own or self.source.max_bad is None else [1] * (stop - start)
             for own, (start, stop) in zip(planned, spans, strict=True)
         ]
-        ids = self.order.at_spans(self._epoch, spans)
+        ids = self.source.order.at_spans(self._epoch, spans)
         self.reader.look_up(ids, [range(*span) for span in spans], self._transforms, weights)
 
     def _batch(self, number: int, span: tuple[int, int], weights: list[int]) -> LoadedBatch:
@@ -296,7 +327,7 @@ class WorkerBatches:
             try:
                 return self.reader.batch(number)
             except BAD as error:
-                if self.max_bad is None and isinstance(error, TransformError):
+                if self.source.max_bad is None and isinstance(error, TransformError):
                     refused(error)
                     raise  # it names the bad sample; a second try might succeed and hide it
         return self._batch_by_samples(span, weights)
@@ -305,32 +336,23 @@ class WorkerBatches:
         """The same, made sample by sample; its errors name the bad sample."""
         with self._keeping_globals():
             rows, bad = self._rows(*span)
-        weights = planned if self.max_bad is None else weights_of(rows, planned)
+        weights = planned if self.source.max_bad is None else weights_of(rows, planned)
         # a bad sample that is repeated is counted only where it is no repeat
         reported = [bad[row] for row in bad if not planned or planned[row]]
         with self.clock.on("collate"):
-            numbers = self._numbers_of(rows)
-            loaded = self.components.batch_of(rows, numbers, weights, reported, self.arena)
+            numbers = self.source.components_of(ids_of(rows)[:, 0]).tolist()
+            loaded = self.source.batch_of(rows, numbers, weights, reported, self.arena)
         return loaded._replace(stages=self.clock.take())
 
-    def _numbers_of(self, samples: Sequence[Sample]) -> list[int]:
-        """The component of each of these samples; empty if it is no mixture."""
-        if not self.components.is_mixture:
-            return []
-        return [self.components.of_shard(sample["__id__"][0]) for sample in samples]
-
-    @contextmanager
-    def _keeping_globals(self) -> Generator[None]:
-        with ExitStack() as stack:
-            for transforms in {id(each): each for each in self._transforms}.values():
-                stack.enter_context(transforms.keeping_globals())
-            yield
+    def _keeping_globals(self) -> AbstractContextManager[None]:
+        draw = any(transforms.draws_from_globals for transforms in self._transforms)
+        return preserved_globals() if draw else nullcontext()
 
     def _rows(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by row."""
         rows: list[Sample] = []
         bad: dict[int, BadSample] = {}
-        ids = self.order.at(self._epoch, start, stop).tolist()
+        ids = self.source.order.at(self._epoch, start, stop).tolist()
         for position, (shard, sample) in enumerate(ids, start):
             with self.clock.on("open"):
                 self.shards.reader(shard)  # a changed shard is not a bad sample
@@ -342,8 +364,8 @@ class WorkerBatches:
         return rows, bad
 
     def _row(self, position: int, shard: int, sample: int) -> Sample:
-        number = self.components.of_shard(shard)
-        transforms, fields = self._transforms[number], self.components.recipes[number].fields
+        number = self.source.index.component_of(shard)
+        transforms, fields = self._transforms[number], self.source.recipes[number].fields
         try:
             row = read_sample(self.shards, fields, shard, sample, self.clock)
         except BAD:
@@ -353,7 +375,7 @@ class WorkerBatches:
 
     def _stand_in(self, position: int, bad: tuple[int, int], error: Exception) -> Sample:
         """The substitute of a bad sample; its error, if the budget ends before a good one."""
-        if self.max_bad is None:
+        if self.source.max_bad is None:
             raise refused(error)
         tried = {bad}
         # what follows in a small component begins again with the same ones
@@ -371,10 +393,11 @@ class WorkerBatches:
 
     def _following(self, position: int) -> Iterator[tuple[int, int]]:
         """Ids of possible substitutes; most often one is enough, so the first look-up is small."""
-        tries = min((self.max_bad or 0) + 1, self.order.samples)
+        order = self.source.order
+        tries = min((self.source.max_bad or 0) + 1, order.samples)
         tried, size = 0, 1
         while tried < tries:
-            following = self.order.following(self._epoch, position, size).tolist()
+            following = order.following(self._epoch, position, size).tolist()
             yield from ((shard, sample) for shard, sample in following[tried:])
             tried, size = size, min(2 * size, tries)
 

@@ -99,16 +99,6 @@ class OpenShards:
         """What reads the shard with this number."""
         return self.storages.of(self.urls[shard])
 
-    def read(self, shard: int, start: int, stop: int, stat: tuple[int, int] | None) -> bytes:
-        """One range of a shard, as `Storage.read` gives it.
-
-        Raises:
-            ShardError: As of `reader`.
-            OSError: The bytes cannot be read.
-        """
-        reader = self.reader(shard)
-        return reader.storage.read(reader.url, start, stop, stat)
-
     def read_ranges(self, reads: Sequence[tuple[int, ShardReads]]) -> list[int]:
         """Read ranges of any number of shards, in one call as far as all of these may be open.
 

@@ -1,14 +1,12 @@
 """Reading the members of many samples ahead of their batches, in the order of the disk.
 
-Small members that lie close together are read in one call (such reads are coalesced), those of
-several batches into one buffer that is used again and again. Large ones are read one by one, just
-before they are decoded: they are still in the processor's caches then.
+Members that lie close together are read in one call (such reads are coalesced), small ones of
+several batches into one buffer that is used again and again. Of large ones a batch is read at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from itertools import pairwise
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,24 +16,28 @@ from lightning_shards.samples.member_bytes import (
     ABSENT,
     ColumnError,
     Ints,
-    ListedBytes,
     MemberBytes,
     SampleKeys,
 )
-from lightning_shards.shards.checksums import crc32, joined_crc32
+from lightning_shards.shards.checksums import joined_crc32
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 
+if TYPE_CHECKING:
+    from lightning_shards.remote.ahead import FetchAhead
+
 MOST_BYTES = 64 * 2**20
-"""Bytes of small members that are read ahead together. A default block of token sequences: what
+"""Bytes of members that are read ahead together. A default block of token sequences: what
 neighbours in it share is then read once."""
 
 _NEAR = 2**19
 """Bytes between the starts of two samples that are announced together: as a rule, other workers
 want what lies between."""
 
-_FIRST_BYTES = 4 * 2**20
-_GROWTH = 4
+_MOST_ON_THE_WAY = 4 * 2**20
+"""So many at most while pieces are fetched ahead. Of 64 MiB a process would read most of its share
+of a block before the pieces are there."""
+
 
 Stamps = dict[int, tuple[int, int] | None]
 """What shards must be when members are read that were looked up; None if they have crc32s."""
@@ -59,14 +61,6 @@ class Extents(NamedTuple):
     def part(self, start: int, stop: int) -> "Extents":
         """Those of some samples."""
         return Extents(*(values[..., start:stop] for values in self))
-
-    def of(self, fields: list[int] | int) -> "Extents":
-        """Those of some fields, or of a single one: then each is of shape (samples,)."""
-        return Extents(self.shards, *(values[fields] for values in self[1:]))
-
-    def large(self, largest_ahead: int) -> list[bool]:
-        """Whether the members of each field are read one by one, by `Storage.largest_ahead`."""
-        return (self.sizes.mean(axis=1) >= largest_ahead).tolist()
 
 
 class _Reads(NamedTuple):
@@ -93,89 +87,38 @@ class ReadBuffer:
     """Memory for what is read ahead, used again and again: fresh memory costs more than to fill it.
 
     Args:
-        limit: bytes that are read ahead together at first.
-        most_bytes: What the limit grows up to; asked each time.
+        ahead: What fetches ahead of the batches; None if nothing does.
+        most: Bytes that are read together.
     """
 
-    def __init__(
-        self,
-        limit: int = _FIRST_BYTES,
-        most_bytes: Callable[[], int] = lambda: MOST_BYTES,
-    ) -> None:
-        self._grown, self._most_bytes = limit, most_bytes
+    def __init__(self, ahead: "FetchAhead | None" = None, most: int = MOST_BYTES) -> None:
+        self._ahead, self._most = ahead, most
         self._memory = np.empty(0, np.uint8)
 
     @property
     def limit(self) -> int:
         """Bytes that are read ahead together next, or one batch if that has more.
 
-        The first batch is not to wait for many: it begins small and grows with what was read.
+        The first batch is not to wait for others: it is read alone.
         """
-        return min(self._grown, self._most_bytes())
+        if not len(self._memory):
+            return 1
+        is_fetched = self._ahead is None or self._ahead.are_there
+        return self._most if is_fetched else _MOST_ON_THE_WAY
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """Memory for so many bytes, until the next call; the limit grows.
+        """Memory for so many bytes, until the next call.
 
         Returns:
             uint8 of shape (at least `size`,).
         """
         if len(self._memory) < size:
             self._memory = np.empty(size, np.uint8)
-        self._grown = max(self._grown, _GROWTH * len(self._memory))
         return self._memory
 
 
-class LargeMembers:
-    """The members of one large field in a batch, each read when it is asked for.
-
-    Args:
-        shards: The open shards.
-        stamps: Of these shards, when the members were looked up.
-        extents: Of this field alone, each of shape (samples,).
-    """
-
-    def __init__(self, shards: OpenShards, stamps: Stamps, extents: Extents) -> None:
-        self._shards, self._stamps, self._extents = shards, stamps, extents
-
-    def loaded(self) -> ListedBytes:
-        """All of them; raises what the iteration does."""
-        return ListedBytes(list(self))
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether some samples have no such member."""
-        return bool((self._extents.sizes < 0).any())
-
-    def at(self, rows: Ints) -> "LargeMembers":
-        """The members of these samples."""
-        extents = Extents(*(values[rows] for values in self._extents))
-        return LargeMembers(self._shards, self._stamps, extents)
-
-    def with_gaps(self) -> Iterator[bytes | None]:
-        """Each member's bytes, None for a sample without one; raises what the iteration does."""
-        has_member = self._extents.sizes >= 0
-        members = iter(self.at(np.flatnonzero(has_member)))
-        return (next(members) if has else None for has in has_member.tolist())
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Each member's bytes.
-
-        Raises:
-            ColumnError: One is missing or damaged.
-        """
-        rows = zip(*(values.tolist() for values in self._extents), strict=True)
-        for shard, offset, size, checksum in rows:
-            data = b""
-            if size > 0:
-                with suppress(OSError, MemoryError):
-                    data = self._shards.read(shard, offset, offset + size, self._stamps[shard])
-            if len(data) != size or (checksum != ABSENT and crc32(data) != checksum):
-                raise ColumnError("a member of this batch is missing or damaged")
-            yield data
-
-
 class ReadAhead:
-    """The members of some batches; the small ones of as many as the limit allows are read together.
+    """The members of some batches; of as many as the limit allows they are read together.
 
     Args:
         shards: The open shards.
@@ -187,7 +130,7 @@ class ReadAhead:
 
     Attributes:
         keys: Of the samples.
-        samples: The numbers of those whose small members lie in the buffer.
+        samples: The numbers of those whose members lie in the buffer.
     """
 
     def __init__(
@@ -199,20 +142,20 @@ class ReadAhead:
         stops: Ints,
     ) -> None:
         self._shards, self._buffer, self._stops = shards, buffer, stops
-        self._stamps, self.keys, extents = _look_up_members(shards, suffixes_of, ids)
-        self._storage = shards.storage(int(extents.shards[0]))  # that of all, as a rule
-        is_large = extents.large(self._storage.largest_ahead)
-        self._large = {field: extents.of(field) for field, large in enumerate(is_large) if large}
-        self._small = extents.of([field for field, large in enumerate(is_large) if not large])
-        self._joined = [_joined(*rows, stops) for rows in zip(*self._small[2:], strict=True)]
+        self._stamps, self.keys, self._extents = _look_up_members(shards, suffixes_of, ids)
+        sizes = self._extents.sizes
+        self._storage = shards.storage(int(self._extents.shards[0]))  # that of all, as a rule
+        self._are_large = bool((sizes.mean(axis=1) >= self._storage.largest_ahead).any())
+        checksums = self._extents.crc32
+        self._joined = [_joined(*rows, stops) for rows in zip(sizes, checksums, strict=True)]
         self._members: list[MemberBytes] = []
         self._are_read = False
         self.samples = range(0)
 
-    def members(self, start: int, stop: int) -> list[MemberBytes | LargeMembers]:
+    def members(self, start: int, stop: int) -> list[MemberBytes]:
         """Those of each field in the samples start to stop, which are one batch.
 
-        Small ones hold until the next call, large ones are read when they are asked for.
+        They hold until the next call.
 
         Raises:
             ColumnError: A member cannot be read. That the bytes of one are damaged is found when
@@ -221,24 +164,20 @@ class ReadAhead:
         if self._joined and stop > self.samples.stop:
             self._read(start)
         first = self.samples.start
-        small = [
+        members = [
             members.part(start - first, stop - first, joined.get((start, stop)))
             for members, joined in zip(self._members, self._joined, strict=True)
         ]
-        if not (self._are_read or all(members.are_read for members in small)):
+        if not (self._are_read or all(each.are_read for each in members)):
             raise ColumnError("a member of this batch cannot be read")
-        every: list[MemberBytes | LargeMembers] = [*small]
-        for field, extents in self._large.items():  # ascending: each comes to its own number
-            large = LargeMembers(self._shards, self._stamps, extents.part(start, stop))
-            every.insert(field, large)
-        return every
+        return members
 
     def _read(self, start: int) -> None:
         """Read the members of the batches that begin with this sample; one not read is absent."""
         self._members = []  # they keep the buffer, and a larger one may take its place
         end, reads = self._planned(start)
         buffer = self._buffer.take(int(reads.lengths.sum()))
-        sizes, checksums = self._small.part(start, end)[2:]
+        sizes, checksums = self._extents.part(start, end)[2:]
         starts = np.empty(sizes.size, np.int64)
         starts[reads.order] = _fill(self._shards, self._stamps, reads, buffer)
         rows = zip(starts.reshape(sizes.shape), sizes, checksums, strict=True)
@@ -248,8 +187,9 @@ class ReadAhead:
 
     def _planned(self, start: int) -> tuple[int, _Reads]:
         """The number of the sample behind those read together from this one on, and the reads."""
-        limit, extents = self._buffer.limit, self._small
-        stops = self._stops[self._stops > start]
+        limit, extents = self._buffer.limit, self._extents
+        most = 1 if self._are_large else None
+        stops = self._stops[self._stops > start][:most]
         sizes = np.cumsum(extents.sizes[:, start:].sum(axis=0))
         end = _last_stop(stops, start + int(np.searchsorted(sizes, limit, side="right")))
         while True:

@@ -205,28 +205,44 @@ def _with_watched_decoder(field: Field) -> Field:
     return replace(field, decoder=replace(own, function=function))
 
 
-@dataclass(frozen=True)
-class Components:
-    """The components whose samples a source puts into batches; of a data set, this alone.
+@dataclass(frozen=True, kw_only=True)
+class ShardSource:
+    """What the sources of both readers have.
 
     Attributes:
-        recipes: Of each of them, in the order of the mix.
-        names: Of each of them; of a data set alone it is empty.
-        first_shards: The shards before those of each of them, int64 of shape (components,).
-        batch_format: A dict, or the fields of the first one in order as a tuple.
+        index: The shards and, where known, how many samples each holds; of a mixture those of all
+            components, one after the other.
+        epochs: The schedule that cuts the sequence of samples into epochs and steps.
+        seed: Keys the randomness of transforms, and every draw and shuffle of a stream.
+        recipes: How samples become rows, one recipe for each component; a data set is the only
+            component.
+        slots: Where in the sequence of a mixture each component stands; None: it is no mixture.
+        batch_format: A dict, or the fields in order as a tuple.
+        max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
+        storages: By scheme, what makes the storages that read remote shards, with the cache of the
+            run, in the process that reads; it is pickled. None: all shards are local, or are read
+            by the defaults.
         collation: The `collate_fn` and the reserved entries of the batches.
     """
 
+    index: ShardIndex
+    epochs: EpochSchedule
+    seed: int
     recipes: tuple[Recipe, ...]
-    names: tuple[str, ...] = ("",)
-    first_shards: Ints = dataclasses.field(default_factory=lambda: np.zeros(1, np.int64))
+    slots: MixtureSlots | None = None
     batch_format: BatchFormat = "dict"
+    max_bad: int | None = None
+    storages: Mapping[str, MakeStorage] | None = None
     collation: Collation = BUILT_IN_COLLATION
 
+    def with_epochs(self, epochs: EpochSchedule) -> Self:
+        """The same samples, cut into other epochs."""
+        return replace(self, epochs=epochs)
+
     @property
-    def is_mixture(self) -> bool:
-        """Whether they are those of a mixture, which may have only one."""
-        return bool(self.names[0])
+    def names(self) -> tuple[str, ...]:
+        """The names of the components, in the order of the mix; empty of a data set alone."""
+        return ("",) if self.slots is None else self.slots.names
 
     @cached_property
     def made_by(self) -> list[int]:
@@ -237,15 +253,52 @@ class Components:
             firsts.append(next(alike, number))
         return firsts
 
-    def of_shards(self, shards: Ints) -> Ints:
-        """The components of these shards; empty if it is no mixture."""
-        if not self.is_mixture:
-            return np.empty(0, np.int64)
-        return np.searchsorted(self.first_shards, shards, side="right") - 1
+    def with_arrays(self) -> Self:
+        """The source as it makes rows: its recipes give pixels as arrays where they may."""
+        plain = self.collation.takes_arrays
+        recipes = tuple(recipe.with_arrays(plain=plain) for recipe in self.recipes)
+        return replace(self, recipes=recipes)
 
-    def of_shard(self, shard: int) -> int:
-        """The component of one shard."""
-        return int(np.searchsorted(self.first_shards, shard, side="right")) - 1
+    def components_of(self, shards: Ints) -> Ints:
+        """The components of these shards; empty if it is no mixture."""
+        if self.slots is None:
+            return np.empty(0, np.int64)
+        return np.searchsorted(self.index.first_shards, shards, side="right") - 1
+
+    def first_sample(self, place: Place) -> LoadedBatch:
+        """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
+
+        Of a mixture it is the largest of those that are made, one of each component. Nothing is
+        fetched ahead for it, so it needs one table of a component and no more.
+
+        Raises:
+            ShardError: It cannot be made, which a note says of which component it is, or samples of
+                several components do not fit into one batch where they have to.
+        """
+        tried = replace(
+            self,
+            recipes=tuple(recipe.watched() for recipe in self.recipes),
+            max_bad=None,
+            collation=self.collation.watched(),
+        )
+        rows = list[Sample]()
+        with tried.trying(place) as make:
+            for number, name in enumerate(tried.names):
+                try:
+                    rows.append(first_good(partial(make, number), self.max_bad))
+                except ShardError as error:
+                    if name:
+                        error.add_note(f"this is component {name!r} of the mixture")
+                    raise
+        are_apart = self.slots is None or self.slots.schedule.unit % self.epochs.batch_size == 0
+        if not (are_apart or self.collation.collate_fn):
+            tried.require_alike(rows)
+        weights = [1] if self.epochs.remainder != "drop" or self.max_bad is not None else []
+        made: list[LoadedBatch] = []
+        for number, row in enumerate(rows):
+            begun = tried.batch_of([row], [] if self.slots is None else [number], weights)
+            made.append(tried.collation.finished(begun))
+        return max(made, key=_num_bytes)
 
     def batch_of(
         self,
@@ -298,92 +351,13 @@ class Components:
                 with self._named_in_errors(numbers):
                     raise SampleError(f"field {name!r} has numbers in some components, not in all")
 
-
-@dataclass(frozen=True, kw_only=True)
-class ShardSource:
-    """What the sources of both readers have.
-
-    Attributes:
-        index: The shards and, where known, how many samples each holds; of a mixture those of all
-            components, one after the other.
-        epochs: The schedule that cuts the sequence of samples into epochs and steps.
-        seed: Keys the randomness of transforms, and every draw and shuffle of a stream.
-        recipes: How samples become rows, one recipe for each component; a data set is the only
-            component.
-        slots: Where in the sequence of a mixture each component stands; None: it is no mixture.
-        batch_format: A dict, or the fields in order as a tuple.
-        max_bad: Bad samples of an epoch, over all ranks, that are replaced; None: the first raises.
-        storages: By scheme, what makes the storages that read remote shards, with the cache of the
-            run, in the process that reads; it is pickled. None: all shards are local, or are read
-            by the defaults.
-        collation: The `collate_fn` and the reserved entries of the batches.
-    """
-
-    index: ShardIndex
-    epochs: EpochSchedule
-    seed: int
-    recipes: tuple[Recipe, ...]
-    slots: MixtureSlots | None = None
-    batch_format: BatchFormat = "dict"
-    max_bad: int | None = None
-    storages: Mapping[str, MakeStorage] | None = None
-    collation: Collation = BUILT_IN_COLLATION
-
-    def with_epochs(self, epochs: EpochSchedule) -> Self:
-        """The same samples, cut into other epochs."""
-        return replace(self, epochs=epochs)
-
-    @property
-    def components(self) -> Components:
-        """What it makes batches of."""
-        names = ("",) if self.slots is None else self.slots.names
-        of_batches = self.batch_format, self.collation
-        return Components(self.recipes, names, self.index.first_shards, *of_batches)
-
-    def first_sample(self, place: Place) -> LoadedBatch:
-        """A batch of one sample, to see that fields, stages and transforms fit; none is replaced.
-
-        Of a mixture it is the largest of those that are made, one of each component. Nothing is
-        fetched ahead for it, so it needs one table of a component and no more.
-
-        Raises:
-            ShardError: It cannot be made, which a note says of which component it is, or samples of
-                several components do not fit into one batch where they have to.
-        """
-        tried = replace(
-            self,
-            recipes=tuple(recipe.watched() for recipe in self.recipes),
-            max_bad=None,
-            collation=self.collation.watched(),
-        )
-        components, rows = tried.components, list[Sample]()
-        is_mixture = components.is_mixture
-        with tried.trying(place) as make:
-            for number, name in enumerate(components.names):
-                try:
-                    rows.append(first_good(partial(make, number), self.max_bad))
-                except ShardError as error:
-                    if name:
-                        error.add_note(f"this is component {name!r} of the mixture")
-                    raise
-        are_apart = self.slots is None or self.slots.schedule.unit % self.epochs.batch_size == 0
-        if not (are_apart or self.collation.collate_fn):
-            components.require_alike(rows)
-        weights = [1] if self.epochs.remainder != "drop" or self.max_bad is not None else []
-        made: list[LoadedBatch] = []
-        for number, row in enumerate(rows):
-            numbers = [number] if is_mixture else []
-            begun = components.batch_of([row], numbers, weights)
-            made.append(tried.collation.finished(begun))
-        return max(made, key=_num_bytes)
-
     def trying(self, place: Place) -> AbstractContextManager[Callable[[int, int], Sample]]:
         """Gives what makes a row of a component for a try, by the numbers of both."""
         raise NotImplementedError
 
     def described(self, reader: str, sampling: str, **others: Any) -> SourceDescription:
         """Its properties, with the others that the reader knows."""
-        named = list(zip(self.components.names, self.recipes, strict=True))
+        named = list(zip(self.names, self.recipes, strict=True))
         drawing = [(name, each) for name, recipe in named for each in recipe.draw_from_globals]
         called = [(name, *each) for name, recipe in named for each in recipe.callables]
         functions = [(of_component(name, each), function) for name, each, function in called]

@@ -4,7 +4,7 @@
 ends of epochs. A source keeps no progress: a second call with the same cursor begins there again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -17,9 +17,11 @@ from lightning_shards.plan.order import Order
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.collate import RESERVED_KEYS, LoadedBatch
 from lightning_shards.samples.fields import Field, classes_identity
+from lightning_shards.samples.stage_clock import STAGES
 from lightning_shards.samples.tensors import Arena
 from lightning_shards.samples.transforms import image_backend
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals
 from lightning_shards.shards.storage.schemes import MakeStorage
 
 if TYPE_CHECKING:
@@ -222,6 +224,28 @@ def shard_identity(
         "reader": reader,
         **classes_identity(fields),
     }
+
+
+def metered(
+    batches: Iterator[LoadedBatch], fetched: Callable[[], FetchTotals]
+) -> Iterator[LoadedBatch]:
+    """The batches; the time in which they waited for bytes from afar counts as `fetch`.
+
+    Args:
+        batches: Those of one worker, over the ends of epochs.
+        fetched: Gives what was fetched so far, with the waits of who makes the batches.
+    """
+    taken = NO_FETCHES
+    for loaded in batches:
+        totals = fetched()
+        new, taken = totals.since(taken), totals
+        if new == NO_FETCHES:
+            yield loaded
+            continue
+        stages = dict(zip(STAGES, loaded.stages, strict=False))
+        stages["open"] = max(0.0, stages["open"] - new.table_wait_s)
+        stages["read"] = max(0.0, stages["read"] - new.member_wait_s)
+        yield loaded._replace(stages=(*stages.values(), new.wait_s), fetched=new)
 
 
 def batch_keys(

@@ -7,10 +7,7 @@ comes next. A data set alone is one pipeline.
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial, reduce
-from importlib import import_module
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
 
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError, StateError
 from lightning_shards.plan.epoch import EpochSchedule, WorkerEpoch
@@ -18,9 +15,13 @@ from lightning_shards.plan.mixture import MixtureIdentity, component_seed
 from lightning_shards.plan.order import Sampling
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.bad_samples import SAMPLES_TRIED, BadSampleLedger, weights_of
-from lightning_shards.readers.reading import FetchMeter
 from lightning_shards.readers.recipe import Recipe, ShardSource, in_turn, of_component
-from lightning_shards.readers.source import ServedSample, SourceDescription, shard_identity
+from lightning_shards.readers.source import (
+    ServedSample,
+    SourceDescription,
+    metered,
+    shard_identity,
+)
 from lightning_shards.readers.stream_stages import (
     ShardSlice,
     buffered,
@@ -33,7 +34,7 @@ from lightning_shards.readers.stream_stages import (
 from lightning_shards.samples.collate import BUILT_IN_COLLATION, LoadedBatch, Sample
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals, python_generator
 from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.tensors import Arena
+from lightning_shards.samples.tensors import Arena, load_torch
 from lightning_shards.shards.storage.schemes import Storages
 
 _STAGE_POSITIONS = 1 << 48
@@ -101,13 +102,14 @@ class StreamSource(ShardSource):
                 "with sampling='resampled'"
             )
         with closing(Storages(self.storages)) as storages, ExitStack() as stack:
-            clock, meter = StageClock(), FetchMeter(storages.fetch_totals)
+            clock = StageClock()
             made = [_Pipeline(self, n, clock, storages) for n in range(len(self.recipes))]
             pipelines = [stack.enter_context(closing(each)) for each in made]
-            for worker_epoch in self.epochs.worker_epochs(place, cursor):
-                for each in pipelines:
-                    each.begin(worker_epoch)
-                yield from meter.each(self._batches_of(worker_epoch, pipelines, arena, clock))
+            batches = (
+                self._batches_of(worker_epoch, pipelines, arena, clock)
+                for worker_epoch in self.epochs.worker_epochs(place, cursor)
+            )
+            yield from metered(chain.from_iterable(batches), storages.fetch_totals)
 
     @contextmanager
     def trying(self, place: Place) -> Generator[Callable[[int, int], Sample]]:
@@ -180,7 +182,8 @@ class StreamSource(ShardSource):
         arena: Arena | None,
         clock: StageClock,
     ) -> Iterator[LoadedBatch]:
-        components = self.components
+        for each in pipelines:
+            each.begin(worker_epoch)
         draws_from_globals = any(each.draws_from_globals for each in pipelines)
         for step in worker_epoch.own_steps():
             with preserved_globals() if draws_from_globals else nullcontext():
@@ -188,7 +191,7 @@ class StreamSource(ShardSource):
                 weights = worker_epoch.weights(step)
                 weights = weights if self.max_bad is None else weights_of(rows, weights)
                 with clock.on("collate"):
-                    begun = components.batch_of(rows, numbers, weights, arena=arena)
+                    begun = self.batch_of(rows, numbers, weights, arena=arena)
                     loaded = self.collation.finished(begun)
             bad = tuple(bad for each in pipelines for bad in each.ledger.take())
             yield loaded._replace(bad=bad, stages=clock.take())
@@ -221,7 +224,7 @@ class _Pipeline:
         self, source: StreamSource, number: int, clock: StageClock, storages: Storages
     ) -> None:
         self._source, self._number, self._clock, self._storages = source, number, clock, storages
-        self._name = source.components.names[number]
+        self._name = source.names[number]
         self._seed = component_seed(source.seed, self._name) if self._name else source.seed
         self._index = source.index.parts[number]
         self._first_shard = int(source.index.first_shards[number])
@@ -451,18 +454,14 @@ class _Pipeline:
             with self._clock.on("decode"):
                 return kept | {field.name: field.decode(members) for field in recipe.fields}
 
-        steps = (
-            partial(self._made, decode, ledger),
-            *(partial(staged, number, stage) for number, stage in enumerate(stages)),
-            partial(self._made, transforms.apply, ledger),
-            self._arrived,
-        )
-        # an iterator of its own: to close a pipeline would close what goes on in the next epoch
-        own = (sample for sample in samples)
-        if not stages:
-            return reduce(lambda made, step: step(made), steps, own)
-        webdataset: Any = import_module("webdataset.pipeline")  # which imports torch
-        return iter(webdataset.DataPipeline(lambda: own, *steps))
+        if stages:
+            load_torch()  # so that its generators are seeded for them
+        made = self._made(decode, ledger, samples)
+        for number, stage in enumerate(stages):
+            made = staged(number, stage, made)
+        for sample in self._made(transforms.apply, ledger, made):
+            self._num_opened = 0  # these shards give some
+            yield sample
 
     def _made(
         self,
@@ -478,9 +477,3 @@ class _Pipeline:
                 ledger.lose(sample, error)
                 continue
             yield made
-
-    def _arrived(self, samples: Iterator[Sample]) -> Iterator[Sample]:
-        """The last stage: each sample that arrives shows that shards give some."""
-        for sample in samples:
-            self._num_opened = 0
-            yield sample

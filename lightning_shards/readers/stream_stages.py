@@ -159,7 +159,8 @@ def read_shard(
                 raise split_error(url, sample["__key__"], suffixes)
             yield sample
             number += 1
-        _require_count(expected in (None, number), url, str(number), expected)
+        at_most = "at most " * (0 < number == skip)  # all that it has was passed over
+        _require_count(expected in (None, number), url, f"{at_most}{number}", expected)
     finally:
         if storages is None:
             read_by.close()

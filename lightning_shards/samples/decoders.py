@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.samples.member_bytes import FieldMembers
+from lightning_shards.samples.member_bytes import MemberBytes
 from lightning_shards.samples.tensors import as_native, as_tensor, load_torch, torch_has
 from lightning_shards.shards.classes import ClassNames
 
@@ -168,7 +168,7 @@ def _decode_numbers(data: bytes, dtype: str) -> np.ndarray:
     return np.frombuffer(data, np.dtype(dtype).newbyteorder("<")).copy()
 
 
-def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
+def _number_column(members: MemberBytes, dtype: str) -> NDArray[Any] | None:
     rows, kind = members.rows(), np.dtype(dtype)
     if rows is None or rows.shape[1] % kind.itemsize:
         return None
@@ -177,7 +177,7 @@ def _number_column(members: FieldMembers, dtype: str) -> NDArray[Any] | None:
     return rows.view(kind)
 
 
-def npy_column(members: FieldMembers) -> NDArray[Any] | None:
+def npy_column(members: MemberBytes) -> NDArray[Any] | None:
     """The arrays of .npy files as one array; None unless all have the same header.
 
     The same header means the same shape and type.
@@ -206,7 +206,7 @@ JOIN_DECODERS: dict[object, Callable[[bytes], Any]] = {
 }
 """Decoders of numbers and lists of them from joins; no configuration can name them."""
 
-COLUMN_DECODERS: dict[str, Callable[[FieldMembers], NDArray[Any] | None]] = {
+COLUMN_DECODERS: dict[str, Callable[[MemberBytes], NDArray[Any] | None]] = {
     "npy": npy_column,
     "float": lambda members: np.array(list(map(float, members.to_list()))),
     **{dtype: partial(_number_column, dtype=dtype) for dtype in _NUMBERS},

@@ -5,7 +5,7 @@ that all have one size are checked together, since one call for each would cost 
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,28 +51,19 @@ class MemberBytes:
         """Whether some samples have no such member: all but `with_gaps` needs that none has."""
         return bool((self._sizes < 0).any())
 
-    @property
-    def size_bytes(self) -> int:
-        """The sum of their sizes."""
-        return int(self._sizes.sum())
-
-    def with_gaps(self) -> list[bytes | None]:
-        """The bytes of each member, None for a sample without one.
+    def with_gaps(self) -> Iterator[bytes | None]:
+        """The bytes of each member, copied when they are asked for; None for one that is missing.
 
         Raises:
             ColumnError: A member is damaged.
         """
-        has_member = self._sizes >= 0
-        if has_member.all():
-            return [*self.to_list()]
-        if not has_member.any():
-            return [None] * len(has_member)
-        starts, sizes = self._starts[has_member], self._sizes[has_member]
-        members = iter(MemberBytes(self._buffer, starts, sizes, self._checksums[has_member]))
-        return [next(members) if has else None for has in has_member.tolist()]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.to_list())
+        data = self._buffer.data
+        rows = zip(*(v.tolist() for v in (self._starts, self._sizes, self._checksums)), strict=True)
+        for start, size, checksum in rows:
+            member = bytes(data[start : start + size]) if size >= 0 else None
+            if member is not None and checksum not in (ABSENT, crc32(member)):
+                raise ColumnError("a member of this batch is damaged")
+            yield member
 
     def part(self, start: int, stop: int, joined: int | None) -> "MemberBytes":
         """The members of samples start to stop, whose joined crc32 is `joined`."""
@@ -136,42 +127,6 @@ class MemberBytes:
         count = len(self._buffer) - size + 1
         items = np.ndarray((count,), f"V{size}", self._buffer, strides=(1,))
         return items[self._starts]
-
-
-class ListedBytes:
-    """The interface of `MemberBytes` for members that are complete, checked bytes already."""
-
-    def __init__(self, members: list[bytes]) -> None:
-        self._members = members
-
-    @property
-    def has_gaps(self) -> bool:
-        """Whether some samples have no such member: of those there is no such list."""
-        return False
-
-    def with_gaps(self) -> list[bytes | None]:
-        """The bytes of each member."""
-        return list(self._members)
-
-    def at(self, rows: Ints) -> "ListedBytes":
-        """The members of these samples."""
-        return ListedBytes([self._members[row] for row in rows.tolist()])
-
-    def to_list(self) -> list[bytes]:
-        """The bytes of each member."""
-        return self._members
-
-    def rows(self) -> Bytes | None:
-        """The bytes of each member as a row; None if the sizes differ or are 0."""
-        sizes = set(map(len, self._members))
-        if len(sizes) > 1 or not sum(sizes):
-            return None
-        joined = bytearray().join(self._members)
-        return np.frombuffer(joined, np.uint8).reshape(len(self._members), -1)
-
-
-FieldMembers: TypeAlias = MemberBytes | ListedBytes
-"""The members of one field in a batch."""
 
 
 class SampleKeys:

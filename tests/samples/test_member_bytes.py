@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import SampleError
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadBuffer
-from lightning_shards.readers.recipe import Components, Recipe
+from lightning_shards.readers.recipe import Recipe, ShardSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.member_bytes import ABSENT, ColumnError, ListedBytes, MemberBytes
+from lightning_shards.samples.member_bytes import ABSENT, ColumnError, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
@@ -26,7 +28,12 @@ SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]
 SAMPLES = SPANS[-1][1]
 LARGER = (4, 5)
 FIELDS = (Field("x", ("npy",)), Field("ids", ("bin",), "uint16"), Field("text", ("txt",), "raw"))
-ALONE = Components((Recipe(FIELDS),))
+ALONE = ShardSource(
+    index=ShardIndex((), None),
+    epochs=EpochSchedule(1, 1, "drop"),
+    seed=0,
+    recipes=(Recipe(FIELDS),),
+)
 
 
 def members_of(sample, length):
@@ -121,7 +128,7 @@ def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(tmp_path, members,
 
 def test_all_that_is_read_ahead_is_checked(tmp_path, members):
     for now, expected in ((members, []), (flipped(members, 8, "npy"), [3])):
-        one_batch_each = ReadBuffer(limit=1, most_bytes=lambda: 1)
+        one_batch_each = ReadBuffer(most=1)
         assert bad(served(tmp_path, members, now, buffer=one_batch_each)) == expected
 
 
@@ -137,7 +144,11 @@ def member_bytes(parts, checksums, joined=None):
     return MemberBytes(buffer, np.cumsum(sizes) - sizes, sizes, np.array(checksums), joined)
 
 
-@pytest.mark.parametrize("ask", [MemberBytes.to_list, MemberBytes.rows, list])
+def each(members):
+    return list(members.with_gaps())
+
+
+@pytest.mark.parametrize("ask", [MemberBytes.to_list, MemberBytes.rows, each])
 def test_each_member_whose_crc32_is_known_is_checked(ask):
     good, wrong = zlib.crc32(b"abc"), zlib.crc32(b"abd")
     parts = [b"xyz", b"abc"]
@@ -159,4 +170,3 @@ def test_rows_are_checked_by_the_crc32_of_all_of_them():
 def test_members_without_a_size_in_common_have_no_rows(parts):
     assert member_bytes(parts, [ABSENT] * 2).rows() is None
     assert member_bytes(parts, [ABSENT] * 2).to_list() == parts
-    assert ListedBytes(parts).rows() is None

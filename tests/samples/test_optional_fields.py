@@ -66,7 +66,7 @@ def refused(*_):
 
 @pytest.fixture(params=["stream", "indexed", "large members", "by samples"])
 def reader(request, monkeypatch):
-    """Each way to a batch: large members are read one by one."""
+    """Each way to a batch: large members are read batch by batch."""
     if request.param == "by samples":
         monkeypatch.setattr(indexed, "can_decode", lambda _: False)
     elif request.param == "large members":

@@ -52,7 +52,7 @@ def source_of(files, tmp_path, **given):
 
 
 def test_batches_are_those_of_local_files(tmp_path, tars):
-    """Read ahead or one by one, by offsets that the tables of either storage have."""
+    """Read ahead, by offsets that the tables of either storage have."""
     files = {f"mem://x/{shard}.tar": data for shard, data in enumerate(tars.values())}
     own = source_of(files, tmp_path, storages={"mem": partial(DictStorage, files)})
     own.prepare()
@@ -82,8 +82,6 @@ def test_an_error_of_the_store_ends_the_run_and_is_no_bad_sample(tmp_path, tars,
 
 class Failing(DictStorage):
     """Reads fail as soon as the dict says so."""
-
-    largest_ahead = 0  # so that members are read one by one
 
     def __init__(self, files, error):
         super().__init__(files)

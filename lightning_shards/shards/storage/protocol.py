@@ -93,9 +93,9 @@ class Storage(Protocol):
         coalesced_gap: Bytes between two ranges that cost less to read with them than a read of its
             own: latency times bandwidth.
         largest_read: Bytes of a coalesced range at most, unless one member has more.
-        largest_ahead: Mean bytes of a field's members up to which they are read ahead, those of a
-            whole batch in one call. Larger ones are read one by one, when they are decoded, which
-            a storage should want only if a read costs next to nothing.
+        largest_ahead: Mean bytes of a field's members up to which several batches are read
+            together. Where they are larger, each batch is read alone, which a storage should want
+            only if a read costs next to nothing.
         is_remote: Whether a request takes so long that shards are not scanned: their member tables
             lie beside them. A kept table is believed until a read finds another version, so each
             read must be told what the shard is, and compares it at no cost.
