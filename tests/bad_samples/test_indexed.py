@@ -1,7 +1,6 @@
 """The indexed reader replaces bad samples by good ones, the same under any workers and ranks."""
 
 import re
-from itertools import chain, islice
 from pathlib import Path
 
 import pytest
@@ -98,28 +97,6 @@ def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
             assert counted(mine.bad) == counted(theirs.bad)
             assert mine.digest == theirs.digest
     assert any(made.bad for made in first)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_stop_at_any_step_resumes_byte_for_byte(indexed_data, sampling):
-    module = indexed_data.module(
-        sampling=sampling, reader="indexed", remainder="pad", batch_size=4, max_bad=40
-    )
-
-    def two_epochs(loader):
-        return chain.from_iterable(iter(loader) for _ in range(2))
-
-    whole = [as_bytes(batch) for batch in two_epochs(module.loader("train", rank=0, world_size=2))]
-    steps = len(module.loader("train", rank=0, world_size=2))
-    for stop in range(1, len(whole)):
-        first = module.loader("train", rank=0, world_size=2)
-        taken = 0
-        while taken < stop:
-            taken += len(list(islice(first, stop - taken)))
-        resumed = module.loader("train", rank=0, world_size=2)
-        resumed.load_state_dict(first.state_dict())
-        rest = list(islice(map(as_bytes, two_epochs(resumed)), 2 * steps - stop))
-        assert rest == whole[stop:], stop
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def padding_counts_as_samples(before, self, step, rank):
     return 0
 
 
-@breaks("each once", "WorkerEpoch.weights", "bad_samples/test_weights.py")
+@breaks("each once", "WorkerEpoch.weights", "bad_samples/test_bad_samples.py")
 def repeats_weigh_as_much_as_samples(before, self, step):
     return [1 for _ in before(self, step)]
 

@@ -104,7 +104,7 @@ def what_follows_the_end_of_an_archive_is_passed_over(before, *given):
     pass
 
 
-@breaks("bad data", "require_budget", "bad_samples/test_budget.py")
+@breaks("bad data", "require_budget", "bad_samples/test_bad_samples.py")
 def any_number_of_samples_may_be_bad(before, *given):
     pass
 
@@ -114,7 +114,7 @@ def members_are_not_held_against_their_crc32(before, self, buffer, starts, sizes
     before(self, buffer, starts, sizes, np.full_like(sums, -1))
 
 
-@breaks("bad data", "weights_of", "bad_samples/test_weights.py")
+@breaks("bad data", "weights_of", "bad_samples/test_bad_samples.py")
 def a_substitute_weighs_as_much_as_a_sample(before, rows, planned):
     return list(planned) or [1] * len(rows)
 

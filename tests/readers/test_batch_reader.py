@@ -10,20 +10,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.readers.read_ahead import ReadBuffer
-from lightning_shards.readers.recipe import Components, Recipe
+from lightning_shards.readers.recipe import Recipe, ShardSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("big", "bin"), "raw"))
+ALONE = ShardSource(
+    index=ShardIndex((), None),
+    epochs=EpochSchedule(1, 1, "drop"),
+    seed=0,
+    recipes=(Recipe(FIELDS),),
+)
 
 
 def members_of(sizes, seed):
@@ -65,14 +73,14 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
     cuts = data.draw(st.sets(st.integers(1, len(ids)), max_size=4)) | {0, len(ids)}
     spans = list(pairwise(sorted(cuts)))
     limit = data.draw(st.sampled_from([1, 20_000, 2**24]))
-    buffer, recipe = ReadBuffer(limit, lambda: limit), Recipe(FIELDS)
+    buffer, (recipe,) = ReadBuffer(most=limit), ALONE.recipes
     with open_shards(urls) as shards:
-        reader = BatchReader(shards, Components((recipe,)), StageClock(), buffer=buffer)
+        reader = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
         positions = [range(*span) for span in spans]
         reader.look_up(np.array(ids), positions, [recipe.keyed(SampleSeeds(0, 0))])
         keys = [f"{shard}-{sample}" for shard, sample in ids]
         for number, (start, stop) in enumerate(spans):
-            texts, blobs = map(list, reader.members(start, stop).values())
+            texts, blobs = (each.to_list() for each in reader.members(start, stop).values())
             assert reader.batch(number).batch["__key__"] == keys[start:stop]
             for (shard, sample), text, blob in zip(ids[start:stop], texts, blobs, strict=True):
                 one = shards.reader(shard)

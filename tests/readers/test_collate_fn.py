@@ -1,9 +1,7 @@
 """What a `collate_fn` is given, what becomes of what it returns, and its errors."""
 
-import copy
 import logging
 import random
-from collections import UserDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,15 +32,6 @@ def labels_alone(samples):
     return {"label": torch.tensor([sample["label"] for sample in samples])}
 
 
-@dataclass
-class Target:
-    """A part of a batch that is of the user's own class."""
-
-    boxes: torch.Tensor
-    name: str
-    rest: object = None
-
-
 def fail_on_three(samples):
     numbers = [sample["label"] for sample in samples]
     return {"label": [10 / (3 - number) for number in numbers]}
@@ -50,19 +39,6 @@ def fail_on_three(samples):
 
 def split_of(urls, reader, **settings):
     return SplitConfig(urls, **{"sampling": "sequential", "reader": reader} | settings)
-
-
-def plain(value):
-    """A form of any batch that can be compared: the types, and what is in them."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return type(value).__name__, str(value.dtype), np.asarray(value).tolist()
-    if isinstance(value, dict | UserDict):
-        return type(value).__name__, [(name, plain(each)) for name, each in value.items()]
-    if isinstance(value, list | tuple):
-        return type(value).__name__, [plain(each) for each in value]
-    if isinstance(value, Target):
-        return "Target", plain(vars(value))
-    return value
 
 
 @READERS
@@ -112,29 +88,6 @@ def test_a_dict_gets_the_reserved_entries_that_it_lacks(
         assert batch["__id__"].tolist() == [[0, 2], [0, 0]]
         assert batch["__weight__"].tolist() == [1.0, 0.0]
         assert batch["__weight__"].dtype == torch.float32
-
-
-@dataclass(frozen=True)
-class Gives:
-    """A collate function of a constant."""
-
-    value: object
-
-    def __call__(self, samples):
-        return copy.copy(self.value)
-
-
-TARGET = Target(torch.ones(3), "t")
-NESTED = [1, {"targets": [TARGET], "deep": UserDict(list=[torch.ones(2), (None, "text")])}]
-
-
-def test_a_batch_may_be_anything(pack_shards, make_module):
-    split = split_of(pack_shards([2]), "indexed", collate_fn=Gives(NESTED))
-    fork = LoaderConfig(multiprocessing_context="fork")
-    module = make_module(split, loader=fork, num_workers=1)
-    with module.loader("train") as loader:
-        (batch,) = loader
-    assert plain(batch) == plain(NESTED)
 
 
 @pytest.mark.parametrize("on_bad_sample", ["raise", "substitute"])

@@ -24,18 +24,13 @@ SPLIT = ["a.cls", "b.cls", "a.txt", "b.txt"]
     [("indexed", OPTIONAL), ("indexed", {"label": "cls", "text": "txt"}), ("stream", OPTIONAL)],
     ids=["indexed", "indexed, none optional", "stream"],
 )
-def test_a_split_sample_is_an_error_for_readers(tar_of, make_module, reader, fields):
-    split = SplitConfig(tar_of(*SPLIT), sampling="sequential", reader=reader)
+@pytest.mark.parametrize("bad", [{}, {"on_bad_sample": "substitute", "max_bad": 9}], ids=len)
+def test_a_split_sample_is_an_error_and_nothing_stands_for_it(
+    tar_of, make_module, reader, fields, bad
+):
+    split = SplitConfig(tar_of(*SPLIT), sampling="sequential", reader=reader, **bad)
     with pytest.raises(SampleError, match=MESSAGE):
         list(make_module(split, fields=fields, batch_size=1).loader("train"))
-
-
-def test_no_substitute_stands_for_half_a_sample(tar_of, make_module):
-    for reader in ("indexed", "stream"):
-        bad = {"on_bad_sample": "substitute", "max_bad": 9}
-        split = SplitConfig(tar_of(*SPLIT), sampling="sequential", reader=reader, **bad)
-        with pytest.raises(SampleError, match=MESSAGE):
-            list(make_module(split, fields={"label": "cls?"}, batch_size=1).loader("train"))
 
 
 def test_a_split_sample_is_an_error_for_a_dataset(tar_of, tmp_path):

@@ -53,10 +53,13 @@ def test_what_a_program_gives_has_the_samples_of_the_file(three_samples):
     assert list(map(members, given)) == list(map(members, read(three_samples)[1:]))
 
 
-@pytest.mark.parametrize(("expected", "found"), [(2, "more than 2"), (4, "3")])
-def test_a_shard_that_holds_another_number_is_an_error(three_samples, expected, found):
-    with pytest.raises(DamagedShardError, match=f"{found} samples where its index says {expected}"):
-        read(three_samples, expected)
+@pytest.mark.parametrize(
+    ("expected", "skip", "found"), [(2, 0, "more than 2"), (4, 0, "3"), (90, 85, "at most 85")]
+)
+def test_a_shard_that_holds_another_number_is_an_error(three_samples, expected, skip, found):
+    message = f"gave {found} samples where its index says {expected}"
+    with pytest.raises(DamagedShardError, match=message):
+        list(read_shard(str(three_samples), expected, skip))
 
 
 @pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])

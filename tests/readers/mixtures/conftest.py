@@ -1,8 +1,6 @@
 """Mixtures of small streams, and what all ranks and workers get of them."""
 
-from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 
@@ -10,9 +8,9 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture_schedule import default_round, schedule_mixture, weigh_components
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.plan.slots import MixtureSlots
-from lightning_shards.shards.index import ShardIndex, join_indexes
+from lightning_shards.shards.index import join_indexes
 
-ALONE, START = Place(), Cursor()
+START = Cursor()
 PAIR = {"web": 3, "labels": 1}
 COUNTS = {"web": [7, 0, 12], "labels": [2, 3], "synth": [4], "code": [1, 1, 6]}
 
@@ -85,24 +83,3 @@ def rows_in_turn(source, world_size=1, num_workers=1, cursor=START):
 def rows_of(batch):
     ids, components = batch["__id__"].tolist(), batch["__component__"].tolist()
     return [(number, *each) for number, each in zip(components, ids, strict=True)]
-
-
-def batches(source, number, place=ALONE, cursor=START):
-    with closing(source.batches(place, cursor)) as made:
-        return list(islice(made, number))
-
-
-def with_indexes(source, change):
-    components = source.index.components
-    changed = [ShardIndex(tuple(map(change, each.urls)), each.counts) for each in components]
-    return replace(source, index=join_indexes(changed))
-
-
-def not_three(label):
-    if label == 3:
-        raise RuntimeError("cannot bear 3")
-    return label
-
-
-def first_three(samples):
-    return islice(samples, 3)

@@ -1,50 +1,14 @@
-"""A mixture as one source: what it says of itself, its checkpoints, and what is refused."""
+"""Which reader a mixture has."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_shards import SplitConfig
 from lightning_shards.build.reader_choice import choose_reader
-from lightning_shards.errors import ConfigError, StateError
-from lightning_shards.plan.mixture_schedule import WeightChange
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.state import require_resumable
-from tests.readers.mixtures.conftest import (
-    PAIR,
-    with_indexes,
-)
-
-# --- checkpoints ----------------------------------------------------------------------------------
-
-
-def require(source, saved, trained):
-    """Check that a run may go on with this source behind so many samples of its first epoch."""
-    state = saved.identity() | {"epoch": 0, "samples": trained}
-    require_resumable(source.identity(), state, source.describe())
-
-
-def test_stages_after_the_cursor_may_change_and_those_before_may_not(make_mixture):
-    saved = make_mixture(PAIR, changes=[WeightChange({"web": 1}, samples=8)])
-    other = make_mixture(PAIR, changes=[WeightChange({"labels": 1}, samples=8)])
-    require(other, saved, 8)
-    with pytest.raises(StateError, match="from sample 12 of the run on"):
-        require(other, saved, 9)
-
-
-def test_a_component_of_other_shards_is_refused_by_its_name(make_mixture):
-    source = make_mixture(PAIR)
-    other = with_indexes(source, lambda url: url.replace("labels-", "names-"))
-    with pytest.raises(StateError, match="component 'labels' of shards="):
-        require(other, source, 4)
-    require(other, source, 0)
-    require(with_indexes(source, lambda url: f"/elsewhere/{Path(url).name}"), source, 4)
-
-
-# --- which reader ---------------------------------------------------------------------------------
-
 
 LOCAL = ShardIndex(("a.tar",), np.array([3]))
 REMOTE = ShardIndex(("https://h/b.tar",), np.array([3]))

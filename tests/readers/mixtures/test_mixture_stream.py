@@ -1,17 +1,23 @@
 """Streams in a mixture: exact counts for all ranks and workers, and each component's own draws."""
 
+import gc
 from collections import Counter
+from contextlib import closing
 from itertools import chain, islice
 from math import gcd
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lightning_shards.errors import SampleError
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
-from tests.readers.mixtures.conftest import COUNTS, rows_in_turn, rows_of
+from tests.readers.mixtures.conftest import COUNTS, PAIR, rows_in_turn, rows_of
 
 ALONE = Place()
 PLACES = [Place(rank, 2, worker, 2) for rank in range(2) for worker in range(2)]
@@ -113,3 +119,66 @@ def test_a_resumed_stream_goes_on_in_its_draws(make_mixture):
     source = make_mixture(EIGHT, batch_size=8, rounds=20)
     whole, resumed = rows_in_turn(source), rows_in_turn(source, cursor=Cursor(0, 80))
     assert whole[80:] == resumed
+
+
+# --- components that differ, fail and end -------------------------------------------------------
+
+
+def batches(source, number):
+    with closing(source.batches(ALONE, Cursor())) as made:
+        return list(islice(made, number))
+
+
+def as_float(label):
+    return torch.tensor(float(label))
+
+
+def test_tensors_and_numbers_of_one_field_are_refused(make_mixture):
+    """They would be a list in some batches, and a tensor in those of one component."""
+    source = make_mixture(PAIR, {"labels": {"transforms": {"label": as_float}}}, batch_size=8)
+    with pytest.raises(SampleError, match=r"is a tensor .* and a number .*\n.*'web', 'labels'"):
+        batches(source, 1)
+
+
+def not_three(label):
+    if label == 3:
+        raise RuntimeError("cannot bear 3")
+    return label
+
+
+def test_a_substitute_is_of_the_component_of_the_bad_sample(make_mixture):
+    transforms = {"label": not_three}
+    source = make_mixture(
+        PAIR, {"web": {"transforms": transforms}}, batch_size=8, rounds=40, max_bad=99
+    )
+    made = batches(source, 20)
+    bad = [each for loaded in made for each in loaded.bad]
+    assert {each[:2] for each in bad} == {(0, 3), (2, 6)}  # samples 3 and 13 of web
+    weights = [loaded.batch["__weight__"] for loaded in made]
+    assert sum(weight.size - weight.sum() for weight in weights) == len(bad)
+    for loaded in made:
+        assert np.bincount(loaded.batch["__component__"]).tolist() == [6, 2]
+        assert all((shard < 3) == (number == 0) for number, shard, _ in rows_of(loaded.batch))
+        standing = loaded.batch["__component__"][loaded.batch["__weight__"] == 0]
+        assert not standing.any()
+
+
+def first_three(samples):
+    return islice(samples, 3)
+
+
+def test_a_stage_that_ends_a_stream_names_its_component(make_mixture):
+    source = make_mixture(PAIR, {"labels": {"stages": (first_three,)}}, batch_size=8, rounds=40)
+    with pytest.raises(SampleError, match=r"component 'labels' gave 1 of 2 samples.*stages"):
+        batches(source, 20)
+
+
+def test_closing_closes_what_all_pipelines_have_open(make_mixture, shards_of, open_files):
+    gc.collect()  # what earlier tests left open
+    folder = Path(shards_of["web"][0]).parents[1]
+    source = make_mixture({"web": 1, "labels": 1, "code": 1}, batch_size=3, rounds=40)
+    made = source.batches(ALONE, Cursor())
+    next(made)
+    assert len(open_files(folder)) >= 2
+    made.close()
+    assert open_files(folder) == []

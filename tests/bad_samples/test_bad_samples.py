@@ -1,14 +1,55 @@
-"""How many samples may be bad in an epoch, and what is found before the first step."""
+"""What is guaranteed of bad samples, in the names of its tests."""
 
 from collections import Counter
 
+import numpy as np
 import pytest
-from spoilt_shards import READERS, REASONS, Picky, data_of
+from spoilt_shards import IDS, NUM_SAMPLES, READERS, REASONS, REMAINDERS, data_of
 
-from lightning_shards.errors import SampleError
-from lightning_shards.plan.place import Cursor, Place
+from lightning_shards import ShardDataModule, SplitConfig
+from lightning_shards.errors import ConfigError, SampleError
+from lightning_shards.plan.digest import add_digests, digest_ids
+from lightning_shards.plan.place import Place
 
-STRICT = {"on_bad_sample": "raise", "max_bad": 0}
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("reader", READERS)
+def test_a_weighted_metric_is_that_of_the_good_samples(request, reader, remainder, world_size):
+    data = data_of(request, reader)
+    module = data.module(reader=reader, sampling="sequential", remainder=remainder, batch_size=5)
+    total = weight = 0.0
+    for rank in range(world_size):
+        for batch in module.loader("train", rank=rank, world_size=world_size):
+            total += float((batch["label"] * batch["__weight__"]).sum())
+            weight += float(batch["__weight__"].sum())
+    good = [number for number in range(NUM_SAMPLES) if number not in data.bad]
+    assert (weight, total / weight) == (len(good), pytest.approx(np.mean(good)))
+
+
+@pytest.mark.parametrize("remainder", ["pad", "balanced"])
+@pytest.mark.parametrize("reader", READERS)
+def test_the_digests_of_served_and_bad_samples_are_that_of_the_order(request, reader, remainder):
+    data = data_of(request, reader)
+    module = data.module(reader=reader, remainder=remainder, batch_size=7)
+    digests, bad = [], []
+    for rank in range(4):
+        loader = module.loader("train", rank=rank, world_size=4)
+        list(loader)
+        digests.append(loader.served.digest)
+        bad += loader.served.bad
+    ids = np.array([each[:2] for each in bad], dtype=np.int64)
+    assert {each[:2]: each.reason for each in bad} == data.bad_ids
+    assert len(bad) == len(data.bad)
+    assert add_digests(*digests, digest_ids(ids)) == digest_ids(np.array(IDS, dtype=np.int64))
+    assert digest_ids(ids) != 0
+
+
+def test_a_tuple_has_no_weights_and_is_refused(clean_data):
+    split = SplitConfig(clean_data.urls, on_bad_sample="substitute", max_bad=1)
+    module = ShardDataModule(split, fields={"label": "cls"}, batch_format="tuple")
+    with pytest.raises(ConfigError, match=r"of 'train' says by `__weight__`.*batch_format='dict'"):
+        module.loader("train")
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -66,14 +107,6 @@ def test_a_resumed_epoch_counts_from_where_it_was_resumed(indexed_data):
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_a_wrong_transform_shows_before_the_fit(clean_data, reader):
-    module = clean_data.module(reader=reader, transforms={"label": Picky(frozenset(range(99)))})
-    source = module.loader("train").source
-    with pytest.raises(SampleError, match="the transform of field 'label' failed on sample"):
-        source.first_sample(Place())
-
-
-@pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_neighbours_that_are_bad_keep_no_fit_from_its_start(make_data, reader, world_size):
     data = make_data(dict.fromkeys(range(8), "image"), counts=(20, 20))
@@ -89,13 +122,3 @@ def test_samples_that_are_all_bad_are_no_case_for_the_setting_that_is_set(make_d
         data.module(reader=reader, max_bad=8).loader("train").source.first_sample(Place())
     (note,) = caught.value.__notes__
     assert note.startswith("all 8 samples that were tried before the start are bad, which is no")
-
-
-@pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(("settings", "has_weight"), [({"max_bad": 3}, True), (STRICT, False)])
-def test_the_first_sample_has_a_weight_if_the_batches_have(
-    clean_data, reader, settings, *, has_weight
-):
-    source = clean_data.module(reader=reader, **settings).loader("train").source
-    assert ("__weight__" in source.first_sample(Place()).batch) == has_weight
-    assert ("__weight__" in next(source.batches(Place(), Cursor())).batch) == has_weight

@@ -1,22 +1,20 @@
-"""The indexed reader: batches depend on (shards, seed, epoch, position) and on nothing else."""
+"""What the readers guarantee, in the names of its tests."""
 
-from itertools import chain, islice
+from itertools import chain
 
 import numpy as np
 import pytest
 import torch
 
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.errors import (
-    ConfigError,
-    StateError,
-)
+from lightning_shards.errors import ConfigError, TransformError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.samples.tensors import with_tensors
 
 COUNTS = [5, 0, 9, 3, 12, 1]  # 30 samples
 EPOCHS = 2
+READERS = pytest.mark.parametrize("reader", ["indexed", "stream"])
 
 
 def jitter(image, rng):
@@ -88,23 +86,6 @@ def test_batches_are_equal_byte_for_byte_under_any_number_of_workers(
         assert same(expected, merged), num_workers
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_stop_at_any_step_resumes_byte_for_byte(urls, tmp_path, sampling):
-    module = make(urls, tmp_path, sampling=sampling, remainder="pad")
-    expected = batches(module, world_size=4)
-    for stop in range(1, len(expected)):
-        first = module.loader("train", rank=0, world_size=4)
-        taken = 0
-        while taken < stop:
-            taken += len(list(islice(first, stop - taken)))
-        resumed = module.loader("train", rank=0, world_size=4)
-        resumed.load_state_dict(first.state_dict())
-        rest = list(
-            islice(chain.from_iterable(iter(resumed) for _ in range(EPOCHS)), len(expected) - stop)
-        )
-        assert same(expected[stop:], rest), stop
-
-
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_global_steps_are_equal_as_sets_under_any_world_size(urls, tmp_path, sampling, remainder):
@@ -135,14 +116,6 @@ def test_samples_are_those_that_the_shards_hold(urls, tmp_path):
         assert batch["image"][:, 0, 0, 0].tolist() == numbers
 
 
-@pytest.mark.parametrize(("before", "now"), [("stream", "auto"), ("indexed", "stream")])
-def test_a_checkpoint_of_the_other_reader_is_refused(urls, tmp_path, before, now):
-    state = make(urls, tmp_path, sampling="resampled", reader=before).loader("train").state_dict()
-    loader = make(urls, tmp_path, sampling="resampled", reader=now).loader("train")
-    with pytest.raises(StateError, match=rf"reader='{before}'.*set it back to resume"):
-        loader.load_state_dict(state)
-
-
 def test_the_buffer_of_a_stream_is_no_setting_of_the_indexed_reader(urls, tmp_path):
     module = make(urls, tmp_path, sampling="resampled", reader="auto", shuffle_buffer=100)
     with pytest.raises(ConfigError, match=r"train: shuffle_buffer=100 is.* take reader='stream'"):
@@ -168,3 +141,64 @@ def test_a_seek_reads_nothing_of_what_comes_before(urls, tmp_path, monkeypatch):
     )  # fmt: skip
     next(source.batches(Place(), Cursor(0, 28)))
     assert opened == [4, 5]
+
+
+@pytest.fixture
+def tar_of(tmp_path, write_tar):
+    return lambda *members: str(write_tar(tmp_path / "x.tar", list(members)))
+
+
+@READERS
+def test_the_first_suffix_that_a_sample_has_is_taken(tar_of, make_module, reader):
+    tar = tar_of(
+        ("0.c", b"c0"), ("0.b", b"b0"), ("0.a", b"a0"),
+        ("1.a", b"a1"), ("1.b", b"b1"),
+        ("2.c", b"c2"), ("2.b", b"b2"),
+        ("3.c", b"c3"),
+    )  # fmt: skip
+    settings = {"fields": {"x": "a;b;c"}, "decode": {"x": "text"}, "batch_size": 4}
+    split = SplitConfig(tar, sampling="sequential", reader=reader)
+    (batch,) = make_module(split, **settings).loader("train")
+    assert batch["x"] == ["a0", "a1", "b2", "c3"]
+
+
+class FailsOnce:
+    """A transform that fails at its first call alone."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, value):
+        self.calls += 1
+        if self.calls == 1:
+            raise OSError("a file server was away")
+        return value
+
+
+@READERS
+def test_a_transform_that_fails_once_is_an_error_at_once(tar_of, make_module, reader):
+    tar, transform = tar_of(*((f"{number}.cls", b"1") for number in range(4))), FailsOnce()
+    split = SplitConfig(tar, sampling="sequential", reader=reader)
+    with pytest.raises(TransformError, match="a file server was away"):
+        next(iter(make_module(split, transforms={"label": transform}).loader("train")))
+    assert transform.calls == 1
+
+
+def noise(value, rng):
+    return rng.integers(2**62)
+
+
+@READERS
+def test_augmentation_never_comes_again(tar_of, make_module, reader):
+    tar = tar_of(*((f"{number}.cls", b"1") for number in range(4)))
+    split = SplitConfig(tar, sampling="sequential", reader=reader)
+    loader = make_module(split, transforms={"label": noise}, batch_size=4).loader("train")
+    drawn = []
+    for epoch in (0, 1, 256, 2**8 + 1, 2**16, 2**32):
+        loader.set_epoch(epoch)
+        (batch,) = loader
+        drawn += batch["label"].tolist()
+    assert len(set(drawn)) == len(drawn)
+    loader.set_epoch(256)
+    (batch,) = loader
+    assert np.array_equal(batch["label"], drawn[8:12])
