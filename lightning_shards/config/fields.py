@@ -18,13 +18,11 @@ def make_all_fields(
     fields: Mapping[str, str],
     joins: "Sequence[JoinSettings]",
     decode: Mapping[str, Any],
-    allow_unsafe: frozenset[str],
-    transforms: Mapping[str, Transform],
-    defaults: Mapping[str, Any],
+    *more: Any,
 ) -> tuple[Field, ...]:
     """The fields of members, and after them those of joins, all checked.
 
-    The arguments are those of `make_fields`, and the settings of the joins.
+    The arguments are those of `make_fields`, after its first one the settings of the joins.
 
     Raises:
         ConfigError: As of `make_fields`; or a join has the name of a field.
@@ -40,7 +38,7 @@ def make_all_fields(
     undecoded = {join.name: RAW for join in joins if not join.is_tar}
     texts = {join.name: join.member_text for join in joins}
     named = {**fields, **texts} if fields else fields
-    made = make_fields(named, {**undecoded, **decode}, allow_unsafe, transforms, defaults)
+    made = make_fields(named, {**undecoded, **decode}, *more)
     return tuple(replace(field, is_joined=field.name in texts) for field in made)
 
 

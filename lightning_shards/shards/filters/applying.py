@@ -42,7 +42,13 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.kept_order import kept_samples, pack_masks
-from lightning_shards.shards.filters.settings import Predicate, SampleFilter, name_of, read_list
+from lightning_shards.shards.files import read_regular
+from lightning_shards.shards.filters.settings import (
+    Predicate,
+    SampleFilter,
+    are_in_parts,
+    name_of,
+)
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
 from lightning_shards.shards.members import MemberTable
@@ -75,12 +81,13 @@ def filtered_index(
 
     Raises:
         ConfigError: The filter names what is not there, leaves nothing, or cannot be applied.
-        FileAccessError: What is left cannot be written to the cache.
+        ShardNotFoundError: There is no such list.
+        FileAccessError: A list cannot be read, or what is left cannot be written to the cache.
         ShardError: As of `TableStore.table_of`.
     """
     totals, predicate = index.counts, chosen.predicate
     assert totals is not None  # the caller has seen to it
-    lists = {path: read_list(path) for path in chosen.lists}
+    lists = {path: read_regular(Path(path).expanduser(), -1) for path in chosen.lists}
     of_lists = sorted(hashlib.sha256(listed).hexdigest() for listed in lists.values())
     asked = digest_of_predicate(predicate) if predicate is not None else None
     digest = f"{_VERSION} {chosen.parts!r} {of_lists!r} {asked}"
@@ -110,7 +117,7 @@ def _applied(
             keys = keys_of_table(table) if chosen.parts or lists else []
             first_key.extend(() if first_key else keys[:1])
             for name, parts in chosen.parts.items():
-                mask &= parts.has(keys) == (name == "keep")
+                mask &= are_in_parts(keys, parts) == (name == "keep")
             for listed in lists.values():
                 mask &= np.fromiter((key not in listed for key in keys), np.bool_, total)
                 matched.update(filter(listed.__contains__, keys))

@@ -10,14 +10,12 @@ and in any program::
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
-from lightning_shards.shards.files import read_regular
+from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact, scheme_of
 
 Predicate: TypeAlias = Callable[..., Any]
@@ -27,23 +25,15 @@ MAX_PARTS: Final = 2**32
 """More parts would not be equally large by a hash of 64 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashParts:
-    """Some of the equal parts that samples are divided into by the hash of their keys.
+Parts: TypeAlias = tuple[int, tuple[int, ...]]
+"""Into how many equal parts samples are divided by the hash of their keys, and some parts."""
 
-    Attributes:
-        of: Number of parts.
-        parts: The numbers of those that are meant, from 0 to `of` - 1.
-    """
 
-    of: int
-    parts: tuple[int, ...]
-
-    def has(self, keys: Iterable[bytes]) -> NDArray[np.bool_]:
-        """Whether each of these keys is in one of the parts."""
-        words = b"".join(hashlib.sha256(key).digest()[:8] for key in keys)
-        numbers = np.frombuffer(words, ">u8").astype(np.uint64) % np.uint64(self.of)
-        return np.isin(numbers, np.array(self.parts, np.uint64))
+def are_in_parts(keys: Iterable[bytes], parts: Parts) -> NDArray[np.bool_]:
+    """Whether each of these keys is in one of the parts."""
+    words = b"".join(hashlib.sha256(key).digest()[:8] for key in keys)
+    numbers = np.frombuffer(words, ">u8").astype(np.uint64) % np.uint64(parts[0])
+    return np.isin(numbers, np.array(parts[1], np.uint64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +49,7 @@ class SampleFilter:
 
     names: str
     predicate: Predicate | None
-    parts: Mapping[str, HashParts]
+    parts: Mapping[str, Parts]
     lists: tuple[str, ...]
 
 
@@ -119,7 +109,7 @@ def _is_list(values: object) -> bool:
     return isinstance(values, list | tuple) and values not in ([], ())
 
 
-def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
+def parse_parts(name: str, given: Mapping[str, Any]) -> Parts:
     """The parts that a mapping names; `name` is the setting that has it.
 
     Raises:
@@ -139,19 +129,4 @@ def parse_parts(name: str, given: Mapping[str, Any]) -> HashParts:
             "their numbers from 0 on, as in {hash_of: key, of: 20, parts: [0]}, got "
             f"{dict(given)!r}; keep parts of another value by a function of the shard's columns"
         )
-    return HashParts(of, tuple(sorted({*parts})))
-
-
-def read_list(path: str) -> bytes:
-    """What is in a list.
-
-    Raises:
-        ConfigError: It cannot be read.
-    """
-    try:
-        return read_regular(Path(path).expanduser(), -1)
-    except (FileAccessError, ShardNotFoundError) as error:
-        raise ConfigError(
-            f"exclude: the list {path!r} cannot be read: {error}; name a text file with one key a "
-            "line"
-        ) from error
+    return of, tuple(sorted({*parts}))

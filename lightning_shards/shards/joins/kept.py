@@ -54,6 +54,7 @@ from lightning_shards.shards.urls import (
     file_name,
     is_local,
     redact,
+    redact_pattern,
     split_url,
     without_credentials,
 )
@@ -96,11 +97,6 @@ class TableFile:
     crc32: int
     local: str = field(compare=False, repr=False)
 
-    @property
-    def name(self) -> str:
-        """Its path or URL, for messages."""
-        return redact(self.path)
-
 
 @dataclass(frozen=True, slots=True)
 class Join:
@@ -128,9 +124,8 @@ class Join:
 
     @property
     def where(self) -> str:
-        """Its files, for messages."""
-        more = len(self.files) - 1
-        return self.files[0].name + (f" and {more:,} more" if more else "")
+        """Its table, for messages."""
+        return redact_pattern("::".join(self.settings.table))
 
 
 def find_join(
@@ -218,8 +213,8 @@ def _opened(join: JoinSettings, table: TableFile) -> Generator[Arrow]:
             yield file
     except (load_arrow().ArrowInvalid, OSError) as error:
         raise FileAccessError(
-            f"join {join.name!r}: {table.name} cannot be read as Parquet: {error}; write it again, "
-            "or name another table"
+            f"join {join.name!r}: {redact(table.path)} cannot be read as Parquet: {error}; write "
+            "it again, or name another table"
         ) from None
 
 
@@ -227,7 +222,7 @@ def _column_and_kind(settings: JoinSettings, table: TableFile) -> tuple[str, str
     """The column of a file whose values are taken, and how they are kept."""
     with _opened(settings, table) as file:
         schema = file.schema_arrow
-    names, where = list(schema.names), f"join {settings.name!r}: {table.name}"
+    names, where = list(schema.names), f"join {settings.name!r}: {redact(table.path)}"
     others = [name for name in names if name != settings.key]
     column = settings.column or (settings.name if settings.name in others else "")
     if not column and len(others) == 1:
@@ -330,9 +325,9 @@ def _parquet_table(join: Join, *_: object) -> tuple[Arrow, _TakeRows]:
                         made.append(_as_bytes(batch.column(name), kind))
                     except (LookupError, NotImplementedError, TypeError, ValueError) as error:
                         raise ConfigError(
-                            f"join {join.settings.name!r}: column {name!r} of {file.name} cannot "
-                            f"be taken: {error}; write keys as texts or whole numbers, values of "
-                            "one type in all files, or name another column"
+                            f"join {join.settings.name!r}: column {name!r} of "
+                            f"{redact(file.path)} cannot be taken: {error}; write keys as texts or "
+                            "whole numbers, values of one type, or name another column"
                         ) from error
     whole = arrow.concat_arrays(values)
     return arrow.concat_arrays(keys), lambda rows: whole.take(arrow.array(rows, mask=rows < 0))

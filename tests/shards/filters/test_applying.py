@@ -8,9 +8,9 @@ import re
 import numpy as np
 import pytest
 
-from lightning_shards.errors import ConfigError, FileAccessError
+from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
 from lightning_shards.shards.filters import applying
-from lightning_shards.shards.filters.settings import parse_parts, sample_filter
+from lightning_shards.shards.filters.settings import are_in_parts, parse_parts, sample_filter
 from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
@@ -64,7 +64,7 @@ GOLDEN = {b"000000": 0, b"train/0001": 9, "grüße/ä".encode(): 18, b"\xff\xfe"
 def test_a_key_is_in_the_part_that_it_has_always_been_in():
     for number in range(20):
         part = parse_parts("keep", {"hash_of": "key", "of": 20, "parts": [number]})
-        assert part.has(GOLDEN).tolist() == [number == each for each in GOLDEN.values()]
+        assert are_in_parts(GOLDEN, part).tolist() == [number == each for each in GOLDEN.values()]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_shards_that_were_written_again_are_asked_again(tmp_path, urls, cache):
     for number, url in enumerate(urls):
         os.utime(url, (1_000_000 + number,) * 2)
     keys = [f"new{number:04d}".encode() for number in range(30)]
-    left = np.flatnonzero(~parse_parts("keep", THIRD).has(keys)).tolist()
+    left = np.flatnonzero(~are_in_parts(keys, parse_parts("keep", THIRD))).tolist()
     after = applied(urls, cache, exclude=THIRD)
     assert numbers_left(after) == left != numbers_left(before)
     assert before.kept.identity != after.kept.identity
@@ -195,7 +195,7 @@ def test_a_filter_that_cannot_work_is_refused_in_one_sentence(urls, cache, liste
 def test_a_list_that_cannot_be_read_is_named(urls, cache, tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "none.txt", tmp_path, tmp_path / "fifo"):
-        with pytest.raises(ConfigError, match=r"exclude: the list .* cannot be read.*one key a li"):
+        with pytest.raises((FileAccessError, ShardNotFoundError), match=str(path)):
             applied(urls, cache, exclude=str(path))
 
 
