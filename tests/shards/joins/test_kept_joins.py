@@ -39,9 +39,9 @@ def make(make_module, pack_shards, table):
     """Makes modules that join the table."""
     urls = pack_shards(COUNTS)
 
-    def made(table=table, urls=urls, sampling="sequential", **more):
+    def made(table=table, sampling="sequential"):
         split = SplitConfig(urls, sampling=sampling, join={"t": str(table)}, remainder="balanced")
-        return make_module(split, **more)
+        return make_module(split)
 
     return made
 
