@@ -10,9 +10,7 @@ from lightning_shards import (
     DataThroughputMonitor,
     EpochDigest,
     ExactResume,
-    LoaderConfig,
     SetEpoch,
-    ShardDataModule,
     SplitConfig,
 )
 from lightning_shards.errors import ConfigError
@@ -20,13 +18,9 @@ from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 
 @pytest.fixture
-def data(pack_shards, tmp_path):
+def data(pack_shards, make_module):
     split = SplitConfig(pack_shards([9, 8]), sampling="shuffled")
-    config = LoaderConfig(cache_dir=str(tmp_path / "cache"))
-    return ShardDataModule(
-        split, split, split, split, fields={"label": "cls"}, num_workers=0, batch_size=2,
-        loader=config,
-    )  # fmt: skip
+    return make_module(split, val=split, test=split, predict=split)
 
 
 @pytest.fixture

@@ -23,22 +23,14 @@ SAMPLES = sum(COUNTS)
 
 
 @pytest.fixture
-def make_data(pack_shards, tmp_path):
+def make_data(pack_shards, make_module):
     urls = pack_shards(COUNTS)
 
-    def make(split: dict[str, Any] | None = None, **options: Any) -> ShardDataModule:
-        splits = {
-            "train": SplitConfig(urls, **{"sampling": "shuffled"} | (split or {})),
-            "val": SplitConfig(urls),
-            "test": SplitConfig(urls),
-            "predict": SplitConfig(urls),
-        }
-        return ShardDataModule(
-            **splits,
-            fields={"label": "cls"},
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache"), multiprocessing_context="fork"),
-            **{"batch_size": 4, "num_workers": 0} | options,
-        )
+    def make(split=None, **options):
+        splits = dict.fromkeys(("val", "test", "predict"), SplitConfig(urls))
+        train = SplitConfig(urls, **{"sampling": "shuffled"} | (split or {}))
+        loader = LoaderConfig(multiprocessing_context="fork")
+        return make_module(train, loader=loader, **splits, **{"batch_size": 4} | options)
 
     return make
 

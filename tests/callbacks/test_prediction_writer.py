@@ -6,7 +6,6 @@ Ranks are threads that call the hooks of their own writer, as a prediction does.
 import errno
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +18,6 @@ import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_shards import (
-    LoaderConfig,
-    ShardDataModule,
     ShardPredictionWriter,
     SplitConfig,
     collectives,
@@ -55,12 +52,7 @@ def predicted(batch: Any) -> dict[str, Any]:
     return {"label": batch["label"], "text": [f"is\n{key}" for key in batch["__key__"]]}
 
 
-def predict_rank(
-    writer: ShardPredictionWriter,
-    trainer: Any,
-    step: Callable[[Any], Any],
-    look: Callable[[], None] | None,
-) -> Exception | None:
+def predict_rank(writer, trainer, step, look):
     """Call the hooks of one rank in the order of a prediction; the error that ended it."""
     loaders = trainer.predict_loop._combined_loader.flattened
     try:
@@ -85,14 +77,10 @@ def urls(pack_shards):
 
 
 @pytest.fixture
-def make_data(urls, tmp_path):
-    def made(split: dict[str, Any] | None = None, **options: Any) -> ShardDataModule:
-        return ShardDataModule(
-            predict=SplitConfig(**{"urls": urls} | (split or {})),
-            fields={"label": "cls"},
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-            **{"batch_size": 3, "num_workers": 0} | options,
-        )
+def make_data(urls, make_module):
+    def made(split=None, **options):
+        predict = SplitConfig(**{"urls": urls} | (split or {}))
+        return make_module(predict=predict, **{"batch_size": 3} | options)
 
     return made
 
@@ -101,15 +89,7 @@ def make_data(urls, tmp_path):
 def predict(make_data, monkeypatch):
     """Predict on as many ranks as there are writers: the error of each, or None."""
 
-    def run(
-        writers: Sequence[ShardPredictionWriter],
-        data: ShardDataModule | None = None,
-        *,
-        step: Callable[[Any], Any] = predicted,
-        num_loaders: int = 1,
-        places: Sequence[int] | None = None,
-        look: Callable[[], None] | None = None,
-    ) -> list[Exception | None]:
+    def run(writers, data=None, *, step=predicted, num_loaders=1, places=None, look=None):
         size, data = len(writers), data or make_data()
         places = places or range(size)
         ranks = Ranks(size)
@@ -308,14 +288,12 @@ def test_short_floating_point_numbers_become_float32(dtype):
     ("prediction", "message"),
     [
         (None, "predict_step returned None for a batch of 3 samples; .* wants a tensor with one"),
-        ([1, 2, 3], r"returned \[1, 2, 3\] for a batch of 3"),
         ({"x": torch.zeros(4)}, r"returned a tensor of shape \(4,\) for 'x' for a batch of 3"),
         ({"x": ["a", "b"]}, r"returned \['a', 'b'\] for 'x' for a batch of 3"),
         ({"x": {"y": 1}}, "returned {'y': 1} for 'x'"),
         ({"x": ["a", 1, 2]}, "values for 'x' that no file holds .*: return real numbers"),
         ({"x": [[1], [[2]], [3]]}, r"'x' that no file holds .int64\[\] and int64\[\]\[\]"),
         ({"x": torch.zeros(3, dtype=torch.complex64)}, "no file holds .complex64."),
-        ({"x": torch.zeros(3, 3).to_sparse()}, "no file holds .*dense tensors"),
         ({"x": np.zeros(3, np.longdouble)}, "no file holds"),
         ({"__key__": ["a", "b", "c"]}, "entry '__key__'.* written from the batch"),
         ({1: torch.zeros(3)}, "entry 1; names are texts"),

@@ -1,6 +1,6 @@
 """Who is told which epoch it is, and whether in time for the data that is drawn."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lightning_shards import LoaderConfig, SetEpoch, ShardDataModule, ShardLoader, SplitConfig
+from lightning_shards import SetEpoch, SplitConfig
 from lightning_shards.errors import StateError
 from tests.callbacks.quiet_fits import OneWeight, quiet_trainer
 
@@ -141,20 +141,9 @@ def test_the_first_epoch_of_a_resumed_fit_is_that_of_a_fit_that_never_stopped(
 
 
 @pytest.fixture
-def make_loader(pack_shards: Any, tmp_path: Path) -> Callable[..., ShardLoader]:
+def make_loader(pack_shards, make_module):
     urls = pack_shards([5, 4, 3])
-
-    def made(batch_size: int = BATCH_SIZE) -> ShardLoader:
-        data = ShardDataModule(
-            SplitConfig(urls),
-            fields={"label": "cls"},
-            batch_size=batch_size,
-            num_workers=0,
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-        )
-        return data.loader("train")
-
-    return made
+    return lambda size=BATCH_SIZE: make_module(SplitConfig(urls), batch_size=size).loader("train")
 
 
 @pytest.mark.parametrize(("checkpoint", "step"), [("epoch-epoch=0", 4), ("epoch-epoch=1", 8)])

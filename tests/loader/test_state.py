@@ -7,7 +7,7 @@ import pytest
 import torch
 from numbered_batches import NumberedSource, RoundRobinPool, make_loader
 
-from lightning_shards import LoaderConfig, Place, ShardDataModule, ShardLoader, SplitConfig
+from lightning_shards import Place, ShardLoader, SplitConfig
 from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
 
@@ -149,20 +149,13 @@ def test_a_state_that_is_no_dict_is_refused(state):
 
 
 @pytest.fixture
-def make_stream_loader(shards_by_count, tmp_path):
+def make_stream_loader(shards_by_count, make_module):
     """A loader of a single rank, 18 samples in steps of 3."""
+    urls = [shards_by_count[6, copy] for copy in range(3)]
 
-    def make(sampling, **settings):
-        urls = [shards_by_count[6, copy] for copy in range(3)]
-        config = SplitConfig(urls, sampling, reader="stream", batch_size=3)
-        module = ShardDataModule(
-            config,
-            fields={"label": "cls"},
-            num_workers=0,
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-            **settings,
-        )
-        return module.loader("train")
+    def make(sampling):
+        split = SplitConfig(urls, sampling, reader="stream", batch_size=3)
+        return make_module(split).loader("train")
 
     return make
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy import SeenSamples, Snapshots, StopHereError, make_trainer
+from toy import SeenSamples, Snapshots, StopHereError, resumed
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, StateError
+from lightning_shards import SplitConfig, StateError
 
 Fit = Callable[..., SeenSamples]
 ENDS = {"last batch": ("on_train_batch_end", 4), "end of epoch": ("on_train_epoch_end", 0)}
@@ -31,24 +31,15 @@ class Seen(SeenSamples):
 
 
 @pytest.fixture
-def fit(tmp_path: Path, pack_into: Callable[..., list[str]]) -> Fit:
+def fit(tmp_path: Path, pack_into: Any, make_module: Any) -> Fit:
     """Fits two epochs of shards with these counts."""
 
     def fitted(counts: Sequence[int], callbacks: Any = (), **options: Any) -> SeenSamples:
         urls = pack_into(tmp_path / "-".join(map(str, counts)), counts)
         split = SplitConfig(urls, options.pop("sampling", "shuffled"), **options.pop("split", {}))
-        data = ShardDataModule(
-            split,
-            fields={"label": "cls"},
-            batch_size=4,
-            num_workers=0,
-            loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
-        )
-        checkpoint, model = options.pop("ckpt_path", None), Seen()
-        make_trainer(tmp_path, callbacks, max_epochs=2, **options).fit(
-            model, data, ckpt_path=checkpoint
-        )
-        return model
+        checkpoint, data = options.pop("ckpt_path", None), make_module(split, batch_size=4)
+        options |= {"callbacks": callbacks, "max_epochs": 2}
+        return resumed(tmp_path, checkpoint, data, Seen(), **options)
 
     return fitted
 
@@ -73,20 +64,20 @@ def saved(tmp_path: Path, fit: Fit) -> Callable[..., str]:
 def test_the_next_epoch_is_that_of_the_new_shards(fit, saved, counts, end):
     checkpoint = saved(ENDS[end])
     before, alone = fit([5, 9, 6]), fit(counts)
-    resumed: Any = fit(counts, ckpt_path=checkpoint, allow_new_data=True)
+    model: Any = fit(counts, ckpt_path=checkpoint, allow_new_data=True)
     steps = sum(counts) // 4
-    assert [each for each in resumed.seen if each[0] == 0] == before.seen[:20]
-    assert [each for each in resumed.seen if each[0]] == alone.seen[4 * steps :]
-    assert resumed.updates == {5 + steps}
+    assert [each for each in model.seen if each[0] == 0] == before.seen[:20]
+    assert [each for each in model.seen if each[0]] == alone.seen[4 * steps :]
+    assert model.updates == {5 + steps}
 
 
 def test_what_is_left_out_may_change_with_them(fit, saved):
     half = {"exclude": {"hash_of": "key", "of": 2, "parts": [0]}}
     checkpoint = saved(ENDS["end of epoch"])
-    resumed = fit([5, 9, 6, 8], split=half, ckpt_path=checkpoint, allow_new_data=True)
+    model = fit([5, 9, 6, 8], split=half, ckpt_path=checkpoint, allow_new_data=True)
     alone = fit([5, 9, 6, 8], split=half)
     steps = len(alone.seen) // 8
-    assert [each for each in resumed.seen if each[0]] == alone.seen[4 * steps :]
+    assert [each for each in model.seen if each[0]] == alone.seen[4 * steps :]
 
 
 def test_without_leave_they_are_refused(fit, saved):

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import SeenSamples, Snapshots, StopHereError, make_trainer
+from toy import SeenSamples, Snapshots, StopHereError, resumed
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, SplitConfig
 
 
 class SeenRows(SeenSamples):
@@ -38,12 +38,12 @@ def draw_globally(sample: dict[str, Any]) -> dict[str, Any]:
     ids=["all", "left"],
 )
 def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_draws(
-    pack_shards, tmp_path, counts, split
+    pack_shards, make_module, tmp_path, counts, split
 ):
     urls = pack_shards(counts)
 
     def fit(batch_size, num_workers, callbacks=(), checkpoint=None):
-        data = ShardDataModule(
+        data = make_module(
             SplitConfig(urls, "shuffled", shuffle_run=2, shuffle_block=8, **split),
             fields={"image": "png", "label": "cls"},
             decode={"image": "gray"},
@@ -52,11 +52,10 @@ def test_a_chain_of_batch_sizes_and_workers_gives_each_sample_the_same_joint_dra
             batch_size=batch_size,
             num_workers=num_workers,
             # workers that are not forked import all of this file
-            loader=LoaderConfig(multiprocessing_context="fork", cache_dir=str(tmp_path / "cache")),
+            loader=LoaderConfig(multiprocessing_context="fork"),
         )
-        model = SeenRows()
-        make_trainer(tmp_path, callbacks, max_epochs=2).fit(model, data, ckpt_path=checkpoint)
-        return model.seen
+        options = {"callbacks": callbacks, "max_epochs": 2}
+        return resumed(tmp_path, checkpoint, data, SeenRows(), **options).seen
 
     whole, checkpoint = fit(1, 0), None
     assert len({repr(drawn) for *_, drawn in whole}) == len(whole) == 40
