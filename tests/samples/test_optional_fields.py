@@ -1,12 +1,12 @@
 """Optional fields: None or a default where a sample has no such member, by every way to a batch."""
 
 import io
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from webdataset.writer import TarWriter
 
 from lightning_shards import DecodeResize, ShardDataset, SplitConfig
 from lightning_shards.errors import ConfigError
@@ -33,19 +33,18 @@ def rows(module, name):
 
 
 @pytest.fixture
-def urls(tmp_path):
+def urls(tmp_path, write_tar):
     """Samples 0 to 11, of which some have an image alone."""
-    shards, number = [], 0
+    shards, numbers = [], iter(range(12))
     for shard, count in enumerate(COUNTS):
-        shards.append(str(tmp_path / f"shard-{shard}.tar"))
-        with TarWriter(shards[-1]) as writer:
-            for _ in range(count):
-                sample = {"__key__": f"{number:02d}", "png": png(number)}
-                if number not in LACKING:
-                    mask, text = png(100 + number), f"text {number}"
-                    sample |= {"mask.png": mask, "cls": str(number), "txt": text}
-                writer.write(sample)
-                number += 1
+        members = []
+        for number in islice(numbers, count):
+            members.append((f"{number:02d}.png", png(number)))
+            if number not in LACKING:
+                label, text = b"%d" % number, b"text %d" % number
+                others = {"mask.png": png(100 + number), "cls": label, "txt": text}
+                members += [(f"{number:02d}.{suffix}", data) for suffix, data in others.items()]
+        shards.append(str(write_tar(tmp_path / f"shard-{shard}.tar", members)))
     return shards
 
 

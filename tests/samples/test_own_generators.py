@@ -71,19 +71,17 @@ WAYS = {
 def source_of(request, make_module, pack_shards):
     urls = pack_shards([5, 4])
 
-    def make(transform=None, max_bad=None, **settings):
-        bad = {} if max_bad is None else {"on_bad_sample": "substitute", "max_bad": max_bad}
-        split = SplitConfig(urls, reader=request.param, sampling="shuffled", **bad)
+    def make(transform=None, **settings):
+        split = SplitConfig(urls, reader=request.param, sampling="shuffled")
         given = {"transforms": {"label": transform}} if transform else {}
-        return make_module(split, batch_size=2, **given | settings).source("train")
+        return make_module(split, **given | settings).source("train")
 
     return make
 
 
-def epoch_of(source, num_workers=1, batches=4):
-    places = [Place().with_worker(worker, num_workers) for worker in range(num_workers)]
-    shares = [source.batches(place, Cursor()) for place in places]
-    return [next(shares[step % num_workers]).batch["label"].tolist() for step in range(batches)]
+def epoch_of(source):
+    batches = source.batches(Place(), Cursor())
+    return [next(batches).batch["label"].tolist() for _ in range(4)]
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

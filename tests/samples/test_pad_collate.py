@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from webdataset.writer import TarWriter
 
 from lightning_shards import LoaderConfig, PadCollate
 from lightning_shards.errors import ConfigError, SampleError
@@ -122,22 +121,20 @@ def test_floats_are_padded_with_what_they_can_hold():
         PadCollate(["x"], value=1e9)(rows)
 
 
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
 @pytest.fixture
-def boxes(tmp_path):
-    """Shards of samples with one box more each, from none to four."""
-    url = str(tmp_path / "boxes.tar")
-    with TarWriter(url) as writer:
-        for number in range(5):
-            file = io.BytesIO()
-            np.save(file, np.full((number, 4), number, np.float32))
-            tokens = json.dumps(list(range(number + 1)))
-            writer.write(
-                {"__key__": f"{number}", "boxes.npy": file.getvalue(), "tokens.json": tokens}
-            )
-    return url
-
-
-FIELDS = {"boxes": "boxes.npy", "tokens": "tokens.json"}
+def boxes(tmp_path, write_tar):
+    """A shard of samples with one box more each, from none to four."""
+    members = []
+    for number in range(5):
+        members.append((f"{number}.boxes.npy", npy(np.full((number, 4), number, np.float32))))
+        members.append((f"{number}.tokens.json", json.dumps(list(range(number + 1))).encode()))
+    return str(write_tar(tmp_path / "boxes.tar", members))
 
 
 @pytest.mark.parametrize(("reader", "num_workers"), [("indexed", 2), ("stream", 0)])
@@ -149,7 +146,12 @@ def test_boxes_and_tokens_are_padded_in_the_workers(boxes, make_module, reader, 
     }
     fork = LoaderConfig(multiprocessing_context="fork")
     module = make_module(
-        split, fields=FIELDS, collate_fn=named, batch_size=3, num_workers=num_workers, loader=fork
+        split,
+        fields={"boxes": "boxes.npy", "tokens": "tokens.json"},
+        collate_fn=named,
+        batch_size=3,
+        num_workers=num_workers,
+        loader=fork,
     )
     with module.loader("train") as loader:
         first, last = loader

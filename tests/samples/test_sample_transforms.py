@@ -1,12 +1,13 @@
 """Transforms of whole samples: what they get, what they may return, and where it goes."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from webdataset.writer import TarWriter
 
-from lightning_shards import ShardDataModule, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError, SampleError, TransformError
 from lightning_shards.readers import indexed
 
@@ -51,19 +52,17 @@ describe_arrays.takes_arrays = True
 
 
 @pytest.fixture
-def urls(tmp_path):
+def urls(tmp_path, write_tar):
     """Images whose mask has the same pixels, of which no two are alike."""
     rng, shards = np.random.default_rng(0), []
     for shard, count in enumerate(COUNTS):
-        shards.append(str(tmp_path / f"shard-{shard}.tar"))
-        with TarWriter(shards[-1]) as writer:
-            for number in range(count):
-                pixels = Image.fromarray(rng.integers(256, size=(8, 8), dtype=np.uint8))
-                name = tmp_path / "image.png"
-                pixels.save(name)
-                data = name.read_bytes()
-                key = f"{shard}{number}"
-                writer.write({"__key__": key, "png": data, "mask.png": data, "cls": str(number)})
+        members = []
+        for number in range(count):
+            pixels = Image.fromarray(rng.integers(256, size=(8, 8), dtype=np.uint8))
+            pixels.save(png := io.BytesIO(), "PNG")
+            of_sample = {"png": png.getvalue(), "mask.png": png.getvalue(), "cls": b"%d" % number}
+            members += [(f"{shard}{number}.{suffix}", data) for suffix, data in of_sample.items()]
+        shards.append(str(write_tar(tmp_path / f"shard-{shard}.tar", members)))
     return shards
 
 
@@ -142,25 +141,10 @@ def test_the_list_and_the_fields_draw_on_without_repeats(module, reader):
 # --- configuration --------------------------------------------------------------------------------
 
 
-class Cut:
-    deterministic = True
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __call__(self, sample):
-        cut = {name: sample[name][:, : self.size, : self.size] for name in ("image", "mask")}
-        return sample | cut
-
-
-def test_a_split_has_its_own_and_yaml_names_them(module, urls):
-    spec = {"class_path": f"{__name__}.Cut", "init_args": {"size": 3}}
-    made = module(spec, f"{__name__}.draw", split={"sample_transforms": [Cut(2)]})
-    assert made.sample_transforms[0].size == 3
-    assert made.sample_transforms[1] is draw
-    assert batches(made)[0]["image"].shape == (4, 1, 2, 2)
-    settings = {"train": {"urls": urls}, "fields": FIELDS, "sample_transforms": [spec]}
-    assert ShardDataModule.from_config(settings).sample_transforms[0].size == 3
+def test_a_split_has_its_own_and_an_import_path_names_one(module):
+    made = module(f"{__name__}.draw", split={"sample_transforms": [crop_alike]})
+    assert made.sample_transforms == [draw]
+    assert batches(made)[0]["image"].shape == (4, 1, 4, 4)
 
 
 # --- bad input ------------------------------------------------------------------------------------
