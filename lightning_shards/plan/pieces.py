@@ -1,7 +1,7 @@
 """The pieces of shards that a node needs next: stretches of samples that are read together."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,23 +82,22 @@ def _pieces_of_epoch(
 ) -> Iterator[BlockPieces]:
     start, end, step = epoch.plan.span(0)[0], epoch.plan.span(epoch.steps - 1)[1], 0
     while start < end:
+        # starts, stops, first_uses, uses: one entry for each piece, the first two as of `_keys`.
         # of_pieces: the piece of each position from start to stop.
         # used: the positions at which the node uses a sample, ascending; of_used: their pieces.
-        # first_uses, uses: one entry for each piece.
         footing = _footing(order, epoch.epoch, start, window)
-        pieces, most = _Intervals.of(footing), start + max(len(footing), 1)
-        of_pieces = _drawn(order, epoch.epoch, start, min(most, end), pieces)
+        (starts, stops), most = _intervals(footing), start + max(len(footing), 1)
+        of_pieces = _drawn(order, epoch.epoch, (start, min(most, end)), starts, stops)
         stop = start + len(of_pieces)
         used, step = _positions(epoch, ranks, (start, stop), step)
         of_used = of_pieces[used - start]
-        uses = np.bincount(of_used, minlength=len(pieces.starts))
+        uses = np.bincount(of_used, minlength=len(starts))
         first_uses = np.full(len(uses), stop)
         first_uses[of_used[::-1]] = used[::-1]  # the last one that is written stays
         numbers = np.argsort(first_uses)[: np.count_nonzero(uses)]
-        shards = pieces.starts[numbers] // pieces.width
-        starts = pieces.starts[numbers] - shards * pieces.width
-        stops = pieces.stops[numbers] - shards * pieces.width
-        yield BlockPieces(epoch.epoch, start, stop, shards, starts, stops, uses[numbers], turn)
+        shards, firsts = np.divmod(starts[numbers], _WIDTH)
+        lasts = stops[numbers] - shards * _WIDTH
+        yield BlockPieces(epoch.epoch, start, stop, shards, firsts, lasts, uses[numbers], turn)
         start = stop
 
 
@@ -111,62 +110,49 @@ def _footing(order: Order, epoch: int, position: int, window: int) -> _Ints:
     return order.footing(epoch, first, first + window)
 
 
-class _Intervals(NamedTuple):
-    """Disjoint intervals of samples, ascending; int64 of shape (intervals,).
+_WIDTH: Final = 1 << 40
+"""More than any sample's number in its shard; of shards there may be 2**23."""
 
-    A sample is one number here: its shard times `width`, plus its number in the shard. A million
-    shards leave room for 2**43 samples in each.
 
-    Attributes:
-        starts: The first sample of each.
-        stops: The sample behind its last one.
-        width: More than any sample's number in its shard.
+def _keys(ids: _Ints) -> _Ints:
+    """Each sample as one number: its shard times `_WIDTH`, plus its number in the shard."""
+    return ids[:, 0] * _WIDTH + ids[:, 1]
+
+
+def _intervals(ids: _Ints) -> tuple[_Ints, _Ints]:
+    """The stretches of consecutive samples among these ids, in which each sample comes once.
+
+    Returns:
+        The first sample of each, and the one behind its last: int64 of shape (intervals,),
+        ascending and disjoint.
     """
-
-    starts: _Ints
-    stops: _Ints
-    width: int
-
-    @classmethod
-    def of(cls, ids: _Ints) -> "_Intervals":
-        """The stretches of consecutive samples among these ids, in which each sample comes once."""
-        width = int(ids[:, 1].max(initial=0)) + 1
-        keys = ids[:, 0] * width + ids[:, 1]
-        # The last sample of a shard and the first of the next one may have consecutive keys.
-        is_first = np.ones(len(keys), np.bool_)
-        is_first[1:] = (np.diff(keys) != 1) | (np.diff(ids[:, 0]) != 0)
-        firsts = np.flatnonzero(is_first)
-        starts = keys[firsts]
-        stops = starts + np.diff(firsts, append=len(keys))
-        # Draws with replacement may overlap: what an earlier one has is cut off from a later one.
-        ascending = np.lexsort((stops, starts))
-        starts, stops = starts[ascending], stops[ascending]
-        starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(stops)[:-1])
-        is_left = starts < stops
-        return cls(starts[is_left], stops[is_left], width)
-
-    def find(self, ids: _Ints) -> _Ints:
-        """The number of the interval of each of these samples, -1 for those that are in none."""
-        keys = ids[:, 0] * self.width + ids[:, 1]
-        numbers = np.searchsorted(self.starts, keys, side="right") - 1
-        is_there = (numbers >= 0) & (keys < self.stops[numbers]) & (ids[:, 1] < self.width)
-        return np.where(is_there, numbers, -1)
+    keys = _keys(ids)
+    firsts = np.flatnonzero(np.diff(keys, prepend=-2) != 1)
+    starts = keys[firsts]
+    stops = starts + np.diff(firsts, append=len(keys))
+    # Draws with replacement may overlap: what an earlier one has is cut off from a later one.
+    ascending = np.lexsort((stops, starts))
+    starts, stops = starts[ascending], stops[ascending]
+    starts[1:] = np.maximum(starts[1:], np.maximum.accumulate(stops)[:-1])
+    is_left = starts < stops
+    return starts[is_left], stops[is_left]
 
 
-def _drawn(order: Order, epoch: int, start: int, end: int, pieces: _Intervals) -> _Ints:
+def _drawn(order: Order, epoch: int, span: tuple[int, int], starts: _Ints, stops: _Ints) -> _Ints:
     """The number of the piece of each position, up to the first one whose sample is in none.
 
     Raises:
         PlanError: That is the first position.
     """
-    of_pieces = pieces.find(order.at(epoch, start, end))
-    length = int(np.append(of_pieces, -1).argmin())
+    keys = _keys(order.at(epoch, *span))
+    numbers = np.searchsorted(starts, keys, side="right") - 1
+    length = int(np.append((numbers >= 0) & (keys < stops[numbers]), False).argmin())
     if not length:
         raise PlanError(
-            f"the footing of position {start} of epoch {epoch} lacks the sample at this position; "
-            f"mend `footing` of {type(order).__name__}"
+            f"the footing of position {span[0]} of epoch {epoch} lacks the sample at this "
+            f"position; mend `footing` of {type(order).__name__}"
         )
-    return of_pieces[:length]
+    return numbers[:length]
 
 
 def _positions(

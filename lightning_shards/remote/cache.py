@@ -28,7 +28,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -116,9 +116,10 @@ def cache_of_run(
         ConfigError: The limit that was given is too low.
         FileAccessError: The folder belongs to another user, or others may write to it.
     """
-    limit, wanted = _limit_in(folder, cache_gib), need.working_set_bytes
-    if limit is None:
+    room, wanted = _room_in(folder), need.working_set_bytes
+    if room is None:
         return None
+    limit = room if cache_gib is None else int(cache_gib * GIB)
     if limit >= wanted:
         name = hashlib.sha256(f"{run} {need.data}".encode(errors="surrogateescape")).hexdigest()
         return PieceCache(folder, name[:32], need._replace(limit_bytes=limit))
@@ -137,20 +138,19 @@ def cache_of_run(
     return None
 
 
-def _limit_in(folder: CacheFolder, cache_gib: float | None) -> int | None:
-    """The bytes that pieces may take; None, with a warning, where the folder cannot be used."""
+def _room_in(folder: CacheFolder) -> int | None:
+    """The limit by default; None, with a warning, where the folder cannot be used."""
     path = folder.root / "pieces"
     try:
         folder.make_folder(path)
         with locked(path) as lock:
-            limit = default_limit(shutil.disk_usage(path).free, _used_bytes(path, lock))
+            return default_limit(shutil.disk_usage(path).free, _used_bytes(path, lock))
+    except FileAccessError:
+        raise
     except OSError as error:
-        if isinstance(error, FileAccessError):
-            raise
         what = f"nothing is kept of remote shards: {folder.root} cannot be used: {error}"
         warn_once(f"{what}; name another cache_dir")
-        return None
-    return limit if cache_gib is None else int(cache_gib * GIB)
+    return None
 
 
 @cache
@@ -282,9 +282,10 @@ class PieceCache:
         with self._or_warning():
             self._enter()
             path = self._path_of(piece)
-            with self._begun(path) or nullcontext() as part:
-                if part is None:
-                    return None
+            part = self._begun(path)
+            if part is None:
+                return None
+            with part:
                 try:
                     return self.has(piece) or self._written(part, path, piece, chunks)
                 finally:
