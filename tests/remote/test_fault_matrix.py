@@ -11,7 +11,6 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 from fault_table import (
@@ -189,12 +188,3 @@ def test_the_times_of_the_policy_hold(name, scheme, position, server):
     require_what_is_owed(row, scheme, position, server, read, time.perf_counter, policy)
     assert time.perf_counter() - began >= (1 if "Retry-After" in name else policy.first_pause_s)
     transport.close()
-
-
-def test_the_table_has_each_fault_over_each_scheme_and_a_fifth_is_drawn():
-    assert (len(ROWS), len(POSITIONS), len(SCHEMES)) == (24, 6, 3)
-    for reader in READERS:
-        pairs = product(ROWS, SCHEMES)
-        drawn = [name for pair in pairs for name in drawn_positions(*pair, reader)]
-        assert len(drawn) == round(24 * 6 * 3 / 5)
-        assert set(drawn) == set(POSITIONS)

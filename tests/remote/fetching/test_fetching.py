@@ -99,15 +99,6 @@ def test_whatever_is_there_batches_get_the_right_bytes(tmp_path_factory, data):
     assert found == [DATA[start : min(stop, 2000)] for start, stop in spans]
 
 
-def test_a_piece_that_does_not_come_in_time_is_not_waited_for(make_storage, transport):
-    transport.gates[0] = threading.Event()
-    storage = make_storage(wait_s=0.1)
-    announce(storage, [Piece("large", 0, 8 * MIB, STAT)])
-    assert transport.begun[0].wait(WITHIN_S)
-    assert bytes_read(storage, reads_of("large", [(10, MIB)])) == [LARGE[10:MIB]]
-    assert transport.asked[-1] == ("large", 10, MIB)
-
-
 def test_a_piece_of_a_process_that_ends_is_fetched_after_all(make_storage, tmp_path):
     other = cache_in(tmp_path / "cache")
     assert not other.has(PIECES[0])
