@@ -1,5 +1,7 @@
 """Dpex's table on FashionMNIST: `python benchmarks/fashion_mnist.py`, ten minutes on two cores.
 
+Two ranks share a cluster: `RAY_AUTH_MODE=token ray start --head --num-cpus 4` comes before it.
+
 A small CNN, Adam 0.001, 100 images a batch and rank, one torch thread; on one process and on two
 DDP ranks, with data from worker processes and from Ray actors. Each cell is a fit in a fresh
 process. It tells the hash of the final weights, the accuracy on the test set, and images/s without
@@ -26,7 +28,7 @@ from torch import nn
 from torch.nn import functional
 from webdataset.writer import TarWriter
 
-from lightning_shards import LoaderConfig, RayConfig, ShardDataModule
+from lightning_shards import LoaderConfig, ShardDataModule
 
 DATA = "/usr/share/datasets/fashion-mnist"  # of Debian's package dataset-fashion-mnist
 
@@ -72,8 +74,7 @@ def run_cell(folder: Path, pool: str, ranks: int, epochs: int, max_steps: int) -
     """One fit and one test."""
     torch.set_num_threads(1)
     pl.seed_everything(1, verbose=False)
-    kinds = {"ray": {"pool": "ray", "ray": RayConfig("local")}}
-    loader = LoaderConfig(cache_dir=str(folder / "cache"), **kinds.get(pool, {"pool": pool}))
+    loader = LoaderConfig(cache_dir=str(folder / "cache"), pool=pool)
     splits = {split: {"urls": f"{folder}/{split}-*.tar"} for split in ("train", "test")}
     splits["train"]["sampling"] = "shuffled"
     fields = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}

@@ -1,6 +1,5 @@
 """The loaders of a data module, and the pool of each: its kind, its workers, how much is ahead."""
 
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -119,11 +118,8 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: int, allows_open: b
 
 
 def end_workers() -> None:
-    """End what workers come from, unless a stream uses it: the fork server, a cluster of Ray."""
+    """End what workers come from, unless a stream uses it."""
     fork_server.end_unused()
-    joined: Any = sys.modules.get("lightning_shards.workers.ray.cluster")
-    if joined is not None:
-        joined.cluster.leave_unused()
 
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:

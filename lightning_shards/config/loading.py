@@ -17,7 +17,7 @@ class RayConfig:
     Args:
         address: The cluster: ``auto`` joins the one of ``RAY_ADDRESS`` or of this machine, and
             starts one here for a single rank if there is none; ``local`` starts one for a single
-            rank, which ends with the fit; ``host:port`` joins that one.
+            rank, which ends with the program; ``host:port`` joins that one.
         cpus_per_worker: CPUs that each actor asks of the cluster; those of evaluation ask for none.
         placement: ``SPREAD`` the actors of a rank over the nodes, or ``PACK`` them on one.
     """

@@ -126,7 +126,7 @@ def run_worker(share: WorkerShare, connection: Connection) -> NoReturn:
         connection: The worker's end of its connection.
     """
     gc.freeze()  # so that a collection does not copy the pages that workers share
-    # in a forked process; in others its guard has begun, and the main script may have set handlers
+    # a process that was not forked has its guard, and perhaps handlers that its main script has set
     end_with(cast("Any", multiprocessing.parent_process()).pid)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end = WorkerEnd(connection, share.buffers)

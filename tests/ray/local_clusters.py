@@ -34,19 +34,18 @@ def ended_processes():
 @contextmanager
 def local_cluster():
     """A cluster that the pool starts, and that it joins; SIGTERM is left to Lightning."""
-    from lightning_shards.workers.ray.cluster import cluster
+    from lightning_shards.workers.ray.cluster import join, ray
 
     with ended_processes() as note:
         handler = signal.getsignal(signal.SIGTERM)
-        cluster.hold("local")
+        join("local")
         try:
             assert signal.getsignal(signal.SIGTERM) is handler
             note()
             yield
         finally:
             note()
-            cluster.release()
-            cluster.leave_unused()
+            ray.shutdown()
 
 
 def children():

@@ -104,12 +104,12 @@ def test_a_node_that_makes_another_sample_is_found_before_the_first_step(urls, t
 
 OPEN = """
 from lightning_shards.errors import UnsafeError
-from lightning_shards.workers.ray.cluster import cluster, ray
+from lightning_shards.workers.ray.cluster import join, ray
 try:
-    cluster.hold("local")
+    join("local")
 except UnsafeError as error:
     print(error, ray.is_initialized())
-cluster.hold("local", allows_open=True)
+join("local", allows_open=True)
 print(ray.is_initialized())
 """
 

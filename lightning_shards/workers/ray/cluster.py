@@ -5,7 +5,6 @@ A cluster that the user has joined, as inside of Ray Train, is taken as it is, a
 
 import logging
 import signal
-import threading
 from contextlib import suppress
 from math import ceil
 from typing import Any
@@ -19,67 +18,37 @@ ray: Any = untyped_ray
 """Ray, for this folder: the types of its own are full of holes."""
 
 
-class _Cluster:
-    def __init__(self) -> None:
-        self._streams, self._is_joined = 0, False
-        self._lock = threading.RLock()
+def join(
+    address: str, world_size: int = 1, cpus: float = 0.0, *, allows_open: bool = False
+) -> None:
+    """Join the cluster, or start it, unless this process is in one; Ray leaves it with the process.
 
-    def hold(
-        self, address: str, world_size: int = 1, cpus: float = 0.0, *, allows_open: bool = False
-    ) -> None:
-        """Join the cluster unless this process is in one, which it stays in until `release`.
+    Args:
+        address: ``auto``, ``local`` or ``host:port``, as in `RayConfig`.
+        world_size: Ranks, which share a cluster.
+        cpus: CPUs that the actors of a rank ask for. A cluster that is started has them, whatever
+            the machine has: as with worker processes, there may be more actors than cores.
+        allows_open: Whether it may be a cluster that everybody who reaches it can use.
 
-        Args:
-            address: ``auto``, ``local`` or ``host:port``, as in `RayConfig`.
-            world_size: Ranks, which share a cluster.
-            cpus: CPUs that the actors of a rank ask for. A cluster that is started has them,
-                whatever the machine has: as with worker processes, there may be more actors than
-                cores.
-            allows_open: Whether it may be a cluster that everybody who reaches it can use.
-
-        Raises:
-            ConfigError: There is none, or it cannot be joined.
-            UnsafeError: It asks for no token.
-        """
-        with self._lock:
-            if not ray.is_initialized():
-                handler = signal.getsignal(signal.SIGTERM)
-                try:
-                    _join(address, world_size, cpus)
-                finally:
-                    with suppress(ValueError):  # another thread than the main one sets none
-                        signal.signal(signal.SIGTERM, handler)  # Lightning's, which Ray takes
-                self._is_joined = True
-                self._require_token(allows_open)
-            self._streams += 1
-
-    def _require_token(self, allows_open: bool) -> None:
-        authentication = ray._private.authentication.authentication_utils  # noqa: SLF001 the only way
-        if not (authentication.is_token_auth_enabled() or allows_open):
-            self.leave_unused()
-            raise UnsafeError(
-                "this Ray cluster asks for no token, so that everybody who reaches one of its "
-                "ports can run code on it; start it with RAY_AUTH_MODE=token, or set "
-                "allow_unsafe=['ray']"
-            )
-
-    def release(self) -> None:
-        """The stream that held the cluster has ended."""
-        with self._lock:
-            self._streams -= 1
-
-    def leave_unused(self) -> None:
-        """Leave the cluster that this process joined by itself, unless a stream uses it.
-
-        One that it has started ends.
-        """
-        with self._lock:
-            if not self._streams and self._is_joined:
-                self._is_joined = False
-                ray.shutdown()
-
-
-cluster = _Cluster()
+    Raises:
+        ConfigError: There is none, or it cannot be joined.
+        UnsafeError: It asks for no token.
+    """
+    if ray.is_initialized():
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        _join(address, world_size, cpus)
+    finally:
+        with suppress(ValueError):  # another thread than the main one sets none
+            signal.signal(signal.SIGTERM, handler)  # Lightning's, which Ray takes
+    authentication = ray._private.authentication.authentication_utils  # noqa: SLF001 the only way
+    if not (authentication.is_token_auth_enabled() or allows_open):
+        ray.shutdown()
+        raise UnsafeError(
+            "this Ray cluster asks for no token, so that everybody who reaches one of its ports "
+            "can run code on it; start it with RAY_AUTH_MODE=token, or set allow_unsafe=['ray']"
+        )
 
 
 def _join(address: str, world_size: int, cpus: float) -> None:

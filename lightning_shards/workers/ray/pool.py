@@ -28,7 +28,7 @@ from lightning_shards.workers.pool import (
     Received,
     WorkerStream,
 )
-from lightning_shards.workers.ray.cluster import cluster, ray
+from lightning_shards.workers.ray.cluster import join, ray
 from lightning_shards.workers.ray.maker import BatchMaker, Whereabouts
 from lightning_shards.workers.ray.travel import packed_source
 
@@ -79,7 +79,7 @@ class RayPool:
         """
         packed = packed_source(source)
         cpus = self.num_workers * self.cpus_per_worker
-        cluster.hold(self.address, place.world_size, cpus, allows_open=self.allows_open)
+        join(self.address, place.world_size, cpus, allows_open=self.allows_open)
         actors: list[Any] = []
         try:
             sent = [ray.put(packed)]  # Ray keeps it for as long as there is this reference
@@ -245,4 +245,3 @@ def _end_actors(actors: Sequence[Any], calls: Sequence[deque[Any]]) -> None:
             ray.cancel(call)  # otherwise Ray prints a line for each one
         for actor in actors:
             ray.kill(actor)
-    cluster.release()
