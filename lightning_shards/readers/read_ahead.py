@@ -30,10 +30,6 @@ MOST_BYTES = 64 * 2**20
 """Bytes of members that are read ahead together. A default block of token sequences: what
 neighbours in it share is then read once."""
 
-_NEAR = 2**19
-"""Bytes between the starts of two samples that are announced together: as a rule, other workers
-want what lies between."""
-
 _MOST_ON_THE_WAY = 4 * 2**20
 """So many at most while pieces are fetched ahead. Of 64 MiB a process would read most of its share
 of a block before the pieces are there."""
@@ -202,7 +198,7 @@ class ReadAhead:
 def _look_up_members(
     shards: OpenShards, suffixes_of: Callable[[int], Sequence[tuple[str, ...]]], ids: Ints
 ) -> tuple[Stamps, SampleKeys, Extents]:
-    """What the tables say of these samples, shard by shard; the storage is told what is read."""
+    """What the tables say of these samples, shard by shard."""
     order = _by_offset(ids[:, 0], ids[:, 1])
     shard_numbers, samples = ids[order].T
     stamps: Stamps = {}
@@ -215,7 +211,6 @@ def _look_up_members(
         reader = shards.reader(shard)
         stamps[shard] = reader.expected
         begins = reader.table.offsets[reader.table.sample_starts[samples_of_shard]]
-        _announce(reader, samples_of_shard, begins)
         keys_of_shard, lengths_of_shard = reader.table.keys_of(samples_of_shard)
         keys.append(keys_of_shard)
         lengths.append(lengths_of_shard)
@@ -229,16 +224,6 @@ def _look_up_members(
         SampleKeys(np.concatenate(keys), key_starts[back], key_lengths[back]),
         Extents(*(values[..., back] for values in joined)),
     )
-
-
-def _announce(reader: ShardReader, samples: Ints, begins: Ints) -> None:
-    """Tell the storage what will be read."""
-    pieces = [
-        reader.table.extent_of(int(samples[first]), int(samples[last - 1]) + 1)
-        for first, last in _pieces(begins[1:] - begins[:-1] > _NEAR)
-    ]
-    stops = [start + length for start, length in pieces]
-    reader.storage.prefetch([ShardReads(reader.url, [start for start, _ in pieces], stops)])
 
 
 def _extents(

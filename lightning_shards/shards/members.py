@@ -167,15 +167,6 @@ class MemberTable:
         start, stop = self.sample_starts[sample : sample + 2].tolist()
         return [self.suffixes[number] for number in self.suffix_ids[start:stop].tolist()]
 
-    def extent_of(self, start_sample: int, stop_sample: int) -> tuple[int, int]:
-        """Offset and length of the bytes that hold these samples; length 0 if there are none."""
-        starts = self.sample_starts
-        first, stop = int(starts[start_sample]), int(starts[min(stop_sample, self.num_samples)])
-        if first >= stop:
-            return 0, 0
-        offset = int(self.offsets[first])
-        return offset, int(self.offsets[stop - 1] + self.sizes[stop - 1]) - offset
-
     def has_same_members(self, other: "MemberTable") -> bool:
         """Whether two tables have equal members; times and missing crc32s are not compared."""
         if (self.suffixes, self.file_size) != (other.suffixes, other.file_size):

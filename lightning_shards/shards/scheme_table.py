@@ -18,62 +18,56 @@ class Scheme(NamedTuple):
     """How the shards of one scheme are read.
 
     Attributes:
-        reading: `file`: they are files of this machine. `ranges`: any range of bytes is requested
-            from a store. `pipe`: a program gives them as a stream.
-        client: What makes the requests for ranges: a module of `remote/`.
+        client: What requests ranges of bytes from a store: a module of `remote/`. `file`: they are
+            files of this machine. `pipe`: a program gives them as a stream.
         options: What `storage_options` may say of the store, with the types; None: all that
             fsspec's file system takes.
         secrets_in: Where its secrets belong, which `storage_options` may not hold.
     """
 
-    reading: Literal["file", "ranges", "pipe"]
-    client: Literal["http", "cloud", "hub", "ais", "other"] = "other"
+    client: Literal["http", "cloud", "hub", "ais", "other", "file", "pipe"]
     options: str | None = None
     secrets_in: str = "the files or variables that this store's own tools read"
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether ranges of bytes are requested from a store."""
+        return self.client not in {"file", "pipe"}
 
-_FILE: Final = Scheme("file")
-_WEB: Final = Scheme(
-    "ranges", "http", "ca: str", "the URL itself, as user and password or as a signature"
-)
 
-FURTHER: Final = Scheme("ranges")
+_WEB: Final = Scheme("http", "ca: str", "the URL itself, as user and password or as a signature")
+
+FURTHER: Final = Scheme("other")
 """A scheme that is not in the table: fsspec may know it."""
 
 SCHEMES: Final[Mapping[str, Scheme]] = {
-    "": _FILE,  # a plain path
-    "file": _FILE,
+    "": Scheme("file"),  # a plain path
+    "file": Scheme("file"),
     "http": _WEB,
     "https": _WEB,
     "s3": Scheme(
-        "ranges",
         "cloud",
         "endpoint: str, region: str, profile: str, anonymous: bool, virtual_host: bool, "
         "requester_pays: bool",
         "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile of ~/.aws",
     ),
     "gs": Scheme(
-        "ranges",
         "cloud",
         "endpoint: str, anonymous: bool",
         "the file that GOOGLE_APPLICATION_CREDENTIALS names",
     ),
     "az": Scheme(
-        "ranges",
         "cloud",
         "endpoint: str, account: str, anonymous: bool",
         "AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
     ),
     "hf": Scheme(
-        "ranges",
-        "hub",
-        "endpoint: str, ca: str, anonymous: bool",
-        "HF_TOKEN or ~/.cache/huggingface/token",
+        "hub", "endpoint: str, ca: str, anonymous: bool", "HF_TOKEN or ~/.cache/huggingface/token"
     ),
-    "ais": Scheme("ranges", "ais", "endpoint: str, ca: str"),
-    "sftp": Scheme("ranges", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
-    "ftp": Scheme("ranges"),
-    "hdfs": Scheme("ranges"),
+    "ais": Scheme("ais", "endpoint: str, ca: str"),
+    "sftp": Scheme("other", secrets_in="the agent and the keys of ssh, in ~/.ssh"),
+    "ftp": Scheme("other"),
+    "hdfs": Scheme("other"),
     "pipe": Scheme("pipe"),
 }
 """All schemes that a data set may name, in the order of messages; `pipe` must be switched on."""
@@ -91,7 +85,7 @@ def row_of(scheme: str) -> Scheme | None:
 def has_ranges(url: str) -> bool:
     """Whether any range of this shard can be read; if not, it can only be streamed."""
     row = row_of(scheme_of(url))
-    return row is not None and row.reading != "pipe"
+    return row is not None and row.client != "pipe"
 
 
 _SECRET_NAME = re.compile(
@@ -116,9 +110,9 @@ def require_store_options(scheme: str, options: Mapping[str, Any]) -> None:
         ConfigError: Its shards are not read from a store; or an option is or holds a secret, is
             unknown, or is of another type.
     """
-    row = row_of(scheme) or _FILE
-    if options and row.reading != "ranges":
-        known = ", ".join(name for name, other in SCHEMES.items() if other.reading == "ranges")
+    row = row_of(scheme) or SCHEMES["file"]
+    if options and not row.is_remote:
+        known = ", ".join(name for name, other in SCHEMES.items() if other.is_remote)
         raise ConfigError(
             f"storage_options has {scheme!r}; its keys are schemes: {known}, and what fsspec reads"
         )

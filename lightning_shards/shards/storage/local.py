@@ -2,7 +2,6 @@
 
 import io
 import os
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -43,18 +42,6 @@ class LocalStorage(Storage):
         file = self._file(url)
         data = read_at(file, start, stop - start)
         return data if _is_unchanged(file, stat) else b""
-
-    def prefetch(self, reads: Sequence[ShardReads]) -> bool:
-        """Ask the system to fetch these ranges of open files; it may ignore this."""
-        for url, starts, stops, *_ in reads if hasattr(os, "posix_fadvise") else ():
-            file = self._files.get(url)
-            if file is not None:
-                with suppress(OSError):
-                    for start, stop in zip(starts, stops, strict=True):
-                        if stop > start:  # a length of 0 would mean all that follows
-                            length = stop - start
-                            os.posix_fadvise(file.fileno(), start, length, os.POSIX_FADV_WILLNEED)
-        return False
 
     def open_stream(self, url: str) -> BinaryIO:
         """The file, open for reading; errors as of `stat`."""

@@ -93,7 +93,7 @@ def _further(url: str, makers: Mapping[str, MakeStorage]) -> MakeStorage:
             f"no storage reads {redact(url)!r}; known schemes are {known}, and what fsspec reads; "
             f"name one for {scheme_of(url)!r} in storages"
         )
-    if row.reading == "pipe":
+    if row.client == "pipe":
         return StreamOnlyStorage
     from lightning_shards.remote.storage import DEFAULT_REMOTE
 
