@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, count_of
 from lightning_shards.plan.balanced_order import BalancedOrder
 from lightning_shards.plan.draws import FileOrder
 from lightning_shards.plan.kept_order import HeldNumbers
@@ -64,8 +64,14 @@ class ClassLabels:
                 to be read from remote shards.
             ShardError: A label cannot be read.
         """
+        remote = [url for url in self.index.urls if not is_local(url)]
+        if remote and not self.joins:
+            raise ConfigError(
+                f"balance={self.field.name!r} would read the label of each sample of "
+                f"{count_of(len(remote), 'remote shard')}, first {redact(remote[0])}, one by one; "
+                "take labels from a table by `join`, or copy the shards to this machine"
+            )
         with closing(Storages(self.storages)) as storages:
-            self._require_at_hand(storages)
             tables = TableStore(self.cache, storages=storages)
             name = digest_with_shards(self._digest(), self.index, self.cache, tables)
         path = self.cache.root / "balance" / f"{name}.json"
@@ -94,16 +100,6 @@ class ClassLabels:
         decoding = (field.suffixes, field.decoder, field.is_optional, field.default)
         of_labels = (digest_of_predicate(decoding), classes and classes.digest(), self.joins)
         return repr((of_labels, kept and kept.identity))
-
-    def _require_at_hand(self, storages: Storages) -> None:
-        remote = [url for url in self.index.urls if not is_local(url)]
-        if remote and not self.joins:
-            size = storages.of(remote[0]).stat(remote[0]).size * len(remote)
-            raise ConfigError(
-                f"balance={self.field.name!r} needs the label of each sample, for which shards as "
-                f"{redact(remote[0])} would be read, about {self.index.size_bytes or size:,} bytes "
-                "in all; take labels from a table by `join`, or copy the shards to this machine"
-            )
 
     def _write(self, path: Path, file: BinaryIO) -> None:
         """Read all labels and write what `_read` gives. It takes 50 bytes a sample."""

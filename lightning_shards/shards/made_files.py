@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -74,7 +74,8 @@ def made_once(
     """
     try:
         cache.make_folder(path.parent)
-        with _alone(path.with_suffix(".lock")):
+        # what is there is read without a lock, of a folder that is read-only, too
+        with nullcontext() if path.exists() else _alone(path.with_suffix(".lock")):
             opened = cache.open(path)
             if opened is not None:
                 os.close(opened)

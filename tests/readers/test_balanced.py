@@ -94,7 +94,6 @@ def test_a_run_goes_on_with_the_next_draw(make):
 OTHERS = {
     "weights": {"balance_weights": {"0": 2}},
     "no balance": {"balance": None, "reader": "indexed"},
-    "single samples, no balance": {"balance": None, "reader": "indexed", "shuffle_run": 1},
 }
 
 

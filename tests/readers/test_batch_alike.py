@@ -149,14 +149,12 @@ def test_a_checkpoint_is_refused_where_sizes_have_changed(make, folder, tmp_path
     ("settings", "message"),
     [
         ({"batch_alike": {"field": "text"}}, "group"),
-        ({"batch_alike": {"group": 4}}, "field"),
         (
             {"batch_alike": {"field": "text", "group": 1}},
             "batch_alike.group must be .* at least 2, got 1",
         ),
         ({"batch_alike": 64}, "batch_alike must be a BatchAlikeConfig or a dict of its settings"),
         ({"reader": "stream"}, "'text'.* does not go with reader='stream'.* leave one"),
-        ({"stages": [iter]}, "'text'.* does not go with stages.* leave one"),
         ({"urls": None, "mix": MIX, "dataset_size": 9}, "does not go with a mix"),
     ],
 )

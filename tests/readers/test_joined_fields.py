@@ -59,12 +59,15 @@ def batches(make_module, urls, join, **settings):
     return list(module.loader("train", rank=0, world_size=1))
 
 
+@pytest.mark.parametrize("more", [{}, {"other": "txt;cls"}], ids=["by columns", "by samples"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_column_of_each_type_comes_with_the_samples_of_its_keys(
-    kind, make_module, pack_shards, write_table
+    kind, more, make_module, pack_shards, write_table
 ):
+    """A field with two decodings has no columns, so that batches are made by samples."""
     path = write_table(SHUFFLED, {kind: column(kind, SHUFFLED)}, row_group_size=4)
-    (batch,) = batches(make_module, pack_shards(COUNTS), {kind: path})
+    fields = {"label": "cls", **more}
+    (batch,) = batches(make_module, pack_shards(COUNTS), {kind: path}, fields=fields)
     expected = [KINDS[kind][1](key) for key in KEYS]
     made = batch[kind]
     assert batch["label"].tolist() == KEYS
@@ -75,19 +78,6 @@ def test_a_column_of_each_type_comes_with_the_samples_of_its_keys(
         assert (made.dtype, made.tolist()) == (NUMBERS[kind], expected)
     else:
         assert made == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_samples_made_one_by_one_have_the_same_values(kind, make_module, pack_shards, write_table):
-    """A field with two decodings has no columns, so that batches are made by samples."""
-    urls, keys = pack_shards(COUNTS), SHUFFLED[1:]
-    join = {kind: write_table(keys, {kind: column(kind, keys)})}
-    by_columns, by_samples = (
-        batches(make_module, urls, join, fields={"label": "cls", **more})[0][kind]
-        for more in ({}, {"other": "txt;cls"})
-    )
-    assert by_columns[4] is by_samples[4] is None
-    assert repr(by_columns) == repr(by_samples)
 
 
 def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
