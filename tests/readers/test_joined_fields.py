@@ -80,6 +80,14 @@ def test_a_column_of_each_type_comes_with_the_samples_of_its_keys(
         assert made == expected
 
 
+@pytest.mark.parametrize("size", [3, -1], ids=["of one size", "of any size"])
+def test_a_null_list_is_no_value(size, make_module, pack_shards, write_table):
+    lists = [None if key in (0, 5) else [key, -key, 7] for key in KEYS]
+    join = {"x": write_table(KEYS, {"x": pa.array(lists, pa.list_(pa.int32(), size))})}
+    (batch,) = batches(make_module, pack_shards(COUNTS), join)
+    assert [x if x is None else x.tolist() for x in batch["x"]] == lists
+
+
 def test_a_dictionary_column_and_whole_number_keys_are_read(make_module, write_tar, tmp_path):
     path = write_tar(tmp_path / "0.tar", [(f"{n}.cls", b"1") for n in range(4)])
     texts = pa.array(["b", "a", "b", None]).dictionary_encode()

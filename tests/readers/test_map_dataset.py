@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from lightning_shards import ShardDataset
-from lightning_shards.callbacks.set_epoch import find_set_epochs
 from lightning_shards.errors import (
     ConfigError,
     ShardNotFoundError,
@@ -89,17 +87,6 @@ def test_a_data_loader_gives_the_same_with_any_number_of_workers(
         assert [row for batch in batches for row in batch[name]] == [
             each[name] for each in expected
         ]
-
-
-def test_set_epoch_reaches_sampler_and_data_set(make_dataset):
-    dataset = make_dataset(transforms={"image": noisy})
-    sampler = DistributedSampler(dataset, num_replicas=2, rank=1)
-    for set_epoch in find_set_epochs(DataLoader(dataset, sampler=sampler)):
-        set_epoch(5)
-    assert sampler.epoch == 5
-    expected = make_dataset(transforms={"image": noisy})
-    expected.set_epoch(5)
-    assert plain(dataset[3]) == plain(expected[3])
 
 
 @pytest.mark.parametrize("transform", [noisy, globally_noisy])

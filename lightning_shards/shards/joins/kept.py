@@ -278,12 +278,13 @@ def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
         rows = [row if row is None else text_of(row) for row in column.to_pylist()]
         column = arrow.array(rows, arrow.large_string())
     elif kind and kind.startswith("list "):
-        if column.flatten().null_count:
+        numbers = column.flatten()  # without those that some lists have where they are null
+        if numbers.null_count:
             raise ValueError("numbers in its lists are null")
-        lists = column.cast(arrow.large_list(column.type.value_type))
-        numbers = lists.values.to_numpy(zero_copy_only=False)
-        starts = lists.offsets.to_numpy() * numbers.itemsize
-        return binary_array(numbers, starts, lists.is_null().to_numpy(zero_copy_only=False))
+        numbers = numbers.to_numpy(zero_copy_only=False)
+        sizes = arrow.compute.list_value_length(column).fill_null(0).to_numpy()
+        starts = np.append(0, np.cumsum(sizes, dtype=np.int64)) * numbers.itemsize
+        return binary_array(numbers, starts, column.is_null().to_numpy(zero_copy_only=False))
     return column.cast(arrow.large_binary())
 
 
