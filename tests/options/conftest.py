@@ -1,6 +1,5 @@
 """Shards and programs for the option matrix: the start of ranks is what costs, few are started."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -84,17 +83,6 @@ def run_forked(forked_programs):
         return Records(folder, output)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def recorder():
-    """The module `recorder.py`, which the programs import by its name."""
-    spec = importlib.util.spec_from_file_location("option_recorder", HERE / "recorder.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="session")

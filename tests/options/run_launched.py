@@ -10,18 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
-from lightning.fabric import Fabric
 from lightning.pytorch.strategies import ModelParallelStrategy
-from recorder import (
-    Recorder,
-    children,
-    fail_on_warnings,
-    ids_of,
-    make_data,
-    trainer_options,
-    write,
-)
+from recorder import Recorder, children, fail_on_warnings, make_data, trainer_options, write
 
 fail_on_warnings()  # here, as workers and spawned ranks import this script too
 
@@ -63,37 +53,11 @@ def fit_tensor_parallel(folder: Path, case: str) -> None:
     fit(TensorParallel(folder, case), strategy)
 
 
-def fit_by_fabric(folder: Path, case: str) -> None:
-    """What docs/tasks.md says to do with Fabric."""
-    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-    fabric.launch()
-    model = Recorder()
-    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), 0.01))
-    data = make_data(folder, "indexed", num_workers=1)
-    loader = data.loader("train", rank=fabric.global_rank, world_size=fabric.world_size)
-    seen: list[Any] = []
-    workers: list[int] = []
-    for epoch in range(2):
-        for step, on_host in enumerate(loader):
-            batch = fabric.to_device(on_host)
-            seen.append([epoch, step, ids_of(batch)])
-            workers = children()
-            images = batch["image"].flatten(1).float() / 255
-            loss = torch.nn.functional.cross_entropy(model.layer(images), batch["label"])
-            fabric.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-    loader.close()  # nobody else ends its workers
-    record = {"train": seen, "workers": workers, "left": children()}
-    write(folder, case, fabric.global_rank, record)
-
-
 CASES: dict[str, Callable[[Path, str], None]] = {
     "ddp_notebook": lambda folder, case: fit(Writer(folder, case), case),
     "ddp_spawn": lambda folder, case: fit(Writer(folder, case), case),
     "torchrun": lambda folder, case: fit(Writer(folder, case), "ddp"),
     "tensor_parallel": fit_tensor_parallel,
-    "fabric": fit_by_fabric,
 }
 
 

@@ -32,24 +32,18 @@ def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     model = Recorder()
     trainer = make_trainer(folder, case)
     if case.get("evaluates"):
-        model.seen["validated"] = trainer.validate(model, data, verbose=False)
+        trainer.validate(model, data, verbose=False)
         trainer.test(model, data, verbose=False)
         model.seen["predicted"] = trainer.predict(model, data)
         return model.seen | {"left": children()}
     trainer.fit(model, data)
-    return model.seen | {
-        "global_step": trainer.global_step,
-        "num_training_batches": trainer.num_training_batches,
-        "num_val_batches": trainer.num_val_batches,
-        "left": children(),
-    }
+    return model.seen | {"global_step": trainer.global_step, "left": children()}
 
 
 def main(folder: Path) -> None:
     rank = int(os.environ.get("LOCAL_RANK", "0"))
-    fork_server.end_unused = lambda: (
-        None
-    )  # one for all fits, since each takes half a second of a core to start
+    # one for all fits, since each takes half a second of a core to start
+    fork_server.end_unused = lambda: None
     for case in json.loads((folder / "cases.json").read_text()):
         try:
             write(folder, case["name"], rank, run(folder, case))

@@ -1,13 +1,15 @@
-"""Ranks that others than `ddp` start, ranks that share their data, and Fabric."""
+"""Ranks that others than `ddp` start, and ranks that share their data."""
 
 import pytest
+
+from tests.options import recorder
 
 # matrix: each launcher starts ranks of its own, which takes a minute in all
 pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(300)]
 
 RANKS = (0, 1)
 STARTING = ("ddp_notebook", "ddp_spawn")
-STARTED = ("torchrun", "tensor_parallel", "fabric")
+STARTED = ("torchrun", "tensor_parallel")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 
 
@@ -24,7 +26,7 @@ def started(option_shards, run_program):
 
 
 @pytest.fixture(scope="module")
-def expected(recorder, option_shards):
+def expected(option_shards):
     """The steps of two epochs of a rank, from a loader without any Trainer."""
     data = recorder.make_data(option_shards("expected"), "indexed")
 
@@ -40,28 +42,24 @@ def expected(recorder, option_shards):
 
 
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("launcher", [*STARTING, "torchrun", "fabric"])
+@pytest.mark.parametrize("launcher", [*STARTING, "torchrun"])
 def test_ranks_of_every_launcher_take_the_planned_samples(
     starting, started, expected, launcher, rank
 ):
     ran = starting if launcher in STARTING else started
     assert ran.steps(launcher, rank) == expected(rank, 2)
-    if launcher != "fabric":
-        assert ran.of(launcher, rank)["place"] == [rank, 2]
-        assert len(ran.of(launcher, rank)["val"]) == 2
+    assert ran.of(launcher, rank)["place"] == [rank, 2]
+    assert len(ran.of(launcher, rank)["val"]) == 2
 
 
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("launcher", [*STARTING, *STARTED])
 def test_no_worker_is_left_when_the_data_of_a_rank_are_torn_down(starting, started, launcher, rank):
     seen = (starting if launcher in STARTING else started).of(launcher, rank)
-    assert len(seen["workers"]) == (1 if launcher == "fabric" else 2)  # train's, val's
+    assert len(seen["workers"]) == 2  # train's, val's
     assert seen["left"] == []
-
-
-@pytest.mark.parametrize("launcher", STARTING)
-def test_no_process_is_left_of_the_ranks_that_a_strategy_started(starting, launcher):
-    assert f"{launcher} left []" in starting.output
+    if launcher in STARTING:  # the ranks are gone, too
+        assert f"{launcher} left []" in starting.output
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -72,12 +70,9 @@ def test_tensor_parallel_ranks_get_the_same_batches_those_of_one_rank(started, e
     assert [len(steps) for steps in seen["val"]] == [4, 4]
 
 
-def test_samples_of_tensor_parallel_ranks_are_counted_once(started):
+def test_samples_of_tensor_parallel_ranks_are_counted_once_and_nothing_warns(starting, started):
     """26 of them, not 52; `torchrun`'s two ranks share 24."""
+    assert "Warning" not in starting.output + started.output
     for epoch in range(2):
         assert f"epoch {epoch}: 26 samples in 13 steps of 1 rank, as the order" in started.output
         assert f"epoch {epoch}: 24 samples in 6 steps of 2 ranks, as the order" in started.output
-
-
-def test_no_launcher_says_a_warning(starting, started):
-    assert "Warning" not in starting.output + started.output

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.tuner import Tuner
 
 from lightning_shards.errors import ConfigError
+from tests.options import recorder
 
 pytestmark = [
     pytest.mark.filterwarnings(  # lightning/pytorch/utilities/_pytree.py, torch 2.13
@@ -29,7 +30,7 @@ def folder(option_shards):
 
 
 @pytest.fixture
-def make_trainer(recorder, tmp_path):
+def make_trainer(tmp_path):
     """Makes trainers with our callbacks."""
 
     def made(*callbacks, **options):
@@ -39,7 +40,7 @@ def make_trainer(recorder, tmp_path):
     return made
 
 
-def fitted(recorder: Any, trainer: pl.Trainer, data: Any) -> Any:
+def fitted(trainer: pl.Trainer, data: Any) -> Any:
     model = recorder.Recorder()
     trainer.fit(model, data)
     return model.seen
@@ -50,9 +51,7 @@ def sizes_of(seen: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("mode", "reader"), [("power", "indexed"), ("binsearch", "stream")])
-def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
-    mode, reader, recorder, make_trainer, folder
-):
+def test_the_loader_follows_the_batch_size_that_the_tuner_tries(mode, reader, make_trainer, folder):
     before = set(recorder.children())
     data = recorder.make_data(folder, reader, num_workers=1)
     model, trainer = recorder.Recorder(), make_trainer()
@@ -66,14 +65,12 @@ def test_the_loader_follows_the_batch_size_that_the_tuner_tries(
     model = recorder.Recorder()
     trainer.fit(model, data)
     assert sizes_of(model.seen) == [8] * 6
-    assert model.seen["train"] == fitted(recorder, make_trainer(), recorder.make_data(
+    assert model.seen["train"] == fitted(make_trainer(), recorder.make_data(
         folder, reader, batch_size=8
     ))["train"]  # fmt: skip
 
 
-def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
-    recorder, make_trainer, folder
-):
+def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(make_trainer, folder):
     data = recorder.make_data(folder, "indexed")
     data.splits["train"] = replace(data.splits["train"], batch_size=2)
     message = r"batch_size=4 would change nothing: 'train' has a batch_size of its own, 2; leave"
@@ -84,16 +81,14 @@ def test_a_batch_size_of_the_split_itself_cannot_be_tuned_and_says_so(
 
 
 @each_reader
-def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
-    reader, recorder, make_trainer, folder
-):
+def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(reader, make_trainer, folder):
     before = set(recorder.children())
     data = recorder.make_data(folder, reader, num_workers=1)
     model, trainer = recorder.Recorder(), make_trainer()
     Tuner(trainer).lr_find(model, datamodule=data, num_training=20, early_stop_threshold=None)
     assert len({*model.seen["workers"]} - before) >= 1
     assert set(recorder.children()) == before
-    plain = fitted(recorder, make_trainer(), recorder.make_data(folder, reader))
+    plain = fitted(make_trainer(), recorder.make_data(folder, reader))
     assert len(model.seen["train"]) == 20
     for names in model.seen.values():
         if isinstance(names, list):
@@ -106,14 +101,14 @@ def test_lr_find_leaves_the_fit_after_it_as_it_would_have_been(
 
 @each_reader
 def test_seed_everything_changes_no_sample_and_the_loader_draws_from_no_global_generator(
-    reader, recorder, make_trainer, folder
+    reader, make_trainer, folder
 ):
     """So that dropout is the same with any data."""
     after: list[float] = []
     steps: list[Any] = []
     for seed in (1, 1, 2):
         pl.seed_everything(seed, workers=True, verbose=False)
-        steps.append(fitted(recorder, make_trainer(), recorder.make_data(folder, reader))["train"])
+        steps.append(fitted(make_trainer(), recorder.make_data(folder, reader))["train"])
         after.append(float(torch.rand(1)))
     assert steps[0] == steps[1] == steps[2]
     assert after[0] == after[1] != after[2]
