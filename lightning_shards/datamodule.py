@@ -59,7 +59,7 @@ from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,
-    change_parts,
+    split_of_batch,
     split_read_by,
     splits_of,
     trainer_stage,
@@ -242,12 +242,13 @@ class ShardDataModule(pl.LightningDataModule):
         assert self.trainer is not None  # only a trainer calls hooks
         if self.device_transforms and self.trainer.state.stage is not None:  # else an export
             read = splits_of(self.splits, [split_read_by(self.trainer)])
-            batch = change_parts(self.trainer, batch, dataloader_idx, read, self._transformed)
+            split = split_of_batch(self.trainer, dataloader_idx, read)
+            batch = batch if split is None else self._transformed(batch, split)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 
-    def _transformed(self, batch: Any, split: SplitName | None) -> Any:
+    def _transformed(self, batch: Any, split: SplitName) -> Any:
         """A batch of a split on the device, after `device_transforms`."""
-        config = self.splits.get(split) if split is not None else None
+        config = self.splits.get(split)
         fields = config.batch_names(self.fields) if config else list(self.fields)
         is_collated = ((config and config.collate_fn) or self.collate_fn) is not None
         for name, transform in self.device_transforms.items():

@@ -1,15 +1,11 @@
-"""What a trainer reads in each of its stages: splits, and parts of combined batches.
+"""What a trainer reads in each of its stages."""
 
-A dict or a list of loaders is combined by the Trainer, or by a CombinedLoader.
-"""
-
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final, NoReturn, cast
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, cast
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_shards.config.splits import Split, SplitName, kind_of
 from lightning_shards.errors import ConfigError
@@ -49,49 +45,39 @@ def split_read_by(trainer: pl.Trainer) -> Split:
     return _READ_NOW[trainer.state.stage]
 
 
-Change = Callable[[Any, SplitName | None], Any]
+def split_of_batch(
+    trainer: Any, dataloader_idx: int, read: Sequence[SplitName]
+) -> SplitName | None:
+    """The split or set that a trainer has read a batch of; None if it is of no shards.
 
-
-def change_parts(
-    trainer: Any, batch: Any, dataloader_idx: int, read: Sequence[SplitName], change: Change
-) -> Any:
-    """A batch whose parts that come from a `ShardLoader` are changed, and no others.
-
-    The batch of a loader that stands alone is changed, whatever loader that is; so is a batch of
-    combined loaders that a hook has given another shape.
+    The batch of a loader that stands alone is of a split, whatever wraps the loader.
 
     Args:
         trainer: Reads the batch.
-        batch: Is on the device.
         dataloader_idx: Position of its loader, where loaders are read one after the other.
         read: The splits and sets that the trainer reads in this stage, in order.
-        change: Makes the new part of a part and the name of its split, None without one.
 
     Raises:
-        ConfigError: None of the loaders that are combined is a `ShardLoader`, and there are shards
-            to be read.
+        ConfigError: It is made of the batches of several loaders.
     """
     combined = _read_loader(trainer)
     if combined is None:
-        return batch  # no loader gave it: it is an example input, for instance
-    default = read[min(dataloader_idx, len(read) - 1)] if read else None
-    loaders, spec = tree_flatten(combined.iterables)
+        return None  # no loader gave it: it is an example input, for instance
+    loaders, default = combined.flattened, read[min(dataloader_idx, len(read) - 1)] if read else ""
     has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
     is_turn = cast("Any", combined)._mode == "sequential"  # noqa: SLF001 Lightning names no other way
-    if is_turn or spec.is_leaf():
+    if is_turn or len(loaders) == 1:
         loader = loaders[dataloader_idx if is_turn else 0]
-        is_changed = isinstance(loader, ShardLoader) or not has_ours
-        return change(batch, _split_of(loader, default)) if is_changed else batch
-    try:
-        parts = spec.flatten_up_to(batch)
-    except ValueError:  # a hook has given it another shape
-        return change(batch, default)
-    if not has_ours and default is not None:
-        _refuse(loaders)
-    for number, (loader, part) in enumerate(zip(loaders, parts, strict=True)):
-        if isinstance(loader, ShardLoader) and part is not None:  # None: exhausted (max_size)
-            parts[number] = change(part, _split_of(loader, default))
-    return tree_unflatten(parts, spec)
+        if isinstance(loader, ShardLoader):
+            return loader.name or default
+        return None if has_ours else default
+    if has_ours or read:
+        raise ConfigError(
+            "device_transforms are for batches of one loader, and this batch combines those of "
+            f"{[type(loader).__name__ for loader in loaders]}; leave device_transforms out, and "
+            "change batches in on_after_batch_transfer of the LightningModule"
+        )
+    return None
 
 
 def loaders_in(given: Any) -> list[Any]:
@@ -100,22 +86,9 @@ def loaders_in(given: Any) -> list[Any]:
     return list(combined.flattened)
 
 
-def _refuse(loaders: Sequence[Any]) -> NoReturn:
-    raise ConfigError(
-        "device_transforms are for batches of shards, and none of the loaders that are combined in "
-        f"this batch is a ShardLoader, but {[type(loader).__name__ for loader in loaders]}; "
-        "combine what super() gives, without a wrapper, or leave device_transforms out and change "
-        "batches in on_after_batch_transfer of the LightningModule"
-    )
-
-
 def _read_loader(trainer: Any) -> CombinedLoader | None:
     """The loader that is read; None before its first batch, also where it is there already."""
     is_training = trainer.state.stage is RunningStage.TRAINING
     loop = trainer.fit_loop if is_training else evaluation_loop(trainer)
     fetcher = loop._data_fetcher  # noqa: SLF001 as above
     return loop._combined_loader if fetcher is not None and fetcher.fetched else None  # noqa: SLF001 as above
-
-
-def _split_of(loader: Any, default: SplitName | None) -> SplitName | None:
-    return (loader.name if isinstance(loader, ShardLoader) else "") or default

@@ -134,7 +134,7 @@ def test_workers_are_started_as_configured(make_module, urls):
     config = LoaderConfig(prefetch_factor=5, multiprocessing_context="spawn", pin_memory=True)
     module = make_module(SplitConfig(urls), num_workers=3, loader=config)
     pool = module.loader("train").pool
-    assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch=pool.batch)
+    assert pool == ProcessPool(3, 5, "spawn", pin_memory=True, batch_bytes=pool.batch_bytes)
 
 
 # --- errors ---------------------------------------------------------------------------------------
