@@ -60,7 +60,6 @@ from lightning_shards.shards.index import ShardIndex
 from lightning_shards.stages import (
     STAGE_SPLITS,
     split_of_batch,
-    split_read_by,
     splits_of,
     trainer_stage,
 )
@@ -241,8 +240,7 @@ class ShardDataModule(pl.LightningDataModule):
         """Apply `device_transforms`, then the LightningModule's own hook, which this one hides."""
         assert self.trainer is not None  # only a trainer calls hooks
         if self.device_transforms and self.trainer.state.stage is not None:  # else an export
-            read = splits_of(self.splits, [split_read_by(self.trainer)])
-            split = split_of_batch(self.trainer, dataloader_idx, read)
+            split = split_of_batch(self.trainer, dataloader_idx, self.splits)
             batch = batch if split is None else self._transformed(batch, split)
         return self.trainer.lightning_module.on_after_batch_transfer(batch, dataloader_idx)
 

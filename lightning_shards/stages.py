@@ -1,6 +1,6 @@
 """What a trainer reads in each of its stages."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, Final, cast
 
 import lightning.pytorch as pl
@@ -40,13 +40,8 @@ def splits_of(named: Mapping[SplitName, object], kinds: Collection[str]) -> list
     return [name for name, config in named.items() if config and kind_of(name) in kinds]
 
 
-def split_read_by(trainer: pl.Trainer) -> Split:
-    """The split whose batches a trainer reads at this moment."""
-    return _READ_NOW[trainer.state.stage]
-
-
 def split_of_batch(
-    trainer: Any, dataloader_idx: int, read: Sequence[SplitName]
+    trainer: Any, dataloader_idx: int, named: Mapping[SplitName, object]
 ) -> SplitName | None:
     """The split or set that a trainer has read a batch of; None if it is of no shards.
 
@@ -55,7 +50,7 @@ def split_of_batch(
     Args:
         trainer: Reads the batch.
         dataloader_idx: Position of its loader, where loaders are read one after the other.
-        read: The splits and sets that the trainer reads in this stage, in order.
+        named: All splits and sets.
 
     Raises:
         ConfigError: It is made of the batches of several loaders.
@@ -63,7 +58,8 @@ def split_of_batch(
     combined = _read_loader(trainer)
     if combined is None:
         return None  # no loader gave it: it is an example input, for instance
-    loaders, default = combined.flattened, read[min(dataloader_idx, len(read) - 1)] if read else ""
+    loaders, read = combined.flattened, splits_of(named, [_READ_NOW[trainer.state.stage]])
+    default = read[min(dataloader_idx, len(read) - 1)] if read else ""
     has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
     is_turn = cast("Any", combined)._mode == "sequential"  # noqa: SLF001 Lightning names no other way
     if is_turn or len(loaders) == 1:

@@ -357,8 +357,8 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "a typo in a class": (
         lambda: ShardDataModule.from_config({"class_path": "lightning_shards.ShardDataModul"}),
         (
-            "data: module 'lightning_shards' has no attribute 'ShardDataModul'; did you mean "
-            "'ShardDataModule'?"
+            "data.class_path is 'lightning_shards.ShardDataModul', which cannot be loaded: module "
+            "'lightning_shards' has no attribute 'ShardDataModul'; did you mean 'ShardDataModule'?"
         ),
     ),
     "an empty tar": (

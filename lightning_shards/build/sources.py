@@ -52,7 +52,7 @@ from lightning_shards.shards.urls import is_local, redact, split_url
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
-    from lightning_shards.shards.joins.kept import Join, Joined
+    from lightning_shards.shards.joins.kept import Joined
 
 _log = logging.getLogger(__name__)
 
@@ -187,9 +187,10 @@ def make_source(
     slots, named = of_both["slots"], {_key(split, name): each for name, each in configs.items()}
     is_indexed = choose_reader(named, index.parts, is_mixture=slots is not None) == "indexed"
     parts, orders = list[_Part](), list[Order]()
-    for (name, each), shards in zip(configs.items(), index.parts, strict=True):
+    of_each = zip(configs.items(), index.parts, index.first_shards.tolist(), strict=True)
+    for (name, each), shards, first in of_each:
         with errors_about(_key(split, name), ConfigError, ShardNotFoundError):
-            parts.append(_make_part(data, name, each, shards, is_indexed=is_indexed))
+            parts.append(_make_part(data, name, each, shards, first if is_indexed else None))
             orders += [_order_of(data, each, parts[-1])] if is_indexed else []
     _require_same_classes(parts)
     _warn_of_absent(parts)
@@ -207,7 +208,7 @@ def make_source(
         order=order,
         cache=CacheFolder(data.loader.cache_dir),
         storages=_storages(data, split, index, order, ranks, nodes),
-        joined=_joined(parts, index.first_shards.tolist()),
+        joined=tuple(part.joined for part in parts if part.joined),
     )
 
 
@@ -238,42 +239,42 @@ class _Part(NamedTuple):
         name: Of the component.
         shards: Its shards.
         recipe: How its samples become rows.
-        joins: The tables that are joined to its samples; a stream reads none.
+        joined: Its shards with the tables that are joined to its samples; None: there are none.
     """
 
     name: str
     shards: ShardIndex
     recipe: Recipe
-    joins: "tuple[Join, ...]"
+    joined: "Joined | None"
 
 
 def _make_part(
-    data: DataConfig, name: str, config: SplitConfig, shards: ShardIndex, *, is_indexed: bool
+    data: DataConfig, name: str, config: SplitConfig, shards: ShardIndex, first_shard: int | None
 ) -> _Part:
-    """The part with these settings.
+    """The part with these settings; a stream, whose `first_shard` is None, reads no joins.
 
     Raises:
         ShardError: A setting does not go with the shards, or a table or a label cannot be read.
     """
-    buffer, joins = config.shuffle_buffer, tuple["Join", ...]()
-    if is_indexed and buffer is not None:
+    buffer, joined = config.shuffle_buffer, None
+    if first_shard is not None and buffer is not None:
         raise ConfigError(
             f"shuffle_buffer={buffer} is that of a stream, and these shards are read by "
             "offsets, shuffled by shuffle_run and shuffle_block; leave it out, or take "
             "reader='stream'"
         )
-    if is_indexed and config.join:
-        from lightning_shards.shards.joins.kept import find_join
+    fields = with_found_classes(data.fields_from(config), shards.urls, shards.class_files)
+    transforms = config.transforms or {}
+    if first_shard is not None and config.join:
+        from lightning_shards.shards.joins.kept import Joined, find_join
 
         of_run = CacheFolder(data.loader.cache_dir), remote_storages(transport_settings(data))
         joins = tuple(find_join(each, *of_run) for each in join_settings(config.join))
-    fields = with_found_classes(data.fields_from(config), shards.urls, shards.class_files)
-    transforms = config.transforms or {}
-    if joins:
         fields = with_kinds(fields, joins, config.decode or {}, transforms)
+        joined = Joined(joins, shards, first_shard, name)
     of_samples, stages = tuple(config.sample_transforms or ()), tuple(config.stages)
     buffer = _BUFFER if buffer is None else buffer
-    return _Part(name, shards, Recipe(fields, transforms, of_samples, stages, buffer), joins)
+    return _Part(name, shards, Recipe(fields, transforms, of_samples, stages, buffer), joined)
 
 
 def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
@@ -286,7 +287,8 @@ def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
         from lightning_shards.build.balancing import ClassLabels
 
         (field,) = (field for field in part.recipe.fields if field.name == config.balance)
-        joins = tuple(join for join in part.joins if join.settings.name == config.balance)
+        joins = part.joined.joins if part.joined else ()
+        joins = tuple(join for join in joins if join.settings.name == config.balance)
         labels = ClassLabels(index, field, joins, cache, storages)
         order: Order = labels.order(config.balance_weights or {}, seed)
     else:
@@ -340,16 +342,6 @@ def _warn_of_absent(parts: Sequence[_Part]) -> None:
                 "correct its suffix in `fields`, or leave it out",
                 *(redact(parts[0].shards.urls[0]), name, sorted(set[str]().union(*known))),
             )
-
-
-def _joined(parts: Sequence[_Part], first_shards: Sequence[int]) -> "tuple[Joined, ...]":
-    """The shards of the components that have joins."""
-    of_each = [(part, first) for part, first in zip(parts, first_shards, strict=True) if part.joins]
-    if not of_each:
-        return ()
-    from lightning_shards.shards.joins.kept import Joined
-
-    return tuple(Joined(part.joins, part.shards, first, part.name) for part, first in of_each)
 
 
 def _require_forkable(data: DataConfig, configs: Iterable[SplitConfig], index: ShardIndex) -> None:

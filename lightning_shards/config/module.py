@@ -15,7 +15,7 @@ from yaml import YAMLError
 from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.mixtures import require_same_fields_of
-from lightning_shards.config.parsing import build, plain_message
+from lightning_shards.config.parsing import build, load_callable, plain_message
 from lightning_shards.config.settings import Settings, made_settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
@@ -264,14 +264,12 @@ def plain_settings(settings: object) -> Any:
         return {name: plain_settings(value) for name, value in given if value is not None}
     if isinstance(settings, list | tuple):
         return list(map(plain_settings, cast("list[object]", settings)))
-    if settings is None or isinstance(settings, str | int | float):
-        return settings
-    name = getattr(settings, "__qualname__", type(settings).__qualname__)
-    if isinstance(settings, type) or not is_dataclass(settings):
-        return name
-    known = {each.name: getattr(settings, each.name) for each in fields(settings)}
-    plain = plain_settings({key: known[key] for key in known if key not in _NOT_LOGGED})
-    return {name: plain} if callable(settings) else plain
+    if is_dataclass(settings) and not isinstance(settings, type):
+        names = [each.name for each in fields(settings) if each.name not in _NOT_LOGGED]
+        plain = plain_settings({name: getattr(settings, name) for name in names})
+        return {type(settings).__qualname__: plain} if callable(settings) else plain
+    is_plain = settings is None or isinstance(settings, str | int | float)
+    return settings if is_plain else getattr(settings, "__qualname__", type(settings).__qualname__)
 
 
 def module_from_config(module_class: type[_T], config: _Config) -> _T:
@@ -285,14 +283,16 @@ def module_from_config(module_class: type[_T], config: _Config) -> _T:
 
 
 def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
-    is_base = "class_path" in section
-    if is_base and (unknown := sorted(section.keys() - {"class_path", "init_args", "dict_kwargs"})):
-        raise ConfigError(f"data takes class_path and init_args, or settings alone, not {unknown}")
+    make: Any = module_class
+    if "class_path" in section:
+        if unknown := sorted(section.keys() - {"class_path", "init_args"}):
+            raise ConfigError(f"data takes class_path and init_args, or settings, not {unknown}")
+        make = load_callable("data.class_path", section["class_path"])
+        section = section.get("init_args") or {}
     try:
-        return build(module_class, section, "data", is_base=is_base)
+        return build(make, section, "data")
     except ConfigError as error:
-        settings: Mapping[str, Any] = section.get("init_args") or section
-        raise type(error)(placed_message(error, settings)) from error
+        raise type(error)(placed_message(error, section)) from error
 
 
 def read_setting(path: str | PathLike[str], key: str, default: object = None) -> object:

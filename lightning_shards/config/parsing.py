@@ -40,40 +40,36 @@ PARSER_MODE = "omegaconf+"
 """The mode of all parsers, which resolves interpolations."""
 
 
-def build(
-    make: Callable[..., _T], values: Mapping[str, Any], section: str, *, is_base: bool = False
-) -> _T:
+def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _T:
     """Call a class or a function with values that are checked against its annotations.
 
     Args:
         make: A class or a function.
         values: Its arguments in plain types; ``class_path`` and ``init_args`` make an object.
         section: Name of these values in errors.
-        is_base: Whether the values name a subclass to make, and its arguments.
 
     Raises:
         ConfigError: A key is unknown or missing, or a value has the wrong type.
         Exception: Any error that `make` itself raises.
     """
     key = re.sub(r"\W", "_", section)  # jsonargparse takes no other letters
-    parser = _parser_of(make, key, is_base=is_base)
+    parser = _parser_of(make, key)
     made: Any = None
     problem: Exception | None = None
     try:
         parsed = parser.parse_object({key: _copied(values)}, env=False)
     except _FAILURES as error:
         message = plain_message(error)
-        message += did_you_mean(message, [*known_keys(parser), getattr(make, "__name__", "")])
+        message += did_you_mean(message, known_keys(parser))
         problem = ConfigError(message.replace(key, section, 1))
     else:
         try:
             made = _instantiated(parser, parsed).get(key, Namespace())
         except ValueError as error:  # jsonargparse wraps errors of the members of a union
-            told = ConfigError(f"{section}: {plain_message(error)}") if is_base else error
-            problem = cause_of(error, ShardError) or told
+            problem = cause_of(error, ShardError) or error
     if problem is not None:  # raised outside `except`: the parser's error shows values with URLs
         raise problem
-    return made if is_base else make(**vars(made))
+    return make(**vars(made))
 
 
 def _copied(value: Any) -> Any:
@@ -172,12 +168,10 @@ def did_you_mean(message: str, keys: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _parser_of(make: Callable[..., object], section: str, *, is_base: bool = False) -> Any:
+def _parser_of(make: Callable[..., object], section: str) -> Any:
     options: dict[str, Any] = {"exit_on_error": False, "parser_mode": PARSER_MODE}
     parser = cast("Any", ArgumentParser(allow_abbrev=False, **options))
-    if is_base:
-        parser.add_subclass_arguments(make, section, fail_untyped=False)
-    elif isinstance(make, type):
+    if isinstance(make, type):
         parser.add_class_arguments(make, section, fail_untyped=False, instantiate=False)
     else:
         parser.add_function_arguments(make, section, fail_untyped=False)

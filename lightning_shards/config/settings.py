@@ -64,16 +64,7 @@ def put(settings: object, **values: object) -> None:
         object.__setattr__(settings, name, value)
 
 
-@cache
-def _kinds_of(settings_class: type) -> dict[str, tuple[Any, bool]]:
-    """By name the type of each setting that has one, and whether it may be None."""
-    kinds: dict[str, tuple[Any, bool]] = {}
-    for name, hint in get_type_hints(settings_class).items():
-        given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        named = [kind for kind in given if kind is not NoneType]
-        if len(named) == 1:
-            kinds[name] = named[0], NoneType in given
-    return kinds
+_hints_of = cache(get_type_hints)
 
 
 def require_kinds(settings: Any, prefix: str = "") -> None:
@@ -85,12 +76,12 @@ def require_kinds(settings: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: A value is of another type, none of the choices, or a number below the least.
     """
-    kinds = _kinds_of(settings.__class__)
-    for each in fields(settings):
-        kind, is_optional = kinds.get(each.name, (Any, True))
-        name, value = prefix + each.name, getattr(settings, each.name)
-        if not (is_optional and value is None):
-            put(settings, **{each.name: _made(name, value, kind, _LEAST.get(each.name, 1))})
+    for name in [each.name for each in fields(settings)]:
+        hint = _hints_of(type(settings))[name]
+        given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds, value = [kind for kind in given if kind is not NoneType], getattr(settings, name)
+        if len(kinds) == 1 and not (value is None and NoneType in given):
+            put(settings, **{name: _made(prefix + name, value, kinds[0], _LEAST.get(name, 1))})
 
 
 def _made(name: str, value: Any, kind: Any, least: int) -> object:

@@ -36,10 +36,6 @@ def double(value: int) -> int:
     return 2 * value
 
 
-def scaled(factor: int) -> functools.partial:
-    return functools.partial(int.__mul__, factor)
-
-
 def spec(name: str, **init_args: Any) -> dict[str, Any]:
     return {"class_path": f"{__name__}.{name}", "init_args": init_args}
 
@@ -49,12 +45,9 @@ def spec(name: str, **init_args: Any) -> dict[str, Any]:
     [
         (double, 42),
         (Times(3), 63),
-        (f"{__name__}.double", 42),
         (f"{__name__}.Times", 42),
         ("builtins.float", 21.0),
         (spec("Times", factor=3), 63),
-        (spec("scaled", factor=4), 84),
-        ({"class_path": f"{__name__}.Times"}, 42),
         (spec("Both", parts=[spec("Times", factor=3), spec("Times")]), 126),
         (Namespace(class_path=f"{__name__}.Times", init_args=Namespace(factor=5)), 105),
     ],
@@ -67,7 +60,6 @@ def test_what_names_a_callable_gives_it(named, result):
     ("named", "message"),
     [
         (3, r"this must be a callable, its import path like .*, or class_path and .*, got 3"),
-        ("json", r"this must be a callable, .* got 'json'"),
         ("json.load_all", r"this is 'json.load_all', which cannot be loaded: module 'json' has no"),
         ("no_such_module.flip", r"cannot be loaded: No module named 'no_such_module'"),
         ("print(1)", r"this is 'print\(1\)', which cannot be loaded: invalid format"),
@@ -77,7 +69,6 @@ def test_what_names_a_callable_gives_it(named, result):
             r"init_args.factor: Expected a <class 'int'>. Got value: many",
         ),
         (spec("Times", factor=13), r"13 brings no luck"),
-        (spec("scaled"), r"the following arguments are required: init_args.factor"),
         (spec("Times") | {"args": 1}, r"takes class_path and init_args, not \['args'\]"),
     ],
 )

@@ -111,7 +111,7 @@ def test_a_checkpoint_refuses_a_changed_table_of_a_component(tmp_path, write):
 
 BAD = {
     "settings": ({"join": {"t": "t.csv"}}, {}, "component 'web': table of join 't' is"),
-    "no mapping": ({"join": ["t"]}, {}, r"mix\.web\.join: - Expected a <class 'dict'>"),
+    "no mapping": ({"join": ["t"]}, {}, r"mix\.web\.join: Expected a <class 'dict'>"),
     "stream": ({"join": {"t": "t.parquet"}}, {"reader": "stream"}, "go with reader='stream'"),
     "stages": ({"join": {"t": "t.parquet"}, "stages": [iter]}, {}, "does not go with stages"),
 }
