@@ -9,11 +9,11 @@ import re
 import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from pkgutil import resolve_name
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 from jsonargparse import ArgumentParser, Namespace
 from yaml import YAMLError
@@ -100,13 +100,12 @@ def known_keys(parser: Any) -> Iterator[str]:
 def _keys_below(key: str, hint: object) -> Iterator[str]:
     """The keys of the dataclasses that a value may be, or that its entries may be."""
     for kind in get_args(hint):
-        if not is_dataclass(kind):
-            yield from _keys_below(f"{key}.*" if get_origin(kind) is dict else key, kind)
-            continue
-        hints = get_type_hints(kind)
-        for setting in fields(kind):
-            yield f"{key}.{setting.name}"
-            yield from _keys_below(f"{key}.{setting.name}", hints[setting.name])
+        settings = get_type_hints(kind) if is_dataclass(kind) else {}
+        for name, inner in settings.items():
+            yield f"{key}.{name}"
+            yield from _keys_below(f"{key}.{name}", inner)
+        if not settings:
+            yield from _keys_below(key, kind)
 
 
 def with_urls(split: object) -> object:

@@ -1,15 +1,12 @@
 """Shards and programs for the option matrix: the start of ranks is what costs, few are started."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from waiting import is_running
 
 collect_ignore_glob = ["run_*.py"]  # programs, which find `recorder` beside them
 
@@ -83,20 +80,3 @@ def run_forked(forked_programs):
         return Records(folder, output)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def processes_of_session():
-    """The running processes of a session, which is the group of all that a program started."""
-
-    def found(session):
-        pids: list[int] = []
-        for process in psutil.process_iter():
-            try:
-                if os.getsid(process.pid) == session and is_running(process.pid):
-                    pids.append(process.pid)
-            except (ProcessLookupError, PermissionError):
-                continue
-        return pids
-
-    return found
