@@ -98,12 +98,6 @@ def test_a_batch_may_be_a_tuple_of_the_fields(make_module, urls):
     assert (tuple(label.shape), tuple(image.shape)) == ((2,), (2, 3, 4, 4))
 
 
-def test_every_loader_is_new_and_begins_at_the_first_epoch(make_module, urls):
-    module = make_module(SplitConfig(urls))
-    first = keys(module.loader("train"))
-    assert keys(module.loader("train")) == first
-
-
 # --- pools ----------------------------------------------------------------------------------------
 
 
@@ -156,15 +150,6 @@ def test_fewer_samples_than_a_global_batch_are_an_error(make_module, urls):
     module = make_module(SplitConfig(urls), batch_size=4)
     with pytest.raises(PlanError, match=r"^train: 11 samples do not fill .* 3 ranks x 4.*lower"):
         module.loader("train", rank=2, world_size=3)
-
-
-def test_evaluation_of_fewer_samples_than_ranks_pads(make_module, pack_shards):
-    module = make_module(val=SplitConfig(pack_shards([2])))
-    weights = [
-        next(iter(module.loader("val", rank=rank, world_size=3)))["__weight__"].tolist()
-        for rank in range(3)
-    ]
-    assert weights == [[1, 1], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("sampling", ["shuffled", "sequential"])

@@ -1,4 +1,4 @@
-"""Whole commands, in this process: fit, validate, test, predict, and what they leave behind."""
+"""What the command line guarantees, in the names of its tests: whole commands run."""
 
 import os
 import sys
@@ -35,14 +35,9 @@ class Net(pl.LightningModule):
         self.log(name, loss)
         return loss
 
-    def training_step(self, batch):
-        return self.step(batch, "train_loss")
-
-    def validation_step(self, batch):
-        self.step(batch, "val_loss")
-
-    def test_step(self, batch):
-        self.step(batch, "test_loss")
+    training_step = lambda self, batch: self.step(batch, "train_loss")
+    validation_step = lambda self, batch: self.step(batch, "val_loss")
+    test_step = lambda self, batch: self.step(batch, "test_loss")
 
     def predict_step(self, batch):
         print("predicted", *batch["__key__"])

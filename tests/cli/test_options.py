@@ -23,22 +23,12 @@ def kinds(cli: ShardCLI) -> list[type]:
 
 
 def test_options_win_over_the_yaml(make_cli):
-    data = make_cli(
-        "--data.train.urls=other-0.tar::other-1.tar",
-        "--data.train.batch_size=3",
-        "--data.loader.prefetch_factor=1",
-        "--data.seed=7",
-        "--data.val=null",
-        "--data.batch_size",
-        "16",
-    ).datamodule
+    of_train = ("--data.train.urls=other-0.tar::other-1.tar", "--data.train.batch_size=3")
+    others = ("--data.loader.prefetch_factor=1", "--data.val=null", "--data.batch_size", "16")
+    data = make_cli(*of_train, *others).datamodule
     assert data.splits["train"] == SplitConfig("other-0.tar::other-1.tar", batch_size=3)
     assert data.splits["val"] is None
-    assert (data.loader_config, data.seed, data.batch_size) == (
-        LoaderConfig(prefetch_factor=1),
-        7,
-        16,
-    )
+    assert (data.loader_config, data.batch_size) == (LoaderConfig(prefetch_factor=1), 16)
 
 
 @pytest.mark.parametrize(
