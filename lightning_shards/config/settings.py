@@ -77,7 +77,7 @@ def require_kinds(settings: Any, prefix: str = "") -> None:
         ConfigError: A value is of another type, none of the choices, or a number below the least.
     """
     for name in [each.name for each in fields(settings)]:
-        hint = _hints_of(type(settings))[name]
+        hint = _hints_of(settings.__class__)[name]
         given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kinds, value = [kind for kind in given if kind is not NoneType], getattr(settings, name)
         if len(kinds) == 1 and not (value is None and NoneType in given):
