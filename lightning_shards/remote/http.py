@@ -28,6 +28,7 @@ from urllib3.response import BaseHTTPResponse
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.backend import (
+    FailureKind,
     RangeAnswer,
     RangeClient,
     RequestFailure,
@@ -189,33 +190,29 @@ class HttpClient(RangeClient):
             stop = last + 1
             if response.length_remaining not in (None, stop - begin):
                 raise RequestFailure("the server answers with an impossible range")
+            self._has_answered = True
         elif response.status == _OK:
             size = self._size_of_whole(response, begin)
             stop = max(begin, min(end, size))
         else:
             raise refusal(response)
-        self._has_answered = True
         return RangeAnswer(begin, stop, size, _version(response), _chunks(response))
 
     def _size_of_whole(self, response: BaseHTTPResponse, begin: int) -> int:
         """The size of an object that is sent whole, of which nothing before the range is passed.
 
-        It may be a page for people, also of a server in trouble where it has answered before.
+        Such an answer, or a page for people, also comes once from a server in trouble that has
+        answered with ranges before.
         """
+        kind: FailureKind = "again" if self._has_answered else "final"
         if response.headers.get("Content-Type", "").lower().startswith("text/html"):
-            raise RequestFailure(
-                "the server answers with a page for people and not with a shard",
-                "again" if self._has_answered else "final",
-                "check the URL, and whether the server wants a login",
-            )
+            what = "the server answers with a page for people and not with a shard"
+            raise RequestFailure(what, kind, "check the URL, and whether the server wants a login")
         size = response.length_remaining
         if size is None or 0 < begin < size:
-            raise RequestFailure(
-                "the server answers with all of the object, or without its length, and not with a "
-                "range",
-                "final",
-                "use a server that knows ranges, or copy the shards here",
-            )
+            what = "the server answers with all of the object, or without its length, and no range"
+            remedy = "use a server that knows ranges, or copy the shards here"
+            raise RequestFailure(what, kind, remedy)
         return size
 
 

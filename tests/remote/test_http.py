@@ -34,7 +34,7 @@ def test_a_server_that_knows_no_ranges_is_an_error_that_says_so(
     server.always = Fault("whole", None, gone)
     if not without_length:
         assert transport.read(url, 0, 9).data == DATA[:9]
-    with pytest.raises(StorageError, match=r"not with a range \(try 1 of 10\); use a server that"):
+    with pytest.raises(StorageError, match=r"and no range \(try 1 of 10\); use a server that"):
         transport.read(url, 5, 9)
 
 

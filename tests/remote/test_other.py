@@ -26,12 +26,11 @@ class Dropping(MemoryFileSystem):
     protocol = "dropping"
     breaks: ClassVar[list[Exception | None]] = []
     made: ClassVar[list[dict]] = []
-    file: ClassVar[list] = [DATA, 7]  # and its time of change
-    replaced_by: ClassVar[list] = []
+    files: ClassVar[list[tuple[bytes, int]]] = []  # and its time of change; each is read once
 
     def __init__(self, **settings):
         super().__init__(**settings)
-        self.is_broken = False
+        self.error = None
         self.made.append(settings)
 
     @staticmethod
@@ -40,30 +39,24 @@ class Dropping(MemoryFileSystem):
 
     def info(self, path, **settings):
         self._use()
-        data, changed = self.file
-        return {"size": len(data), "created": None, "uid": 1000, "mtime": changed}
+        data, changed = self.files[0]
+        return {"size": len(data), "created": None, "mtime": changed}
 
     def cat_file(self, path, start=None, end=None, **settings):
         self._use()
-        data = self.file[0][start:end]
-        if self.replaced_by:
-            self.file[:] = self.replaced_by.pop()
-        return data
+        data = (self.files.pop(0) if self.files[1:] else self.files[0])[0]
+        return data[start:end]
 
     def _use(self):
-        if self.is_broken:
-            raise OSError("Socket is closed")
-        error = self.breaks.pop(0) if self.breaks else None
-        if error is not None:
-            self.is_broken = True
-            raise error
+        self.error = self.error or (self.breaks.pop(0) if self.breaks else None)
+        if self.error is not None:
+            raise self.error
 
 
 @pytest.fixture
 def dropping():
     fsspec.register_implementation("dropping", Dropping, clobber=True)
-    Dropping.breaks, Dropping.made, Dropping.replaced_by = [], [], []
-    Dropping.file[:] = DATA, 7
+    Dropping.breaks, Dropping.made, Dropping.files = [], [], [(DATA, 7)]
     yield Dropping
     Dropping.clear_instance_cache()
 
@@ -78,7 +71,7 @@ def test_a_file_that_is_replaced_by_one_of_its_size_while_it_is_read_is_read_aga
     dropping, transport
 ):
     new = DATA[::-1]
-    dropping.replaced_by = [(new, 8)]
+    dropping.files.append((new, 8))
     assert transport.read(URL, 0, 9).data == new[:9]
     assert transport.counts.repeated == 1
 
