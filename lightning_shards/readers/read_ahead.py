@@ -161,7 +161,7 @@ class ReadAhead:
             self._read(start)
         first = self.samples.start
         members = [
-            members.part(start - first, stop - first, joined.get((start, stop)))
+            members.at(slice(start - first, stop - first), joined.get((start, stop)))
             for members, joined in zip(self._members, self._joined, strict=True)
         ]
         if not (self._are_read or all(each.are_read for each in members)):

@@ -81,7 +81,7 @@ class Decoding(NamedTuple):
             return classes.number_of
         if decoder in PIXEL_DECODERS and not gives_arrays:
             return lambda data: as_tensor(DECODERS[decoder](data))
-        return JOIN_DECODERS.get(decoder) or DECODERS[decoder]
+        return DECODERS[decoder]
 
     def remedy(self, field: str) -> str:
         """The settings that read what is no whole number, or general advice."""
@@ -200,12 +200,6 @@ def npy_column(members: MemberBytes) -> NDArray[Any] | None:
 
 _LISTS = (*_NUMBERS, "bool", "int8", "uint32", "uint64")
 
-JOIN_DECODERS: dict[object, Callable[[bytes], Any]] = {
-    "float": float,
-    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},
-}
-"""Decoders of numbers and lists of them from joins; no configuration can name them."""
-
 COLUMN_DECODERS: dict[str, Callable[[MemberBytes], NDArray[Any] | None]] = {
     "npy": npy_column,
     "float": lambda members: np.array(list(map(float, members.to_list()))),
@@ -254,9 +248,6 @@ RAW = "raw"
 CLASS = "class"
 """The decoder of names of classes; its function is in the field, because each has its own names."""
 
-LABELS = "labels"
-"""The decoder of maps of classes, ids and depths, which have the type of their file."""
-
 DECODERS: dict[str, Decoder] = {
     RAW: bytes,
     "text": bytes.decode,
@@ -265,15 +256,17 @@ DECODERS: dict[str, Decoder] = {
     "npy": decode_npy,
     "npz": decode_npz,
     **{dtype: partial(_decode_numbers, dtype=dtype) for dtype in _NUMBERS},
+    **{f"list {dtype}": partial(_decode_numbers, dtype=dtype) for dtype in _LISTS},  # of joins
+    "float": float,
     "rgb": partial(_by_images, name="decode_rgb"),
     "gray": partial(_by_images, name="decode_gray"),
     "pil": partial(_by_images, name="decode_pil"),
-    LABELS: partial(_by_images, name="decode_labels"),
+    "labels": partial(_by_images, name="decode_labels"),
     "pickle": pickle.loads,  # refused unless it is named in allow_unsafe
     "pth": _decode_pth,  # refused unless it is named in allow_unsafe
 }
 
-PIXEL_DECODERS = frozenset({"rgb", "gray", LABELS})
+PIXEL_DECODERS = frozenset({"rgb", "gray", "labels"})
 IMAGE_DECODERS = PIXEL_DECODERS | {"pil"}
 UNSAFE_DECODERS = frozenset({"pickle", "pth"})
 

@@ -283,8 +283,8 @@ def _require_decoders(field: Field, allow_unsafe: frozenset[str]) -> None:
     if unknown:
         raise ConfigError(
             f"field {field.name!r} asks for decoder {min(unknown)!r}, which does not exist; "
-            f"take one of {sorted([*DECODERS, CLASS])}, the import path of a function of your own, "
-            "or 'raw' and a transform"
+            f"take one of {sorted(filter(str.isidentifier, [*DECODERS, CLASS]))}, the import path "
+            "of a function of your own, or 'raw' and a transform"
         )
     unsafe = (names & UNSAFE_DECODERS) - allow_unsafe
     if unsafe:

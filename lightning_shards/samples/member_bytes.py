@@ -65,15 +65,10 @@ class MemberBytes:
                 raise ColumnError("a member of this batch is damaged")
             yield member
 
-    def part(self, start: int, stop: int, joined: int | None) -> "MemberBytes":
-        """The members of samples start to stop, whose joined crc32 is `joined`."""
-        starts, sizes = self._starts[start:stop], self._sizes[start:stop]
-        return MemberBytes(self._buffer, starts, sizes, self._checksums[start:stop], joined)
-
-    def at(self, rows: Ints) -> "MemberBytes":
-        """The members of these samples."""
+    def at(self, rows: Ints | slice, joined: int | None = None) -> "MemberBytes":
+        """The members of these samples, whose joined crc32 is `joined`."""
         starts, sizes = self._starts[rows], self._sizes[rows]
-        return MemberBytes(self._buffer, starts, sizes, self._checksums[rows])
+        return MemberBytes(self._buffer, starts, sizes, self._checksums[rows], joined)
 
     def to_list(self) -> list[bytes]:
         """The bytes of each member.

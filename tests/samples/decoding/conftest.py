@@ -9,6 +9,9 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
+from lightning_shards.readers.batch_reader import decode_column
+from lightning_shards.samples.member_bytes import ABSENT, MemberBytes
+
 BACKENDS = ["pillow", "turbo"]
 WIDTH, HEIGHT = 320, 240
 
@@ -29,6 +32,13 @@ def png_of(width, height, depth, pixels):
     head = struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0)
     start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head)
     return start + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+
+
+def column_of(field, parts):
+    """The column that members of these bytes become."""
+    sizes = np.array(list(map(len, parts)))
+    known = np.cumsum(sizes) - sizes, sizes, np.full(len(parts), ABSENT)
+    return decode_column(field, MemberBytes(np.frombuffer(b"".join(parts), np.uint8), *known))
 
 
 @pytest.fixture(scope="session")

@@ -10,9 +10,8 @@ import torch
 from webdataset import autodecode
 
 from lightning_shards.errors import ConfigError, UnsafeError
-from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples.fields import make_fields
-from lightning_shards.samples.member_bytes import ListedBytes
+from tests.samples.decoding.conftest import column_of
 
 MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 ARRAYS = {
@@ -68,7 +67,7 @@ def test_a_member_is_decoded_as_webdataset_does(suffix, packed):
     assert plain(decoded) == plain(expected)
     for array in decoded.values() if isinstance(decoded, dict) else [decoded]:
         assert not isinstance(array, np.ndarray) or array.flags.writeable
-    column = decode_column(field_of(suffix), ListedBytes([data, data]))
+    column = column_of(field_of(suffix), [data, data])
     assert plain(list(column)) == [plain(expected)] * 2
 
 
@@ -82,7 +81,7 @@ def test_arrays_of_any_byte_order_are_numbers_that_torch_has(order):
         assert torch.as_tensor(array).tolist() == ARRAYS["a"].tolist()
     members = [saved(np.save, big), saved(np.save, ARRAYS["a"])]
     for column in ([members[0]] * 2, members):
-        assert decode_column(field_of("npy"), ListedBytes(column)).dtype == np.dtype("=i2")
+        assert column_of(field_of("npy"), column).dtype == np.dtype("=i2")
 
 
 def test_packed_bytes_stay_packed_where_they_are_wanted_raw():

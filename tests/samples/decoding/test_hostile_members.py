@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from lightning_shards.errors import SampleError
-from lightning_shards.readers.batch_reader import decode_column
 from lightning_shards.samples import decoders
 from lightning_shards.samples.fields import make_fields
-from lightning_shards.samples.member_bytes import ListedBytes
-from tests.samples.decoding.conftest import png_of
+from tests.samples.decoding.conftest import column_of, png_of
 
 MEMBERS = {"__key__": "k", "__url__": "0.tar"}
 
@@ -90,5 +88,5 @@ def test_hostile_bytes_are_the_error_of_a_sample(suffix, data, message, monkeypa
     with pytest.raises(SampleError, match=message):
         field_of(suffix).decode(MEMBERS | {suffix: data})
     with pytest.raises(SampleError):
-        decode_column(field_of(suffix), ListedBytes([data, data]))
+        column_of(field_of(suffix), [data, data])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 2**15
