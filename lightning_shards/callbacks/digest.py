@@ -88,12 +88,10 @@ class EpochDigest(pl.Callback):
 
     def _note(self, loaders: list[Any], batch_idx: int) -> None:
         """Note what is counted of each loader at its first batch; a later look is counted apart."""
-        counted = {
-            loader: loader.served
-            for loader in loaders
-            if isinstance(loader, ShardLoader) and loader.served is not None
-        }
-        self._used = counted | self._used if batch_idx else self._used | counted
+        for loader in loaders:
+            served = loader.served if isinstance(loader, ShardLoader) else None
+            if served is not None and (batch_idx == 0 or loader not in self._used):
+                self._used[loader] = served
 
     def _prove(self, loader: Any, name: str, *, is_said: bool) -> None:
         """Prove a loader, unless it is a foreign one or gave no batch."""

@@ -1,19 +1,16 @@
-"""Chains of fits that change batch size and number of ranks, and what they must be trained on."""
+"""Chains of fits that change the batch size, and what they must be trained on."""
 
-import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from forked_programs import ForkedPrograms
 from toy import SAMPLES, Ledger, ToyData, fit_until, positions_of
 
 from lightning_shards.plan.epoch import EpochSchedule
 
 EPOCHS = 3
-RANK_SCRIPT = Path(__file__).with_name("rank.py")
 
 
 @dataclass(frozen=True)
@@ -35,43 +32,8 @@ class Segment:
     """
 
     batch_size: int
-    world_size: int = 1
     stop: tuple[str, int] | None = None
     raises: bool = True
-
-
-Fit = Callable[[Path, Variant, Segment, str | None], dict[str, Any]]
-"""(folder, variant, segment, checkpoint) -> what the model told, and the checkpoint it `saved`."""
-
-
-def fit_here(
-    folder: Path, variant: Variant, segment: Segment, checkpoint: str | None
-) -> dict[str, Any]:
-    """A fit of one rank in this process."""
-    data = ToyData(segment.batch_size, **variant.data)
-    stop = (segment.stop, segment.raises)
-    return fit_until(folder, Ledger(**variant.model), data, checkpoint, stop, **variant.trainer)
-
-
-class Ranks:
-    """Fits on groups of ranks of any size."""
-
-    def __init__(self, programs: ForkedPrograms) -> None:
-        self._programs = programs
-
-    def fit(
-        self, folder: Path, variant: Variant, segment: Segment, checkpoint: str | None
-    ) -> dict[str, Any]:
-        """A fit of as many ranks as the segment has; all of them say the same."""
-        job = {"checkpoint": checkpoint, **asdict(variant), **asdict(segment)}
-        folder.mkdir(parents=True)
-        (folder / "job.json").write_text(json.dumps(job))
-        ranks = segment.world_size
-        output, statuses = self._programs.run([RANK_SCRIPT, folder], folder, ranks=ranks)
-        assert not any(statuses), output[-4000:]
-        answers = [json.loads(path.read_text()) for path in folder.glob("told-*.json")]
-        assert answers == [answers[0]] * ranks
-        return answers[0]
 
 
 class Expectation:
@@ -104,19 +66,22 @@ class Expectation:
         epochs = EpochSchedule(SAMPLES, segment.batch_size, self._remainder)
         limit = self._limit
         if isinstance(limit, float):
-            limit = int(limit * epochs.steps(segment.world_size))
-        steps = epochs.with_limit(limit).steps(segment.world_size, done)
-        return epochs.plan(segment.world_size, done).trained(steps)
+            limit = int(limit * epochs.steps(1))
+        steps = epochs.with_limit(limit).steps(1, done)
+        return epochs.plan(1, done).trained(steps)
 
 
-def run_chain(fit: Fit, folder: Path, variant: Variant, segments: Sequence[Segment]) -> int:
+def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> int:
     """Run a chain and check what it was trained on; the number of resumes in it.
 
     A segment whose stop does not come runs to its end, which is then that of the chain.
     """
     expectation, checkpoint = Expectation(variant), None
     for number, segment in enumerate(segments):
-        told = fit(folder / str(number), variant, segment, checkpoint)
+        data = ToyData(segment.batch_size, **variant.data)
+        stop, model = (segment.stop, segment.raises), Ledger(**variant.model)
+        part = folder / str(number)
+        told = fit_until(part, model, data, checkpoint, stop, **variant.trainer)
         checkpoint = told["saved"]
         if checkpoint is None:
             break

@@ -1,7 +1,5 @@
-"""Ranks for chains of fits, and what Lightning says of what tests do."""
+"""What Lightning says of what tests do."""
 
-import pytest
-from chains import Ranks
 from ignored_warnings import ignored_below
 
 IGNORED = [  # the first one is its own use of torch 2.13
@@ -16,9 +14,3 @@ IGNORED = [  # the first one is its own use of torch 2.13
 
 
 pytest_collection_modifyitems = ignored_below(__file__, *IGNORED)
-
-
-@pytest.fixture(scope="session")
-def ranks(forked_programs):
-    """Fits on groups of ranks of any size."""
-    return Ranks(forked_programs)

@@ -11,7 +11,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from chains import Segment, Variant, run_chain
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toy import (
@@ -185,17 +184,6 @@ def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path):
     trainer.save_checkpoint(tmp_path / "skipped.ckpt")
     model = resumed(tmp_path, tmp_path / "skipped.ckpt", model=SkipsRest())
     assert positions_of(model.steps) == WHOLE | {1: list(range(8))}
-
-
-@pytest.mark.slow
-@pytest.mark.ddp
-def test_ranks_that_should_stop_go_on_with_the_next_sample(ranks, tmp_path):
-    chain = [
-        Segment(2, 2, ("on_train_batch_end", 7), raises=False),
-        Segment(3, 1, ("on_train_batch_end", 0), raises=False),
-        Segment(2, 2),
-    ]
-    assert run_chain(ranks.fit, tmp_path, Variant("max_epochs"), chain) == 2
 
 
 @pytest.mark.usefixtures("_own_signals")

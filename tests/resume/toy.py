@@ -125,7 +125,7 @@ class Ledger(pl.LightningModule):
         loop = self.trainer.fit_loop.epoch_loop
         assert loop._batches_that_stepped == self.global_step, "the x axis of loggers"
         assert {epoch for epoch, _ in batch["pairs"]} <= {self.current_epoch}
-        self.window += self._of_all_ranks(batch["pairs"])
+        self.window += batch["pairs"]
         loss = self.layer(batch["x"]).mean()
         if not self.automatic_optimization:
             optimizer: Any = self.optimizers()
@@ -144,18 +144,11 @@ class Ledger(pl.LightningModule):
         self.steps.append([self.current_epoch, [p for _, p in self.window], rate])
         self.window = []
 
-    def _of_all_ranks(self, pairs: list[Any]) -> list[Any]:
-        if self.trainer.world_size == 1:
-            return pairs
-        found: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(found, pairs)
-        return [pair for of_rank in found for pair in of_rank]
-
     def on_validation_epoch_start(self) -> None:
         self.validated = 0
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.validated += len(self._of_all_ranks(batch["pairs"])) * 100**dataloader_idx
+        self.validated += len(batch["pairs"]) * 100**dataloader_idx
         self.log("val", 1.0, sync_dist=True)
 
     def on_validation_epoch_end(self) -> None:

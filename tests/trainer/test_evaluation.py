@@ -1,11 +1,7 @@
 """Validation, test and prediction: each sample once, from the beginning each time."""
 
-from itertools import chain
-
 import pytest
 from fit_recorder import SWITCHES, VAL, Recorder, all_ids
-
-from lightning_shards import SplitConfig
 
 
 @pytest.mark.parametrize("switch", ["none", "val_check_interval=.5", "reload", "max_steps=20"])
@@ -30,17 +26,3 @@ def test_limited_validations_begin_at_the_beginning_each_time(
     model = Recorder()
     make_trainer(limit_val_batches=limit).fit(model, make_data())
     assert model.validations == [all_ids(VAL)[:samples]] * 3
-
-
-def test_validate_test_and_predict_see_each_sample_once(make_data, make_trainer, pack_shards):
-    model, trainer = Recorder(), make_trainer()
-    data = make_data(
-        test=SplitConfig(pack_shards([1, 4], "test")),
-        predict=SplitConfig(pack_shards([2, 1, 2], "predict")),
-    )
-    trainer.validate(model, data, verbose=False)
-    trainer.test(model, data, verbose=False)
-    predicted = trainer.predict(model, data)
-    assert model.validations == [all_ids(VAL)]
-    assert model.tested == all_ids([1, 4])
-    assert list(chain(*predicted)) == all_ids([2, 1, 2])
