@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_shards import LoaderConfig, SplitConfig
+from lightning_shards import SplitConfig
 from lightning_shards.cli import one_line
-from lightning_shards.errors import ConfigError, TransformError
+from lightning_shards.errors import TransformError
 from lightning_shards.plan.place import Place
 from lightning_shards.samples.crops import DecodeResize
 
@@ -106,15 +106,6 @@ def test_its_error_names_it_and_the_samples_of_the_batch(
         "fields"
     )
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-def test_one_that_cannot_be_pickled_is_refused_at_once(pack_shards, make_module):
-    split = split_of(pack_shards([4]), "indexed", collate_fn=lambda samples: samples)
-    with pytest.raises(ConfigError, match=r"^collate_fn is .*<lambda>, which cannot be sent to w"):
-        make_module(split, num_workers=1).loader("train")
-    threads = LoaderConfig(pool="threads")
-    with make_module(split, num_workers=1, loader=threads).loader("train") as loader:
-        assert len(list(loader)) == 2
 
 
 def test_a_split_has_its_own_and_a_configuration_names_it(pack_shards, make_module):

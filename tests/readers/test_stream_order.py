@@ -117,16 +117,6 @@ def test_a_resumed_stream_draws_from_another_sequence(single_samples):
     assert resumed == shard_draws(NUM_SHARDS, 0, 0, 0, 30, resumed_at=7).tolist()
 
 
-def test_the_rank_is_never_read_from_the_environment(monkeypatch, pack_shards, make_source):
-    source = make_source(pack_shards([4, 3, 5]), shuffle_buffer=4)
-    place = Place(1, 2, 0, 2)
-    expected = ids(source, 4, place)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORKER"):
-        monkeypatch.setenv(name, "41")
-    monkeypatch.setenv("NUM_WORKERS", "43")
-    assert ids(source, 4, place) == expected
-
-
 @pytest.mark.parametrize("counts", [[0, 0, 0, 0, 0, 0, 0, 3], [0] * 60 + [1]])
 def test_empty_shards_do_not_end_a_stream(counts, pack_shards, make_source):
     source = make_source(pack_shards(counts), samples=2000)

@@ -209,17 +209,6 @@ def test_one_sample_of_each_component_is_looked_at_before_a_fit(tmp_path):
     assert "this is component 'labels' of the mixture" in raised.value.__notes__
 
 
-def test_fields_of_other_names_by_sample_transforms_are_refused_by_component(tmp_path):
-    renamed = {"labels": {"sample_transforms": [lambda sample: {"target": sample["label"]}]}}
-    source = mixture(tmp_path, components=renamed).source("train")
-    for make in (
-        partial(source.first_sample, Place()),
-        partial(next, source.batches(Place(), Cursor())),
-    ):
-        with pytest.raises(SampleError, match=r"has no 'image' for its ba(.|\n)*'web', 'labels'"):
-            make()
-
-
 def test_repeats_of_a_mixture_are_in_no_digest(tmp_path):
     source = mixture(tmp_path, split={"remainder": "pad"}, batch_size=7).source("train")
     loaded = list(islice(source.batches(Place(), Cursor()), 5))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from lightning_shards.errors import SampleError
 from lightning_shards.plan.mixture import component_seed
-from lightning_shards.plan.mixture_schedule import WeightChange
 from lightning_shards.plan.place import Cursor, Place
 from tests.readers.mixtures.conftest import COUNTS, PAIR, rows_in_turn, rows_of
 
@@ -57,14 +56,6 @@ def test_each_round_holds_the_weights_whatever_ranks_and_workers_are(
     divisor = gcd(*weights)
     quota = Counter({number: weight // divisor for number, weight in enumerate(weights)})
     assert all(counts == quota for counts in rounds_of(rows, quota.total()))
-
-
-def test_weights_that_change_hold_from_their_round_on(make_mixture):
-    changes = [WeightChange({"labels": 1}, samples=16), WeightChange({"web": 1, "synth": 1}, 1)]
-    source = make_mixture(EIGHT, changes=changes, batch_size=4, rounds=3)
-    rows = rows_in_turn(source, 2, 2)
-    assert rounds_of(rows, 8) == [Counter({0: 5, 1: 2, 2: 1})] * 2 + [Counter({1: 8})]
-    assert rounds_of(rows_in_turn(source, 2, 2, Cursor(1)), 8) == [Counter({0: 4, 2: 4})] * 3
 
 
 @pytest.mark.parametrize("remainder", ["pad", "balanced"])
