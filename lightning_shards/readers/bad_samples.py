@@ -133,18 +133,18 @@ class BadSampleLedger:
         epoch: Number of the epoch.
         are_counted: False while repeats are read, because these samples are counted elsewhere.
         found: Bad samples that `take` has not returned yet.
-        gaps: Bad samples without a substitute so far; None for one that is not counted.
+        gaps: Samples that were planned and have no substitute so far.
     """
 
     max_bad: int | None
     epoch: int = 0
     are_counted: bool = True
     found: list[BadSample] = field(default_factory=list[BadSample])
-    gaps: list[BadSample | None] = field(default_factory=list[BadSample | None])
+    gaps: int = 0
 
     def begin(self, epoch: int) -> None:
         """Begin with the bad samples of another epoch."""
-        self.epoch, self.are_counted, self.found, self.gaps = epoch, True, [], []
+        self.epoch, self.are_counted, self.found, self.gaps = epoch, True, [], 0
 
     def lose(self, sample: Sample, error: Exception) -> None:
         """Leave out a sample that was planned, or raise its error."""
@@ -157,24 +157,20 @@ class BadSampleLedger:
 
     def lose_planned(self, shard: int, samples: Sequence[int], error: Exception) -> None:
         """Leave out these samples, which were planned, or raise the error."""
-        if self.max_bad is None:
-            raise refused(error)
-        if not self.are_counted:
-            self.gaps.extend([None] * len(samples))
-            return
-        most = samples[: self.max_bad + 1]  # an index may claim any number
-        self.gaps.extend(bad_sample(shard, each, error) for each in most)
-        self._require_budget()
+        self.gaps += len(samples)
+        if self.max_bad is None or self.are_counted:
+            self.lose_rest(shard, samples, error)
 
-    def lose_rest(self, shard: int, sample: int, error: Exception) -> None:
-        """Leave out the rest of a shard, of which no sample was planned, or raise the error."""
+    def lose_rest(self, shard: int, samples: Sequence[int], error: Exception) -> None:
+        """Leave out samples of a shard of which none was planned, or raise the error."""
         if self.max_bad is None:
             raise refused(error)
-        self.found.append(bad_sample(shard, sample, error))
-        self._require_budget()
+        most = samples[: self.max_bad + 1]  # an index may claim any number
+        self.found.extend(bad_sample(shard, sample, error) for sample in most)
+        require_budget(self.found, self.max_bad, self.epoch)
 
     def take(self) -> list[BadSample]:
-        """The bad samples since the last call that have been replaced."""
+        """The bad samples since the last call."""
         found, self.found = self.found, []
         return found
 
@@ -189,13 +185,5 @@ class BadSampleLedger:
             yield from self._filled(last or spare())
 
     def _filled(self, sample: Sample) -> Iterator[Sample]:
-        gaps, self.gaps = self.gaps, []
-        for bad in gaps:
-            if bad is not None:
-                self.found.append(bad)
-            yield StandIn(sample)
-
-    def _require_budget(self) -> None:
-        if len(self.found) + len(self.gaps) > (self.max_bad or 0):
-            known = [*self.found, *(bad for bad in self.gaps if bad is not None)]
-            require_budget(known, self.max_bad, self.epoch)
+        gaps, self.gaps = self.gaps, 0
+        return (StandIn(sample) for _ in range(gaps))

@@ -439,7 +439,7 @@ class _Pipeline:
             if left and self._is_planned:
                 ledger.lose_planned(self._first_shard + shard, left, error)
             else:
-                ledger.lose_rest(self._first_shard + shard, number, error)
+                ledger.lose_rest(self._first_shard + shard, [number], error)
 
     def _run(self, samples: Iterator[Sample], ledger: BadSampleLedger) -> Iterator[Sample]:
         """These samples through all stages."""
