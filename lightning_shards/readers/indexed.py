@@ -157,8 +157,8 @@ class IndexedSource(ShardSource):
         """The shards that one worker reads from the cursor on, what fetches ahead, and its sums."""
         opened = OpenShards(self.index, self.cache, storages=self.storages, joined=self.joined)
         if self.storages is None:
-            with opened as shards:
-                yield shards, None, None
+            with opened:
+                yield opened, None, None
             return
         # what is remote is imported by who reads it
         from lightning_shards.remote.ahead import (

@@ -235,14 +235,15 @@ class _Pipeline:
         # where samples may be bad, it is their number that ends the stream
         buffered = self._recipe.shuffle_buffer + 16 + (source.max_bad or 0)
         self._most_opened, self._num_opened = 2 * self._index.num_shards + buffered, 0
-        self._opened: Generator[Sample] | None = None  # goes on over the ends of epochs
-        self._drawn: Iterator[Sample] = iter(())  # the same, shuffled where its place is unknown
-        self._slot, self._num_drawn = 0, 0  # its place: samples of the run that were taken of it
-        self._samples: Generator[Sample] | None = None
+        # samples: those of the epoch. opened: what goes on over the ends of epochs, and drawn: the
+        # same, shuffled where its place is unknown, which is how many of the run were taken of it.
+        self._samples = self._opened = (sample for sample in list[Sample]())
+        self._drawn: Iterator[Sample] = self._opened
+        self._slot, self._num_drawn = -1, 0
 
     def begin(self, worker_epoch: WorkerEpoch) -> None:
         """Begin an epoch."""
-        self._end_epoch()
+        self._samples.close()
         self._worker_epoch, place = worker_epoch, worker_epoch.place
         self._stride = place.world_size * place.num_workers
         self._own = place.worker * place.world_size + place.rank  # its number among these
@@ -262,7 +263,6 @@ class _Pipeline:
         place = self._worker_epoch.place
         if self.draws_from_globals:
             self._seeds.seed_globals(_STAGE_POSITIONS + step * place.world_size + place.rank)
-        assert self._samples is not None  # an epoch has begun
         rows = list(islice(self._samples, size))
         if len(rows) < size:
             if self._is_planned:
@@ -285,16 +285,8 @@ class _Pipeline:
 
     def close(self) -> None:
         """End the pipeline and close what it has open."""
-        self._end_epoch()
-        self._end_draws()
-
-    def _end_epoch(self) -> None:
-        if self._samples is not None:
-            self._samples.close()
-
-    def _end_draws(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        self._samples.close()
+        self._opened.close()
 
     def _is_last(self, step: int) -> bool:
         """Whether this batch is the end of all that was planned for this worker and epoch."""
@@ -316,9 +308,10 @@ class _Pipeline:
             SampleError: No sample comes out.
         """
         slot, before, size = self._share()
-        goes_on = before is None or (size and (self._slot, self._num_drawn) == (slot, before))
-        if self._opened is None or self._source.epochs.pinned or not goes_on:
-            self._end_draws()
+        is_there = (self._slot, self._num_drawn) == (slot, before)
+        goes_on = self._slot >= 0 if before is None else size and is_there
+        if self._source.epochs.pinned or not goes_on:
+            self._opened.close()
             self._slot, self._num_drawn = slot, before or 0
             begin = self._at if before is None else (0, 0)
             draws = slot, self._stride
