@@ -85,19 +85,6 @@ def tables_by_two(published_shards, tmp_path):
     return [ShardTables(source.index, folder, source.storages, (number, 2)) for number in (0, 1)]
 
 
-def test_ranks_are_one_run_of_the_cache_and_jobs_with_the_same_settings_are_others(
-    published_shards, tmp_path, monkeypatch
-):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    names = []
-    for port in ("1", "2", "1"):
-        monkeypatch.setenv("MASTER_PORT", port)
-        source = module(published_shards, tmp_path, loader=ROOMY).source("train")
-        (cache,) = {maker.cache for maker in source.storages.values() if maker.cache}
-        names.append(cache.__reduce__()[1][1])
-    assert names[0] == names[2] != names[1]
-
-
 def test_processes_of_a_node_fetch_each_table_once(published_shards, server, tmp_path, monkeypatch):
     monkeypatch.setattr(ahead, "_OTHERS_S", WITHIN_S)
     both, found = tables_by_two(published_shards, tmp_path), []

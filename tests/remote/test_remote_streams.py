@@ -8,7 +8,6 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import (
-    DamagedShardError,
     IndexMismatchError,
     StorageError,
 )
@@ -61,13 +60,3 @@ def test_no_substitute_hides_an_error_of_the_network(
         list(islice(made, 99))
     assert caught.type is error
     assert "s3cr3t" not in str(caught.value)
-
-
-def test_a_shard_that_was_stored_damaged_is_replaced_if_it_may(published_shards, server, stream):
-    name = "data/shard-000001.tar"
-    server.objects[name] = server.objects[name][:2_000]
-    given = {"on_bad_sample": "substitute", "max_bad": 3}
-    weights = [batch["__weight__"] for batch in stream(published_shards, **given).loader("train")]
-    assert sum(each.sum().item() for each in weights) == 13
-    with pytest.raises(DamagedShardError, match=r"shard-000001.tar is cut short"):
-        batches(stream(published_shards))
