@@ -114,25 +114,6 @@ def make_transport(server: FaultServer, tmp_path: Path) -> Iterator[Callable[...
 
 
 @pytest.fixture(scope="session")
-def face_stores(
-    started_server: FaultServer, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Store]:
-    """Makes the store of a face, whose objects stay until the server is reset."""
-    folder = tmp_path_factory.mktemp("remote")
-    settings = TransportSettings(options_of(started_server), 64, QUICK, str(folder))
-
-    def make(face: str) -> Store:
-        def put(name: str, data: bytes) -> None:
-            started_server.objects[f"data/{name}"] = data
-
-        put("some/data.tar", DATA)
-        transport = RemoteTransport(settings)
-        return Store(transport, lambda name: url_of(started_server, face, name), put)
-
-    return make
-
-
-@pytest.fixture(scope="session")
 def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], RealServer]]:
     """Gives a server of another maker by its name, which is started when it is first asked for."""
     started: dict[str, RealServer] = {}

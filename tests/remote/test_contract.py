@@ -1,7 +1,7 @@
 """What every transport promises, whatever store it reads, and after a fork."""
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,22 +11,22 @@ from real_servers import NAMES
 
 from lightning_shards.errors import IndexMismatchError, ShardError, ShardNotFoundError
 from lightning_shards.remote.transport import RemoteTransport
-from tests.remote.conftest import FACES
+from tests.remote.conftest import FACES, url_of
 from tests.remote.contract import DATA, SIZE, Store
+from tests.remote.published import server_put
 
 pytestmark = pytest.mark.network
 
 
 @pytest.fixture(params=[*FACES, *NAMES, "other"])
-def store(request, server, face_stores) -> Iterator[Store]:
-    if request.param in FACES:
-        store = face_stores(request.param)
-        yield store
-        store.transport.close()
-    elif request.param in NAMES:
-        yield request.getfixturevalue("real_store")(request.param)
-    else:
-        yield request.getfixturevalue("file_store")
+def store(request, server, make_transport) -> Store:
+    if request.param in NAMES:
+        return request.getfixturevalue("real_store")(request.param)
+    if request.param == "other":
+        return request.getfixturevalue("file_store")
+    put = server_put(server)
+    put("some/data.tar", DATA)
+    return Store(make_transport(), lambda name: url_of(server, request.param, name), put)
 
 
 # All examples read the one store that the test was given
@@ -115,14 +115,15 @@ def read_in_fork(transport: RemoteTransport, reads: Sequence[Read]) -> list[byte
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_of_a_process_that_used_obstore_raises_and_never_hangs(
-    server, face_stores, file_store
+    server, make_transport, file_store
 ):
-    stores = [face_stores(face) for face in ("s3", "http", "ais", "hf")]
-    for store in stores:
-        store.transport.read(store.url, 0, 3)
-    reads = [(store.url, 5, 99) for store in stores] + [(file_store.url, 5, 99)]
-    refused, *others = read_in_fork(stores[0].transport, reads)
+    server.objects["data/a.tar"], transport = DATA, make_transport()
+    urls = [url_of(server, face, "a.tar") for face in ("s3", "http", "ais", "hf")]
+    urls.append(file_store.url)
+    for url in urls:
+        assert transport.read(url, 0, 3).data == DATA[:3]
+    refused, *others = read_in_fork(transport, [(url, 5, 99) for url in urls])
     assert others == [DATA[5:99]] * 4
     assert refused.startswith("ConfigError: s3:// was used in process ")
     assert "multiprocessing_context='forkserver'" in refused
-    assert stores[0].transport.read(stores[0].url, 5, 99).data == DATA[5:99]
+    assert [transport.read(url, 5, 99).data for url in urls] == [DATA[5:99]] * 5
