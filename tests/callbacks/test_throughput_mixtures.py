@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
 
-from lightning_shards import DataThroughputMonitor, ExactResume
+from lightning_shards import DataThroughputMonitor
 from tests.callbacks.quiet_fits import KeptMetrics, OneWeight, quiet_trainer
 from tests.mixed_shards import COUNTS, mix_of, module_of
 
@@ -32,24 +31,19 @@ def module(folder: Path, split: dict[str, Any] | None = None, **settings: Any) -
     return module_of(folder, mix_of(folder / "shards", NAMES), split, **settings)
 
 
-def fit(folder: Path, data: Any, **options: Any) -> tuple[Noting, KeptMetrics, pl.Trainer]:
-    model, logger, checkpoint = Noting(), KeptMetrics(), options.pop("ckpt_path", None)
-    callbacks = [ExactResume(), DataThroughputMonitor()]
-    options = {"log_every_n_steps": 2, "logger": logger} | options
-    trainer = quiet_trainer(folder, callbacks, **options)
-    trainer.fit(model, data, ckpt_path=checkpoint)
-    return model, logger, trainer
-
-
-def figures(samples: Any) -> dict[str, float]:
-    """What is logged after so many samples of each component."""
-    told = dict(zip(NAMES, samples, strict=True))
-    passes = {f"data/component/{name}/passes": told[name] / SIZES[name] for name in NAMES}
-    return {f"data/component/{name}/samples": told[name] for name in NAMES} | passes
+def fit(folder: Path, data: Any, **options: Any) -> tuple[Noting, KeptMetrics]:
+    model, logger = Noting(), KeptMetrics()
+    options |= {"log_every_n_steps": 2, "logger": logger}
+    quiet_trainer(folder, [DataThroughputMonitor()], **options).fit(model, data)
+    return model, logger
 
 
 def counted(rows: list[list[int]]) -> dict[str, float]:
-    return figures(np.bincount([row for step in rows for row in step], minlength=3).tolist())
+    """What is logged after these rows."""
+    samples = np.bincount([row for step in rows for row in step], minlength=3).tolist()
+    told = dict(zip(NAMES, samples, strict=True))
+    passes = {f"data/component/{name}/passes": told[name] / SIZES[name] for name in NAMES}
+    return {f"data/component/{name}/samples": told[name] for name in NAMES} | passes
 
 
 @pytest.mark.parametrize(
@@ -60,22 +54,10 @@ def counted(rows: list[list[int]]) -> dict[str, float]:
     ],
 )
 def test_what_is_logged_is_what_was_trained(tmp_path: Path, split: dict[str, Any]) -> None:
-    model, logger, _ = fit(tmp_path, module(tmp_path, split), max_epochs=3)
+    model, logger = fit(tmp_path, module(tmp_path, split), max_epochs=3)
     assert list(logger.by_step("component")) == [1, 3, 5, 7, 9, 11]
     for step, told in logger.by_step("component").items():
         assert told == pytest.approx(counted(model.rows[: step + 1]))
-
-
-def test_after_a_resume_they_go_on_with_the_run(tmp_path: Path) -> None:
-    path = tmp_path / "half.ckpt"
-    first, _, trainer = fit(tmp_path, module(tmp_path), max_steps=6)
-    trainer.save_checkpoint(path)
-    data = module(tmp_path, batch_size=4)
-    options: dict[str, Any] = {"ckpt_path": path, "max_epochs": 3, "log_every_n_steps": 1}
-    model, logger, _ = fit(tmp_path, data, **options)
-    told = list(logger.by_step("component").values())
-    assert told[0] == pytest.approx(counted(first.rows + model.rows[:2]))
-    assert told[-1] == pytest.approx(counted(first.rows + model.rows)) == figures([60, 24, 12])
 
 
 def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: Path) -> None:
@@ -85,5 +67,5 @@ def test_nothing_is_logged_where_a_cursor_says_nothing_of_components(tmp_path: P
         (module_of(tmp_path, {}, own), {}),
         (module(tmp_path), {"overfit_batches": 2}),
     ):
-        _, logger, _ = fit(tmp_path, data, max_epochs=2, **options)
+        _, logger = fit(tmp_path, data, max_epochs=2, **options)
         assert logger.by_step("component") == {}

@@ -72,8 +72,16 @@ def drawn_by_torchs_worker(worker):
     return float(np.random.RandomState(np.array(words, dtype=np.uint32)).random_sample())
 
 
+@pytest.fixture
+def float64():
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize("start_method", ["forkserver", "fork"])
-def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid):
+def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid, float64):
     is_forked = start_method == "fork"
     main = getattr(sys.modules["__main__"], "__file__", None) if is_forked else None
     told = told_by(start(ProcessPool(2, start_method=start_method), Tells()))
@@ -84,22 +92,10 @@ def test_a_worker_finds_what_one_of_torch_would(start_method, start, server_pid)
             "drawn": drawn_by_torchs_worker(worker),
             "main": main,
             "parent": os.getpid(),
-            "type": torch.float32,
+            "type": torch.float64,  # the default type in the trainer
             "environments": [None if is_forked else environment(), environment()],
         }
     assert get_worker_info() is None
-
-
-@pytest.fixture
-def float64():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
-def test_the_default_type_of_torch_is_that_of_the_trainer(start, server_pid, float64):
-    assert told_by(start(ProcessPool(1), Tells()), 1)[0]["type"] is torch.float64
 
 
 def test_streams_share_a_server_that_ends_when_none_uses_it(start, server_pid):

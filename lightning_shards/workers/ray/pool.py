@@ -4,7 +4,6 @@ Ray places the actors, starts them again when they or their nodes die, and repea
 were lost. All that is decided here is the numbers of the batches that a call asks for.
 """
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -101,34 +100,28 @@ class RayPool:
         affinity: Any = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         kind = ray.remote(max_restarts=-1, max_task_retries=self.most_retries)(BatchMaker)
         apart = replace(place, num_nodes=place.world_size)  # it shares no disk with other ranks
-        strategy, until = "SPREAD", time.perf_counter() + _PLACED_S
+        strategy = "SPREAD"
         for worker in range(self.num_workers):
             placed = kind.options(num_cpus=cpus, scheduling_strategy=strategy)
             worker_place = apart.with_worker(worker, self.num_workers)
             actors.append(placed.remote(worker_place, default_dtype_name()))
             if self.placement == "PACK" and worker == 0:
-                strategy = affinity(self._wait_for_start(actors, until, cpus)[0].node, soft=True)
-        return self._wait_for_start(actors, until, cpus)
+                strategy = affinity(self._wait_for_start(actors, cpus)[0].node, soft=True)
+        return self._wait_for_start(actors, cpus)
 
-    def _wait_for_start(
-        self, actors: Sequence[Any], until: float, cpus: float
-    ) -> list[Whereabouts]:
+    def _wait_for_start(self, actors: Sequence[Any], cpus: float) -> list[Whereabouts]:
         asked = [actor.whereabouts.remote() for actor in actors]
-        waiting: Sequence[Any] = asked
-        while waiting:
-            _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=CHECK_S)
-            raise_if_cancelled()
-            if waiting and time.perf_counter() > until:
-                has, free = (
-                    resources.get("CPU", 0)
-                    for resources in (ray.cluster_resources(), ray.available_resources())
-                )
-                raise ConfigError(
-                    f"{len(waiting)} of {count_of(self.num_workers, 'actor')} with {cpus:g} CPUs "
-                    f"each have not started in {_PLACED_S:g} s; the cluster has {has:g} CPUs, of "
-                    f"which {free:g} are free: add nodes, or lower num_workers or "
-                    "ray.cpus_per_worker"
-                )
+        _, waiting = ray.wait(asked, num_returns=len(asked), timeout=_PLACED_S)
+        if waiting:
+            has, free = (
+                resources.get("CPU", 0)
+                for resources in (ray.cluster_resources(), ray.available_resources())
+            )
+            raise ConfigError(
+                f"{len(waiting)} of {count_of(self.num_workers, 'actor')} with {cpus:g} CPUs each "
+                f"have not started in {_PLACED_S:g} s; the cluster has {has:g} CPUs, of which "
+                f"{free:g} are free: add nodes, or lower num_workers or ray.cpus_per_worker"
+            )
         return ray.get(asked)
 
 
