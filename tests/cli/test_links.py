@@ -62,15 +62,6 @@ def test_subclass_mode_takes_any_data_module_and_the_flat_form(flat, make_cli, c
     assert made.datamodule.splits["train"] == SplitConfig("train-{000..003}.tar", batch_size=2)
 
 
-def test_a_yaml_and_its_interpolations_are_one_file(make_cli, config, monkeypatch):
-    monkeypatch.setenv("SHARDS", "/data")
-    data = config["data"] | {"batch_size": "${trainer.max_epochs}", "seed": "${data.batch_size}"}
-    data["train"] = {"urls": "${oc.env:SHARDS}/train-{000..003}.tar", "batch_size": "${data.seed}"}
-    made = make_cli(data=data, trainer=config["trainer"] | {"max_epochs": 7}).datamodule
-    assert (made.batch_size, made.seed) == (7, 7)
-    assert made.splits["train"] == SplitConfig("/data/train-{000..003}.tar", batch_size=7)
-
-
 @pytest.mark.usefixtures("transforms")
 def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, config, tmp_path):
     named = {"class_path": "my_transforms.Times", "init_args": {"factor": 4}}
@@ -96,6 +87,7 @@ def test_a_saved_config_says_what_was_named_and_makes_the_same_module(make_cli, 
         ("${trainer.max_epochs}", ["--trainer.max_epochs=9"], 9),
         ("${..trainer.max_epochs}", [], 7),
         ("${oc.select:nowhere,${trainer.max_epochs}}", [], 7),
+        ("${oc.decode:${oc.env:PL_GLOBAL_SEED}}5", [], 5),
         (1, ["--data.batch_size=${.loader.prefetch_factor}"], 4),
     ],
 )

@@ -39,17 +39,6 @@ def test_options_change_one_set_and_leave_the_others(options, changed, make_cli,
     assert list(found) == ["val/web", "val/by-hand"]
 
 
-def test_a_set_may_be_an_interpolation_or_hold_one(make_cli, sets):
-    given = {
-        "seen": "${data.train}",
-        "web": {"urls": "w.tar", "batch_size": "${data.train.batch_size}"},
-    }
-    assert sets_of(make_cli(data=sets(given))) == {
-        "val/seen": SplitConfig("train-{000..003}.tar", batch_size=8),
-        "val/web": SplitConfig("w.tar", batch_size=8),
-    }
-
-
 @pytest.mark.parametrize(
     "text", ["data:\n  val: a.tar\n  val: b.tar\n", "data: {val: a, val: b}\n"]
 )

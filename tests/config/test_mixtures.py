@@ -104,13 +104,6 @@ def test_a_component_may_have_any_identifier_for_its_name(name):
     assert train.mix == {name: ComponentConfig("web-{0..3}.tar", weight=3)}
 
 
-def test_no_secret_of_a_component_is_shown():
-    mix = {"web": {"urls": "https://user:secret@host/a.tar?X-Signature=secret", "weight": 1}}
-    shown = repr(SplitConfig(mix=mix, dataset_size=1))
-    assert "host/a.tar" in shown
-    assert "secret" not in shown
-
-
 def with_web(**settings: Any) -> dict[str, Any]:
     return {"mix": MIX | {"web": {"urls": "a.tar", "weight": 1} | settings}}
 

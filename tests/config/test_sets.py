@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from lightning_shards import ShardDataModule, SplitConfig
 from lightning_shards.errors import ConfigError
@@ -31,13 +30,10 @@ def test_a_set_is_given_as_a_split_is(setting):
     }
 
 
-@pytest.mark.parametrize("form", ["dict", "DictConfig", "path"])
-def test_sets_are_read_from_a_configuration_of_any_form(form, tmp_path):
-    settings = {**FIELDS, "val_sets": {"web": "w.tar", "by-hand": {"urls": "${val_sets.web}"}}}
-    config: Any = settings if form == "dict" else OmegaConf.create(settings)
-    if form == "path":
-        config = tmp_path / "config.yaml"
-        OmegaConf.save(OmegaConf.create(settings), config)
+def test_sets_are_read_from_a_configuration(tmp_path):
+    config = tmp_path / "config.yaml"
+    sets = "{web: w.tar, by-hand: {urls: '${val_sets.web}'}}"
+    config.write_text(f"fields: {{label: cls}}\nval_sets: {sets}\n")
     module = ShardDataModule.from_config(config)
     assert module.eval_names("val") == ["val/web", "val/by-hand"]
     assert module.splits["val/by-hand"] == SplitConfig("w.tar")
