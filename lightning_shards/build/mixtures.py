@@ -154,21 +154,15 @@ def component_rows(description: SourceDescription, epochs: int | None) -> list[d
     if description.mixture is None or description.index is None:
         return []
     slots = description.mixture.slots
-    ends = {"epoch_0": 1} | ({} if epochs is None else {"run": epochs})
-    size = slots.epoch_samples
-    spans = {span: _samples_between(slots, 0, end * size) for span, end in ends.items()}
-    rows: list[dict[str, Any]] = []
-    for number, part in enumerate(description.index.components):
-        known = part.known_samples
-        row: dict[str, Any] = {
-            "component": slots.names[number],
-            "samples": known,
-            "shards": part.num_shards,
-        }
-        for span, samples in spans.items():
-            row[f"in_{span}"] = samples[number]
-            row[f"passes_of_{span}"] = samples[number] / known if known else None
-        rows.append(row)
+    rows: list[dict[str, Any]] = [
+        {"component": name, "samples": part.known_samples, "shards": part.num_shards}
+        for name, part in zip(slots.names, description.index.components, strict=True)
+    ]
+    for span, end in {"epoch_0": 1, "run": epochs or 0}.items():
+        held = _samples_between(slots, 0, end * slots.epoch_samples)
+        for row, samples in zip(rows, held, strict=True) if end else ():
+            row[f"in_{span}"] = samples
+            row[f"passes_of_{span}"] = samples / row["samples"] if row["samples"] else None
     return rows
 
 

@@ -69,8 +69,6 @@ def test_far_counts_are_exact():
         (WeightChange({"web": 1}), "got epoch=None and samples=None; give one"),
         (WeightChange({"web": 1}, epoch=-1), "got one at sample -800 of the run behind one at 0;"),
         (WeightChange({"web": 1}, samples=7), "first round of the run, which has 8 samples, where"),
-        (WeightChange({"web": 1}, epoch=2**60), r"before sample 2\*\*62 of the run, got epoch=11"),
-        (WeightChange({"web": 1}, samples=2**62), r"run, got samples=4611686018427387904; let it"),
         (WeightChange({"wep": 1}, epoch=1), "got 'wep'; its components are web, labels, synth"),
         (WeightChange({"web": 0}, epoch=1), "web, labels, synth are all 0;"),
         (WeightChange({"web": 3, "labels": 3, "synth": 3.1}, epoch=1), "the least round is 6"),
@@ -255,7 +253,6 @@ def test_a_component_without_samples_cannot_be_weighed_by_them(by):
         ([], "needs at least one component, got none; name one below mix"),
         (["web-2"], "must be an identifier other than .*, got 'web-2'; use letters"),
         (["shortest"], "other than shortest and longest, got 'shortest';"),
-        (["web", "Web"], "upper and lower case, got 'web' and 'Web'; rename"),
     ],
 )
 def test_names_that_components_cannot_have_are_refused(names, message):
