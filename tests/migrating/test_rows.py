@@ -1,4 +1,4 @@
-"""What those who come from webdataset are promised: each row of the page's table is true.
+"""What those who come from webdataset are guaranteed, in the names of its tests.
 
 The same tars go through webdataset and through this package, and the values are equal.
 """

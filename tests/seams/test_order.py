@@ -67,16 +67,17 @@ ORDERS = pytest.mark.parametrize(
 )
 
 
+def on_every_order(*strategies):
+    """Lets a test draw an order of each kind, an epoch, and what is given."""
+    return lambda test: ORDERS(FEW(given(st.data(), EPOCHS, *strategies)(test)))
+
+
 def ids(array):
-    assert array.dtype == np.int64
-    assert array.ndim == 2
-    assert array.shape[1] == 2
+    assert (array.dtype, array.ndim, array.shape[1]) == (np.int64, 2, 2)
     return list(map(tuple, array.tolist()))
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS, POSITIONS)
+@on_every_order(POSITIONS)
 def test_any_cut_gives_what_the_whole_gives(orders, data, epoch, span):
     order, cut = data.draw(orders), data.draw(st.integers(*span))
     whole = ids(order.at(epoch, *span))
@@ -85,9 +86,7 @@ def test_any_cut_gives_what_the_whole_gives(orders, data, epoch, span):
     assert pickle.loads(pickle.dumps(order)).at(epoch, *span).tolist() == list(map(list, whole))
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS, st.lists(st.integers(0, 40), min_size=2, max_size=9))
+@on_every_order(st.lists(st.integers(0, 40), min_size=2, max_size=9))
 def test_spans_are_given_one_after_the_other(orders, data, epoch, bounds):
     order, bounds = data.draw(orders), sorted(bounds)
     spans = list(zip(bounds[::2], bounds[1::2], strict=False))
@@ -95,9 +94,7 @@ def test_spans_are_given_one_after_the_other(orders, data, epoch, bounds):
     assert ids(order.at_spans(epoch, spans)) == expected
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS)
+@on_every_order()
 def test_an_epoch_holds_samples_that_it_repeats(orders, data, epoch):
     order = data.draw(orders)
     served = ids(order.at(epoch, 0, order.samples))
@@ -108,9 +105,7 @@ def test_an_epoch_holds_samples_that_it_repeats(orders, data, epoch):
         assert len(set(served)) == order.samples
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS, st.integers(0, 60), st.integers(1, 40))
+@on_every_order(st.integers(0, 60), st.integers(1, 40))
 def test_more_candidates_begin_with_the_same_ones(orders, data, epoch, position, count):
     order = data.draw(orders)
     candidates = ids(order.following(epoch, position, count))
@@ -118,9 +113,7 @@ def test_more_candidates_begin_with_the_same_ones(orders, data, epoch, position,
     assert ids(order.following(epoch, position, count - 1)) == candidates[:-1]
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS)
+@on_every_order()
 def test_any_sample_of_the_data_set_may_stand_for_a_bad_one(orders, data, epoch):
     """So that a search ends, if it reaches far enough, at the only good one."""
     order = data.draw(orders)
@@ -130,17 +123,13 @@ def test_any_sample_of_the_data_set_may_stand_for_a_bad_one(orders, data, epoch)
         assert sorted(ids(candidates)) == sorted(ids(order.at(epoch, 0, order.samples)))
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS, POSITIONS)
+@on_every_order(POSITIONS)
 def test_the_footing_holds_all_that_is_drawn(orders, data, epoch, span):
     order = data.draw(orders)
     assert set(ids(order.footing(epoch, *span))) >= set(ids(order.at(epoch, *span)))
 
 
-@ORDERS
-@FEW
-@given(st.data(), EPOCHS, POSITIONS)
+@on_every_order(POSITIONS)
 def test_the_arrays_belong_to_who_asked(orders, data, epoch, span):
     order = data.draw(orders)
     before = ids(order.at(epoch, *span))
@@ -154,10 +143,8 @@ def test_the_arrays_belong_to_who_asked(orders, data, epoch, span):
     assert ids(order.at(epoch, *span)) == before
 
 
-@ORDERS
-@FEW
-@given(st.data())
-def test_the_identity_is_plain_and_names_the_sampling(orders, data):
+@on_every_order()
+def test_the_identity_is_plain_and_names_the_sampling(orders, data, epoch):
     order = data.draw(orders)
     identity = order.identity()
     assert isinstance(identity["sampling"], str)

@@ -136,15 +136,11 @@ def processes_of(stream):
 
 
 @ALSO_ON_RAY
-def test_batches_come_in_step_order_over_epoch_ends(pool, start, source):
-    expected = expected_batches(source, pool.describe().num_producers, 8)
-    assert plain(take(start(source), 8)) == plain(expected)
-
-
-def test_a_stream_begins_at_its_cursor(pool, start, source):
-    cursor = Cursor(epoch=1, samples=4)
-    expected = expected_batches(source, pool.describe().num_producers, 3, cursor)
-    assert plain(take(start(source, cursor), 3)) == plain(expected)
+@pytest.mark.parametrize(("cursor", "number"), [(START, 8), (Cursor(epoch=1, samples=4), 3)])
+def test_batches_come_in_step_order_from_any_cursor(pool, start, source, cursor, number):
+    """Over ends of epochs too."""
+    expected = expected_batches(source, pool.describe().num_producers, number, cursor)
+    assert plain(take(start(source, cursor), number)) == plain(expected)
 
 
 def test_a_pool_starts_any_number_of_streams(start, source):
