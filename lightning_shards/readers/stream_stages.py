@@ -23,7 +23,7 @@ from lightning_shards.readers.recipe import Stage
 from lightning_shards.readers.source import ServedSample, Source
 from lightning_shards.samples.collate import LoadedBatch, Sample
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.members import KnownKeys, split_error
+from lightning_shards.shards.members import repeat_of, split_error
 from lightning_shards.shards.patterns import expand_urls
 from lightning_shards.shards.storage.pipes import StreamOnlyStorage
 from lightning_shards.shards.storage.protocol import Storage
@@ -150,12 +150,12 @@ def read_shard(
         DamagedShardError: It cannot be read to its end, or holds another number of samples.
         SampleError: The members of a sample are not adjacent.
     """
-    number, read_by, keys = skip, storages or Storages(), KnownKeys(_MOST_KEYS)
+    number, read_by, keys = skip, storages or Storages(), dict[str, frozenset[str]]()
     try:
         for sample in _samples(url, skip, read_by.of(url)):
             _require_count(number != expected, url, f"more than {number}", expected)
             suffixes = [name for name in sample if not name.startswith("__")]
-            if keys.add(sample["__key__"], suffixes) == "split":
+            if repeat_of(sample["__key__"], suffixes, keys, _MOST_KEYS) == "split":
                 raise split_error(url, sample["__key__"], suffixes)
             yield sample
             number += 1

@@ -76,9 +76,7 @@ def made_once(
         cache.make_folder(path.parent)
         # what is there is read without a lock, of a folder that is read-only, too
         with nullcontext() if path.exists() else _alone(path.with_suffix(".lock")):
-            opened = cache.open(path)
-            if opened is not None:
-                os.close(opened)
+            if path.exists():
                 try:
                     return read(path)
                 except (OSError, EOFError, LookupError, TypeError, ValueError) as error:

@@ -225,9 +225,9 @@ def find_repeats(table: MemberTable) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {"split": [], "duplicate": []}
     keys, starts = table.keys.tobytes(), table.key_starts.tolist()
     if len({keys[start:stop] for start, stop in pairwise(starts)}) < table.num_samples:
-        known = KnownKeys()
+        known: dict[str, frozenset[str]] = {}
         for sample in range(table.num_samples):
-            kind = known.add(table.key(sample), table.suffixes_of(sample))
+            kind = repeat_of(table.key(sample), table.suffixes_of(sample), known)
             if kind:
                 found[kind].append(sample)
     return found
@@ -238,27 +238,28 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return _frozen(np.concatenate([[0], np.cumsum(lengths)]))
 
 
-class KnownKeys:
-    """The suffixes that came with each key of a shard so far, of `most` keys at most.
+def repeat_of(
+    key: str, suffixes: Iterable[str], known: dict[str, frozenset[str]], most: int = sys.maxsize
+) -> Literal["", "split", "duplicate"]:
+    """What a sample is if its key came before in its shard.
 
     A sample is a run of adjacent members with one key. Where its members are apart, as where a tar
     was appended to, readers would make several samples with different fields of it, and optional
     fields would hide that. So a key that comes again with other suffixes alone is an error of
     training.
+
+    Args:
+        key: The key.
+        suffixes: What its members are.
+        known: The suffixes that came with each key so far, to which these are added.
+        most: Keys that are known at most.
     """
-
-    def __init__(self, most: int = sys.maxsize) -> None:
-        self._suffixes: dict[str, frozenset[str]] = {}
-        self._most = most
-
-    def add(self, key: str, suffixes: Iterable[str]) -> Literal["", "split", "duplicate"]:
-        """Note a sample; what it is if its key came before."""
-        now, before = frozenset(suffixes), self._suffixes.get(key)
-        if len(self._suffixes) < self._most:
-            self._suffixes[key] = now | (before or now)
-        if before is None:
-            return ""
-        return "split" if before.isdisjoint(now) else "duplicate"
+    now, before = frozenset(suffixes), known.get(key)
+    if len(known) < most:
+        known[key] = now | (before or now)
+    if before is None:
+        return ""
+    return "split" if before.isdisjoint(now) else "duplicate"
 
 
 def split_error(url: str, key: str, suffixes: Iterable[str]) -> SampleError:
