@@ -23,7 +23,7 @@ from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.samples.fields import GivenClasses
-from lightning_shards.samples.generators import SampleSeeds
+from lightning_shards.samples.generators import SampleSeeds, preserved_globals
 from lightning_shards.samples.transforms import SampleTransform, SampleTransforms, Transform
 
 
@@ -115,7 +115,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         """
         positions = list(map(self._position, numbers))
         transforms = self._recipe.keyed(SampleSeeds(self._data.seed, self._epoch))
-        with transforms.keeping_globals():
+        with preserved_globals(are_drawn=transforms.draws_from_globals):
             return [self._sample(position, transforms) for position in positions]
 
     def _position(self, number: int) -> int:

@@ -39,6 +39,7 @@ from lightning_shards.samples.collate import (
 )
 from lightning_shards.samples.decoders import CLASS, COLUMN_DECODERS, Decoding
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.generators import preserved_globals
 from lightning_shards.samples.member_bytes import ABSENT, Ints, MemberBytes
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena
@@ -309,7 +310,7 @@ class BatchReader:
         self._clock.lap("decode", begin, "collate")
         if transforms.is_empty:
             return columns
-        with transforms.keeping_globals():
+        with preserved_globals(are_drawn=transforms.draws_from_globals):
             return self._transformed(part, keys, columns)
 
     def _joined(
@@ -342,7 +343,7 @@ class BatchReader:
         for part in parts:
             fields, transforms = self._fields[part.recipe], self._transforms[part.recipe]
             decoders = {name: decoder_of(field) for name, field in fields.items()}
-            with transforms.keeping_globals():
+            with preserved_globals(are_drawn=transforms.draws_from_globals):
                 samples = self._samples(part, keys, decoders)
                 for row, sample in zip(part.of(range(len(keys))), samples, strict=True):
                     rows[row] = sample

@@ -12,7 +12,6 @@ from contextlib import (
     ExitStack,
     closing,
     contextmanager,
-    nullcontext,
     suppress,
 )
 from dataclasses import dataclass
@@ -346,7 +345,7 @@ class WorkerBatches:
 
     def _keeping_globals(self) -> AbstractContextManager[None]:
         draw = any(transforms.draws_from_globals for transforms in self._transforms)
-        return preserved_globals() if draw else nullcontext()
+        return preserved_globals(are_drawn=draw)
 
     def _rows(self, start: int, stop: int) -> tuple[list[Sample], dict[int, BadSample]]:
         """The rows at these positions of the epoch, and the bad samples by row."""

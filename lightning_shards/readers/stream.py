@@ -5,7 +5,7 @@ comes next. A data set alone is one pipeline.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 
@@ -186,7 +186,7 @@ class StreamSource(ShardSource):
             each.begin(worker_epoch)
         draws_from_globals = any(each.draws_from_globals for each in pipelines)
         for step in worker_epoch.own_steps():
-            with preserved_globals() if draws_from_globals else nullcontext():
+            with preserved_globals(are_drawn=draws_from_globals):
                 rows, numbers = self._rows(pipelines, worker_epoch, step)
                 weights = worker_epoch.weights(step)
                 weights = weights if self.max_bad is None else weights_of(rows, weights)

@@ -14,6 +14,7 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError, require_at_least, require_library
 from lightning_shards.samples.images import MAX_PIXELS
+from lightning_shards.samples.tensors import load_torch
 
 if TYPE_CHECKING:
     import torch
@@ -79,14 +80,12 @@ class DecodeAudioClip:
             start = float(rng.uniform(0, max(_length_s(decoder.metadata) - self.seconds, 0)))
         first, seconds = begin + start, self._num_samples / self.sample_rate
         found = decoder.get_samples_played_in_range(first, first + seconds).data
-        num_samples = min(self._num_samples, found.shape[1])
-        if self.seconds is None:
-            if num_samples == self._num_samples:
-                raise ValueError(f"it has {num_samples} samples or more; set seconds")
-            return found
-        clip = found.new_zeros(self.num_channels, self._num_samples)
-        clip[:, :num_samples] = found[:, :num_samples]
-        return clip
+        missing = self._num_samples - found.shape[1]
+        if self.seconds is not None:
+            return load_torch().nn.functional.pad(found, (0, missing))  # less than 0 cuts
+        if missing <= 0:
+            raise ValueError(f"it has {self._num_samples} samples or more; set seconds")
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

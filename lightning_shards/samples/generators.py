@@ -66,8 +66,14 @@ def _globals_state() -> tuple[Any, ...]:
 
 
 @contextmanager
-def preserved_globals() -> Generator[None]:
-    """Restore the global generators afterwards, so that loading never disturbs the model."""
+def preserved_globals(*, are_drawn: bool = True) -> Generator[None]:
+    """Restore the global generators afterwards, so that loading never disturbs the model.
+
+    Nothing is done where nothing draws from them.
+    """
+    if not are_drawn:
+        yield
+        return
     python, legacy, tensors = _globals_state()
     try:
         yield

@@ -6,7 +6,6 @@ new ones. Attributes say what it wants: see `takes_bytes`, `takes_arrays` and `t
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -19,7 +18,6 @@ from lightning_shards.samples.generators import (
     may_draw_from_globals,
     outside_workers,
     own_generators,
-    preserved_globals,
     takes_rng,
 )
 from lightning_shards.samples.stage_clock import StageClock
@@ -172,6 +170,7 @@ class SampleTransforms:
     Attributes:
         sample_transforms: As given.
         is_empty: Whether there are none.
+        draws_from_globals: Whether they may draw from generators that all threads share.
     """
 
     def __init__(
@@ -245,10 +244,6 @@ class SampleTransforms:
             sample[name] = step.made(sample, value, rng)
             begin = self._clock.lap("decode" if decodes else "transform", begin, "transform")
         return sample
-
-    def keeping_globals(self) -> AbstractContextManager[None]:
-        """A context for one batch, which restores the global generators if these may use them."""
-        return preserved_globals() if self.draws_from_globals else nullcontext()
 
 
 def takes_bytes(transform: Transform | None) -> bool:
