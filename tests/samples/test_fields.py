@@ -79,6 +79,8 @@ def test_bytes_that_cannot_be_decoded_name_sample_member_and_remedy():
         ({"x": "__key__"}, {}, r"suffixes \['__key__'\].*batches have `__key__` anyway"),
         ({"x": "png;"}, {}, r"suffixes \['png', ''\].*none empty"),
         ({"x": ""}, {}, r"suffixes \[''\]"),
+        ({"x": "?"}, {}, r"suffixes \[''\]"),
+        ({"x": "jpg?;png"}, {}, r"suffixes \['jpg\?', 'png'\].*a `\?` only after all"),
     ],
 )
 def test_fields_that_cannot_be_are_refused(fields, decoders, message):

@@ -2,7 +2,6 @@
 
 import io
 import os
-import tarfile
 import zlib
 
 import numpy as np
@@ -12,7 +11,6 @@ from lightning_shards.errors import SampleError
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.readers.batch_reader import BatchReader
 from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.readers.recipe import Recipe, ShardSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
@@ -50,30 +48,30 @@ def members(request):
     return [members_of(n, request.param if n in LARGER else 5) for n in range(SAMPLES)]
 
 
-def pack(path, members):
-    with tarfile.open(path, "w") as tar:
-        for number, sample in enumerate(members):
-            for suffix, content in sample.items():
-                info = tarfile.TarInfo(f"{number:03}.{suffix}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-
-
-def served(tmp_path, members, now, *, buffer=None, **transforms):
-    """The batches of a shard that was indexed with `members` and holds `now`; None for bad ones."""
+@pytest.fixture
+def served(tmp_path, write_tar):
+    """Gives the batches of a shard that was indexed with `members` and holds `now`; None: bad."""
     path = tmp_path / "shard.tar"
-    pack(path, members)
-    index = load_index([str(path)], cache=CacheFolder(tmp_path))
-    build_tables(index.urls, TableStore(CacheFolder(tmp_path), with_crc32=True))
-    stat = path.stat()
-    pack(path, now)
-    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
-    ids = np.array([(0, n) for n in range(SAMPLES)])
-    with OpenShards(index, CacheFolder(tmp_path)) as shards:
-        made = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
-        made.look_up(ids, [range(*span) for span in SPANS], [seeds])
-        return [one(made, number) for number in range(len(SPANS))]
+
+    def pack(members):
+        samples = enumerate(members)
+        write_tar(path, [(f"{n:03}.{suffix}", of[suffix]) for n, of in samples for suffix in of])
+
+    def serve(members, now, **transforms):
+        pack(members)
+        index = load_index([str(path)], cache=CacheFolder(tmp_path))
+        build_tables(index.urls, TableStore(CacheFolder(tmp_path), with_crc32=True))
+        stat = path.stat()
+        pack(now)
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
+        ids = np.array([(0, n) for n in range(SAMPLES)])
+        with OpenShards(index, CacheFolder(tmp_path)) as shards:
+            made = BatchReader(shards, ALONE, StageClock())
+            made.look_up(ids, [range(*span) for span in SPANS], [seeds])
+            return [one(made, number) for number in range(len(SPANS))]
+
+    return serve
 
 
 def one(made, number):
@@ -105,10 +103,8 @@ def as_it_is(value):
 
 
 @pytest.mark.parametrize("transforms", [{}, {"x": as_it_is}], ids=["plain", "transformed"])
-def test_what_is_whole_is_served(tmp_path, members, transforms):
-    for (start, stop), batch in zip(
-        SPANS, served(tmp_path, members, members, **transforms), strict=True
-    ):
+def test_what_is_whole_is_served(served, members, transforms):
+    for (start, stop), batch in zip(SPANS, served(members, members, **transforms), strict=True):
         own = members[start:stop]
         assert batch["text"] == [each["txt"] for each in own]
         expected = np.stack([np.load(io.BytesIO(each["npy"])) for each in own])
@@ -119,29 +115,23 @@ def test_what_is_whole_is_served(tmp_path, members, transforms):
 
 
 @pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
-def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(tmp_path, members, suffix):
+def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(served, members, suffix):
     for sample in range(SAMPLES):
         batch = [start <= sample < stop for start, stop in SPANS].index(True)
         now = flipped(members, sample, suffix)
-        assert bad(served(tmp_path, members, now)) == [batch]
+        assert bad(served(members, now)) == [batch]
 
 
-def test_all_that_is_read_ahead_is_checked(tmp_path, members):
-    for now, expected in ((members, []), (flipped(members, 8, "npy"), [3])):
-        one_batch_each = ReadBuffer(most=1)
-        assert bad(served(tmp_path, members, now, buffer=one_batch_each)) == expected
-
-
-def test_damage_beside_a_sample_that_lacks_a_member_is_found(tmp_path, members):
+def test_damage_beside_a_sample_that_lacks_a_member_is_found(served, members):
     del members[1]["npy"]
     now = flipped(members, 9, "npy")
-    assert bad(served(tmp_path, members, now)) == [0, 3]
+    assert bad(served(members, now)) == [0, 3]
 
 
-def member_bytes(parts, checksums, joined=None):
+def member_bytes(parts, checksums):
     buffer = np.frombuffer(b"".join(parts), np.uint8)
     sizes = np.array(list(map(len, parts)))
-    return MemberBytes(buffer, np.cumsum(sizes) - sizes, sizes, np.array(checksums), joined)
+    return MemberBytes(buffer, np.cumsum(sizes) - sizes, sizes, np.array(checksums))
 
 
 def each(members):
@@ -156,17 +146,3 @@ def test_each_member_whose_crc32_is_known_is_checked(ask):
     assert ask(member_bytes(parts, [ABSENT, good])) is not None
     with pytest.raises(ColumnError):
         ask(member_bytes(parts, [ABSENT, wrong]))
-
-
-def test_rows_are_checked_by_the_crc32_of_all_of_them():
-    checksums = [zlib.crc32(b"ab"), zlib.crc32(b"cd")]
-    whole = member_bytes([b"ab", b"cd"], checksums, joined=zlib.crc32(b"abcd"))
-    assert whole.rows().tolist() == [[97, 98], [99, 100]]
-    with pytest.raises(ColumnError):
-        member_bytes([b"cd", b"ab"], checksums, joined=zlib.crc32(b"abcd")).rows()
-
-
-@pytest.mark.parametrize("parts", [[b"ab", b"c"], [b"", b""]])
-def test_members_without_a_size_in_common_have_no_rows(parts):
-    assert member_bytes(parts, [ABSENT] * 2).rows() is None
-    assert member_bytes(parts, [ABSENT] * 2).to_list() == parts

@@ -169,20 +169,12 @@ def test_the_map_dataset_knows_them(urls, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "message"),
     [
-        (
-            {"defaults": {"image": 1}},
-            r"defaults names 'image', and the optional fields are \['mask",
-        ),
-        ({"defaults": {"x": 1}}, r"defaults names 'x'.*write \{x: 'SUFFIX\?'\} in fields"),
-        (
-            {"fields": {"image": "jpg?;png"}, "decode": {}},
-            r"suffixes \['jpg\?', 'png'\].*a `\?` only after all",
-        ),
-        ({"fields": {"image": "?"}, "decode": {}}, r"comes from suffixes \[''\]"),
+        ("image", r"defaults names 'image', and the optional fields are \['mask"),
+        ("x", r"defaults names 'x'.*write \{x: 'SUFFIX\?'\} in fields"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(module, settings, message):
+def test_a_default_of_no_optional_field_is_refused(module, name, message):
     with pytest.raises(ConfigError, match=message):
-        module(**settings)
+        module(defaults={name: 1})
