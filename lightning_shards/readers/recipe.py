@@ -88,7 +88,6 @@ class Recipe:
         sample_transforms: Callables for whole samples, which are applied before `transforms`.
         stages: Those of a stream, after the fields are decoded and before all transforms.
         shuffle_buffer: Samples that webdataset's shuffle of a stream holds; 0 for none.
-        plain: Whether pixels that no transform of the user's is given are arrays.
     """
 
     fields: tuple[Field, ...] = ()
@@ -96,7 +95,6 @@ class Recipe:
     sample_transforms: tuple[SampleTransform, ...] = ()
     stages: tuple[Stage, ...] = ()
     shuffle_buffer: int = 0
-    plain: bool = False
 
     def in_order_of(self, first: "Recipe") -> "Recipe":
         """The recipe, whose fields are decoded in the order of the first one's, then the others."""
@@ -141,15 +139,15 @@ class Recipe:
         ]
         return tuple(drawing)
 
-    def loads_torch(self, *, takes_arrays: bool) -> bool:
-        """Whether rows hold tensors; `takes_arrays` says whether pixels may stay arrays."""
-        steps = self.transforms, self.sample_transforms
-        return bool(self.stages) or decoding_loads_torch(self.fields, *steps, plain=takes_arrays)
+    @property
+    def loads_torch(self) -> bool:
+        """Whether rows hold tensors, or stages may."""
+        return bool(self.stages) or decoding_loads_torch(self.fields, self.transforms)
 
     def with_arrays(self, *, plain: bool) -> "Recipe":
         """The recipe as rows are made by it: some fields give pixels as arrays (`with_arrays`)."""
         steps = self.transforms, self.sample_transforms
-        return replace(self, fields=with_arrays(self.fields, *steps, plain=plain), plain=plain)
+        return replace(self, fields=with_arrays(self.fields, *steps, plain=plain))
 
     def watched(self) -> "Recipe":
         """The recipe, whose callables are watched as by `watched`."""
@@ -167,8 +165,9 @@ class Recipe:
 
     def keyed(self, seeds: SampleSeeds, clock: StageClock | None = None) -> SampleTransforms:
         """Its transforms with the randomness of one epoch."""
-        steps = self.transforms, seeds, clock, self.sample_transforms, self.optional
-        return SampleTransforms(*steps, plain=self.plain)
+        arrays = [field.name for field in self.fields if field.gives_arrays]
+        called = self.sample_transforms, self.optional, arrays
+        return SampleTransforms(self.transforms, seeds, clock, *called)
 
     def batch_names(self, rows: Sequence[Sample], batch_format: BatchFormat) -> list[str]:
         """The fields of a batch of these rows in their order; errors as of `batch_fields_of`."""
@@ -370,9 +369,7 @@ class ShardSource:
             draws_from_globals=tuple(of_component(*each) for each in drawing),
             callables=(*functions, *self.collation.callables),
             reserved=self.collation.reserved,
-            loads_torch=any(
-                each.loads_torch(takes_arrays=self.collation.takes_arrays) for each in self.recipes
-            ),
+            loads_torch=any(recipe.loads_torch for recipe in self.with_arrays().recipes),
             storages=self.storages,
             **others,
         )

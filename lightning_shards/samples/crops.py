@@ -50,21 +50,17 @@ class Crop(ABC):
         require_at_least("size", self.size, 1)
         require_backend(self.backend)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """The shape of every result: (3, size, size), or (1, size, size) in gray."""
-        return (1 if self.gray else 3, self.size, self.size)
-
     def pixels(self, data: bytes, rng: np.random.Generator | None = None) -> Pixels:
-        """The pixels, uint8 of the shape `shape`."""
-        out, sides = np.empty(self.shape, np.uint8), (self.size, self.size)
+        """The pixels, uint8 of shape (3, size, size), or (1, size, size) in gray."""
+        sides = self.size, self.size
+        out = np.empty((1 if self.gray else 3, *sides), np.uint8)
         part = np.empty(sides if self.gray else (*sides, 3), np.uint8)
         show_part(data, partial(self._box, rng=rng), part, backend=self.backend)
         put_channels_first(part, out, self.backend, is_flipped=self._is_flipped(rng))
         return out
 
     def __call__(self, data: bytes, rng: np.random.Generator | None = None) -> "torch.Tensor":
-        """The pixels, uint8 of the shape `shape`."""
+        """The pixels, as `pixels` gives them."""
         return as_tensor(self.pixels(data, rng))
 
     @abstractmethod

@@ -313,34 +313,27 @@ def with_arrays(
         fields: The fields of a split.
         transforms: The transforms of the split.
         sample_transforms: Those of whole samples.
-        plain: Whether fields without a transform give arrays, too.
+        plain: Whether fields without a transform, and crops of this package, give arrays, too.
     """
 
     def gives_arrays(field: Field) -> bool:
-        first = sample_transforms[0] if sample_transforms else transforms.get(field.name)
-        if first is None:  # a column with missing values is a list, where arrays would stay arrays
+        own = transforms.get(field.name)
+        first = sample_transforms[0] if sample_transforms else own
+        # a column with missing values is a list, where arrays would stay arrays
+        if first is None or is_crop(own):
             return plain and not field.is_optional
         return takes_arrays(first)
 
     return tuple(replace(field, gives_arrays=gives_arrays(field)) for field in fields)
 
 
-def decoding_loads_torch(
-    fields: Iterable[Field],
-    transforms: Mapping[str, Transform],
-    sample_transforms: Sequence[SampleTransform] = (),
-    *,
-    plain: bool = True,
-) -> bool:
-    """Whether decoding these fields makes tensors, for which each worker needs torch.
-
-    `plain` says whether fields without a transform give arrays, as in `with_arrays`.
-    """
+def decoding_loads_torch(fields: Iterable[Field], transforms: Mapping[str, Transform]) -> bool:
+    """Whether decoding these fields makes tensors, for which each worker needs torch."""
     return any(
         "pth" in field.decoders
         or (field.decoders & PIXEL_DECODERS and not field.gives_arrays)
-        or (is_crop(transforms.get(field.name)) and (field.is_optional or not plain))
-        for field in with_arrays(fields, transforms, sample_transforms, plain=plain)
+        or (is_crop(transforms.get(field.name)) and not field.gives_arrays)
+        for field in fields
     )
 
 

@@ -165,7 +165,7 @@ class SampleTransforms:
         clock: Told of the time that they take.
         sample_transforms: Callables for whole samples, which are applied first.
         optional: The fields that samples may lack.
-        plain: Whether crops of other fields give arrays, which need no torch.
+        arrays: The fields whose crops give arrays, which need no torch.
 
     Attributes:
         sample_transforms: As given.
@@ -180,15 +180,13 @@ class SampleTransforms:
         clock: StageClock | None = None,
         sample_transforms: Sequence[SampleTransform] = (),
         optional: Collection[str] = (),
-        *,
-        plain: bool = False,
+        arrays: Collection[str] = (),
     ) -> None:
         self.sample_transforms, self._optional = tuple(sample_transforms), optional
         self._joint = sample_steps(sample_transforms)
         self._steps: dict[str, Step] = {}
         for name, each in transforms.items():
-            gives_array = plain and is_crop(each) and name not in optional
-            function = cast("Any", each).pixels if gives_array else each
+            function = cast("Any", each).pixels if name in arrays and is_crop(each) else each
             called = f"the transform of field {name!r}"
             self._steps[name] = Step(called, function, takes_rng(function))
         self._decoding = {name for name, each in transforms.items() if takes_bytes(each)}
