@@ -15,6 +15,7 @@ from lightning_shards.shards.classes import (
     ClassNames,
     found_classes,
     known_classes,
+    same_classes,
 )
 from lightning_shards.shards.counts import remote_class_files
 from lightning_shards.shards.index import ShardIndex
@@ -58,20 +59,13 @@ def names_of_classes(data: DataConfig) -> list[str]:
     """
     split = next((name for name, config in data.splits.items() if config is not None), "train")
     parts = data.split(split).component_splits().values()
-    known = [classes for part in parts for classes in _classes_of(data, part)]
-    if not known:
+    classes = same_classes([each for part in parts for each in _classes_of(data, part)])
+    if classes is None:
         raise ConfigError(
             f"the classes of {split} are unknown: it has no `classes`, and beside its shards is no "
             f"{CLASSES} that can be read; name them, as in classes: {{label: [cat, dog]}}"
         )
-    for other in known[1:]:
-        if other != known[0]:
-            raise ConfigError(
-                f"{split} has classes by {known[0].source} and others by {other.source}, so that "
-                "they have no one number; tell the model their number in its own settings"
-            )
-    numbers = known[0].numbers
-    return [known[0].name_of(str(number)) for number in range(max(numbers.values()) + 1)]
+    return [classes.name_of(str(number)) for number in range(max(classes.numbers.values()) + 1)]
 
 
 def _classes_of(data: DataConfig, config: SplitConfig) -> list[ClassNames]:

@@ -154,7 +154,7 @@ def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Cla
     """
     found = {folder: _classes_in(folder, remote or {}) for folder in _folders(urls)}
     lacking = [redact(folder) or "." for folder, classes in found.items() if classes is None]
-    classes = _same(found.values())
+    classes = same_classes(found.values())
     if lacking or classes is None:
         raise ConfigError(
             f"the decoder 'class' takes the numbers of classes from {CLASSES} beside the "
@@ -170,7 +170,7 @@ def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Clas
     Raises:
         ConfigError: Two folders have different ones.
     """
-    return _same(found_classes(urls, remote))
+    return same_classes(found_classes(urls, remote))
 
 
 def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
@@ -218,8 +218,12 @@ def _folders(urls: Iterable[str]) -> dict[str, None]:
     return dict.fromkeys(split_url(url)[0] for url in urls)
 
 
-def _same(found: Iterable[ClassNames | None]) -> ClassNames | None:
-    """The one that all folders have which have any."""
+def same_classes(found: Iterable[ClassNames | None]) -> ClassNames | None:
+    """The classes that all of these are, where None stands for a place that has none; None: all do.
+
+    Raises:
+        ConfigError: Two are different.
+    """
     known = [classes for classes in found if classes is not None]
     for first, other in pairwise(known):
         differing = first.numbers.items() ^ other.numbers.items()
@@ -228,7 +232,8 @@ def _same(found: Iterable[ClassNames | None]) -> ClassNames | None:
             raise ConfigError(
                 f"{first.source} and {other.source} have different classes: {name!r} is "
                 f"{first.numbers.get(name, 'absent')} and {other.numbers.get(name, 'absent')}; "
-                "read their shards apart, or pack them anew from one folder or table"
+                "pack their shards anew from one folder or table, read them apart, or, if they are "
+                "of two fields, tell the model their numbers in its own settings"
             )
     return known[0] if known else None
 

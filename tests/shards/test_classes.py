@@ -78,7 +78,7 @@ def test_folders_must_agree(write):
     one, same, other = write(["a", "b"]), write({"a": 0, "b": 1}, "same"), write(["b"], "other")
     assert agreed_classes([one, same, one]).numbers == {"a": 0, "b": 1}
     for read in (agreed_classes, known_classes):
-        with pytest.raises(ConfigError, match=r"have different classes: 'a' is 0 and absent; read"):
+        with pytest.raises(ConfigError, match=r"have different classes: 'a' is 0 and absent; pack"):
             read([one, other])
 
 
