@@ -38,6 +38,7 @@ from lightning_shards.errors import (
     count_of,
     require_library,
 )
+from lightning_shards.plan.draws import FileOrder
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.files import new_file
 from lightning_shards.shards.index import ShardIndex
@@ -442,7 +443,7 @@ class JoinedValues:
         index, first = joined.index, joined.first_shard
         assert index.counts is not None  # the reader's choice sees to it
         self._joined, self._index, self._cache, self._store = joined, index, cache, store
-        self._counts, self._begins = index.counts, np.cumsum(index.counts) - index.counts
+        self._file_order = FileOrder(index.counts)
         self.shards, self._told = range(first, first + index.num_shards), list[Join]()
 
     def prepare(self) -> None:
@@ -477,7 +478,7 @@ class JoinedValues:
         Returns:
             The bytes, and where each value begins and its size, int64 of shape (n,), -1 for none.
         """
-        numbers = self._begins[ids[:, 0] - self.shards.start] + ids[:, 1]
+        numbers = self._file_order.begins[ids[:, 0] - self.shards.start] + ids[:, 1]
         return {
             name: (kept.data, kept.starts[numbers], kept.sizes[numbers])
             for name, kept in self._kept.items()
@@ -505,13 +506,13 @@ class JoinedValues:
         except MemoryError as error:
             raise ConfigError(
                 f"join {join.settings.name!r}: {join.where} does not fit the memory, with the keys "
-                f"of {count_of(int(self._counts.sum()), 'sample')}; take a machine with more, or a "
-                "table of these samples alone"
+                f"of {count_of(self._file_order.samples, 'sample')}; take a machine with more, or "
+                "a table of these samples alone"
             ) from error
 
     def _match(self, join: Join, folder: Path, file: BinaryIO) -> None:
         arrow, stamps, keys = load_arrow(), list[tuple[int, int]](), list[Arrow]()
-        for url, count in zip(self._index.urls, self._counts.tolist(), strict=True):
+        for url, count in zip(self._index.urls, self._file_order.counts.tolist(), strict=True):
             shard = self._store.table_of(url, expected_samples=count)
             stamps.append(shard.stamp)
             keys.append(table_keys(shard))
@@ -550,13 +551,13 @@ class JoinedValues:
     def _tell(self, join: Join, sizes: _Ints) -> None:
         """Say how many samples have no value; an error where they may not lack one."""
         self._told.append(join)
-        component, numbers = self._joined.component, self._index.kept_numbers
+        numbers = self._index.kept_numbers
         lacking = numbers[sizes[numbers] < 0]
         if not len(lacking):
             return
-        of = f" of component {component!r}" if component else ""
+        component = self._joined.component and f" of component {self._joined.component!r}"
         told = (
-            f"join {join.settings.name!r}{of}: {len(lacking):,} of "
+            f"join {join.settings.name!r}{component}: {len(lacking):,} of "
             f"{count_of(len(numbers), 'sample')} have no value in {join.where}, first "
             f"{self._name(int(lacking[0]))}"
         )
@@ -569,8 +570,8 @@ class JoinedValues:
 
     def _name(self, number: int) -> str:
         """The key and the id of a sample."""
-        shard = int(np.searchsorted(self._begins, number, side="right")) - 1
-        url, sample = self._index.urls[shard], number - int(self._begins[shard])
+        ((shard, sample),) = self._file_order.ids(np.array([number])).tolist()
+        url: str = self._index.urls[shard]
         shown = self._store.table_of(url).key(sample).encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(url)[1]}:{sample})"
 
