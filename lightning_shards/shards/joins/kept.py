@@ -234,18 +234,11 @@ def _column_and_kind(settings: JoinSettings, table: TableFile) -> tuple[str, str
                 f"{where} has {names.count(given)} columns {given!r} where one is needed; name one "
                 f"of {names} in `{setting}`"
             )
-    of_type = schema.field(column).type
-    kind = _kind_of(of_type)
-    if kind is None:
-        raise ConfigError(
-            f"{where} has the column {column!r} of type {of_type}; write it as text, bytes, "
-            "numbers, or lists and structs of texts and numbers"
-        )
-    return column, kind
+    return column, _kind_of(schema.field(column).type)
 
 
-def _kind_of(kind: Arrow) -> str | None:
-    """How values of an Arrow type are kept; None if there is no way."""
+def _kind_of(kind: Arrow) -> str:
+    """How values of an Arrow type are kept; empty if there is no way."""
     types, inner = load_arrow().types, getattr(kind, "value_type", None)
     if types.is_dictionary(kind):
         return _kind_of(inner)
@@ -259,7 +252,7 @@ def _kind_of(kind: Arrow) -> str | None:
         "float": (types.is_floating,),
         "json": (types.is_boolean, types.is_nested, types.is_null),
     }
-    return next((name for name, which in tests.items() if any(is_(kind) for is_ in which)), None)
+    return next((name for name, which in tests.items() if any(is_(kind) for is_ in which)), "")
 
 
 def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
@@ -278,7 +271,7 @@ def _as_bytes(column: Arrow, wanted: str = "") -> Arrow:
         text_of = partial(json.dumps, ensure_ascii=False)
         rows = [row if row is None else text_of(row) for row in column.to_pylist()]
         column = arrow.array(rows, arrow.large_string())
-    elif kind and kind.startswith("list "):
+    elif kind.startswith("list "):
         numbers = column.flatten()  # without those that some lists have where they are null
         if numbers.null_count:
             raise ValueError("numbers in its lists are null")
@@ -329,7 +322,8 @@ def _parquet_table(join: Join, *_: object) -> tuple[Arrow, _TakeRows]:
                         raise ConfigError(
                             f"join {join.settings.name!r}: column {name!r} of "
                             f"{redact(file.path)} cannot be taken: {error}; write keys as texts or "
-                            "whole numbers, values of one type, or name another column"
+                            "whole numbers, values as texts, bytes, numbers, or lists and structs "
+                            "of these, all of one type, or name another column"
                         ) from error
     whole = arrow.concat_arrays(values)
     return arrow.concat_arrays(keys), lambda rows: whole.take(arrow.array(rows, mask=rows < 0))
@@ -341,17 +335,10 @@ def _tar_table(join: Join, store: TableStore, folder: Path) -> tuple[Arrow, _Tak
     They are put together in a file of this folder that has no name, and never in memory.
 
     Raises:
-        ConfigError: No member of any tar has the suffix.
         ShardError: A tar is damaged or cannot be read.
     """
     suffix, files = join.column.lower(), join.files
     tables = [store.table_of(file.local) for file in files]
-    suffixes = sorted({suffix for table in tables for suffix in table.suffixes})
-    if suffix not in suffixes:
-        raise ConfigError(
-            f"join {join.settings.name!r}: no tar of {join.where} has members {suffix!r}; name one "
-            f"of {suffixes[:50]} in `column`"
-        )
     starts = np.cumsum([0, *(table.num_samples for table in tables)])
 
     def take(rows: _Ints) -> Arrow:
@@ -522,6 +509,13 @@ class JoinedValues:
         facts = {_STAMPS: np.array(stamps, np.int64).tobytes()}
         values = take(rows)
         sizes = arrow.compute.binary_length(values).fill_null(-1)
+        if len(rows) and values.null_count == len(rows):
+            first = f", first {_shown_key(of_rows[0])!r}" if len(of_rows) else ""
+            raise ConfigError(
+                f"join {join.settings.name!r}: {join.where} has {count_of(len(of_rows), 'row')}"
+                f"{first}, and no value {join.column!r} for any sample, first {self._name(0)}; "
+                "name the column with the keys of samples in `key`, another `column` or table"
+            )
         self._tell(join, sizes.to_numpy())
         batch = arrow.record_batch({"value": values, "size": sizes}).replace_schema_metadata(facts)
         with arrow.ipc.new_file(file, batch.schema) as writer:
@@ -539,13 +533,6 @@ class JoinedValues:
                 f"{_shown_key(of_rows[doubled[0]])!r}; leave one of them out of the table"
             )
         rows = matches(of_samples, value_set=of_rows).fill_null(-1).to_numpy()
-        if len(rows) and rows.max() < 0:
-            first = f", first {_shown_key(of_rows[0])!r}," if len(of_rows) else ""
-            raise ConfigError(
-                f"join {name!r}: of {count_of(len(of_rows), 'row')}{first} none has the key of a "
-                f"sample, first {self._name(0)}; name the column with the keys of samples in "
-                "`key`, or another table"
-            )
         return rows.astype(np.int64)
 
     def _tell(self, join: Join, sizes: _Ints) -> None:

@@ -101,8 +101,7 @@ def _settings(name: str, given: Any) -> JoinSettings:
         )
     key, column = names
     settings = JoinSettings(name, _tables(name, table), key or KEY, column, missing)
-    is_suffix = column is not None and set(column).isdisjoint(";?") and column[0] != "."
-    if settings.is_tar and (key is not None or not is_suffix):
+    if settings.is_tar and (key is not None or column is None):
         raise ConfigError(
             f"join {name!r} reads tars, which have the keys of their samples, and takes the suffix "
             "of their members, without a dot before it, as in column: txt, and no key; got "
