@@ -557,8 +557,8 @@ class JoinedValues:
 
     def _name(self, number: int) -> str:
         """The key and the id of a sample."""
-        ((shard, sample),) = self._file_order.ids(np.array([number])).tolist()
-        url: str = self._index.urls[shard]
+        shard, sample = map(int, self._file_order.ids(np.array([number]))[0])
+        url = self._index.urls[shard]
         shown = self._store.table_of(url).key(sample).encode(*ENCODING).decode(errors="replace")
         return f"{shown!r} (#{split_url(url)[1]}:{sample})"
 
