@@ -97,19 +97,11 @@ CHANGES = [
     WeightChange({"synth": 1}, epoch=4),
 ]
 FIVE = [
-    component(name, counts, 3, sampling, run=run, block=block)
-    for (name, counts, sampling), run, block in zip(
-        [
-            ("web", [40, 0, 31], "shuffled"),
-            ("labels", [3], "resampled"),
-            ("synth", [1], "sequential"),
-            ("code", [9, 9, 9], "shuffled"),
-            ("Zoo", [5], "shuffled"),
-        ],
-        (1, 4, 2, 5, 70),
-        (0, 8, 600, 20, 16),
-        strict=True,
-    )
+    component("web", [40, 0, 31], 3, run=1, block=0),
+    component("labels", [3], 3, "resampled", run=4),
+    component("synth", [1], 3, "sequential"),
+    component("code", [9, 9, 9], 3, run=5, block=20),
+    component("Zoo", [5], 3, run=70, block=16),
 ]
 SHARES = dict(zip(NAMES, (0.5, 12.25, 0, 1e-3, 30), strict=True))
 

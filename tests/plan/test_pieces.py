@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mixtures import example_mixture
-from small_orders import make, orders
+from small_orders import orders
 from small_strands import STRANDS
 
 from lightning_shards.errors import PlanError
@@ -46,22 +46,14 @@ ORDERS = (
     | st.builds(example_mixture, st.integers(0, 9), rounds=st.integers(1, 9))
     | STRANDS
 )
-BLOCKS = st.builds(
-    make,
-    counts=st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any),
-    seed=st.integers(0, 9),
-    sampling=st.just("shuffled"),
-    run=st.integers(1, 5),
-    block=st.integers(2, 20),
-)
 SCHEDULES = st.tuples(
     st.integers(1, 4), st.sampled_from(["drop", "pad", "balanced"]), st.none() | st.integers(1, 9)
 )
 
 
-def drawn(data, of_orders=ORDERS):
+def drawn(data):
     """An order, its epochs, a cursor, the ranks of a node, the world size and a window."""
-    order = data.draw(of_orders)
+    order = data.draw(ORDERS)
     ranks, world = data.draw(WORLDS)
     batch_size, remainder, limit = data.draw(SCHEDULES)
     nominal = order.samples + (
@@ -89,11 +81,10 @@ def samples_of(block):
     return [[(shard, sample) for sample in range(start, stop)] for shard, start, stop in rows]
 
 
-@pytest.mark.parametrize("of_orders", [ORDERS, BLOCKS], ids=["any", "blocks"])
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(data=st.data())
-def test_pieces_are_those_of_a_walk_over_the_positions(of_orders, data):
-    order, epochs, cursor, ranks, world, window = drawn(data, of_orders)
+def test_pieces_are_those_of_a_walk_over_the_positions(data):
+    order, epochs, cursor, ranks, world, window = drawn(data)
     node = {"ranks": ranks, "world_size": world}
     ahead = pieces_ahead(order, epochs, cursor, **node, window=window)
     uses = walked(order, epochs, cursor, ranks, world)
