@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_shards.build.mixtures import mixture_lines
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitName, set_of
-from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.errors import ConfigError, count_of, require_library
 from lightning_shards.plan.epoch import EpochPlan
 from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
@@ -54,29 +54,19 @@ def make_pool(
     sample = sample or try_first_sample(source, place)
     if config.pool == "threads" or config.threads_per_worker > 1:
         require_own_randomness(source)
+    batch = 0
+    with suppress(*([ConfigError] if config.pool == "threads" else [])):
+        batch = batch_bytes(sample.batch, source.epochs.batch_size)  # unless it cannot be pickled
     if config.pool == "threads":
-        return _thread_pool(config, num_workers, source, sample)
-    batch = batch_bytes(sample.batch, source.epochs.batch_size)
+        prefetch = _prefetch(config, num_workers, batch)
+        return ThreadPool(num_workers, prefetch, config.worker_timeout_s)
     if config.pool == "ray":
         return _ray_pool(config, num_workers, batch, allows_open="ray" in allow_unsafe)
     return _process_pool(config, num_workers, source, batch, on_cuda)
 
 
-def _thread_pool(
-    config: LoaderConfig, num_workers: int, source: Source, sample: LoadedBatch
-) -> ThreadPool:
-    size = 0
-    with suppress(ConfigError):  # the size of what cannot be pickled is unknown
-        size = batch_bytes(sample.batch, source.epochs.batch_size)
-    return ThreadPool(num_workers, _prefetch(config, num_workers, size), config.worker_timeout_s)
-
-
 def _process_pool(
-    config: LoaderConfig,
-    num_workers: int,
-    source: Source,
-    batch: int,
-    on_cuda: bool,
+    config: LoaderConfig, num_workers: int, source: Source, batch: int, on_cuda: bool
 ) -> ProcessPool:
     if config.multiprocessing_context != "fork":
         require_sendable(source)
@@ -95,15 +85,9 @@ def _process_pool(
 
 
 def _ray_pool(config: LoaderConfig, num_workers: int, batch: int, allows_open: bool) -> Pool:
-    try:
-        from lightning_shards.workers.ray.pool import RayPool
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise ConfigError(
-            "pool='ray' needs Ray, which is not installed: "
-            '`pip install "lightning-shards[ray]"` on all nodes, or take another pool'
-        ) from error
+    require_library("pool='ray'", "ray", "Ray", "ray", " on all nodes; or take another pool")
+    from lightning_shards.workers.ray.pool import RayPool
+
     at_once = most_batches(batch)
     return RayPool(
         num_workers,
