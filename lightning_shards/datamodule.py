@@ -34,12 +34,13 @@ from lightning_shards.config.splits import (
     SplitConfig,
     SplitName,
     as_settings,
-    errors_of,
     kind_of,
     set_of,
 )
 from lightning_shards.errors import (
     ConfigError,
+    ShardError,
+    errors_about,
     require_at_least,
     require_choice,
 )
@@ -404,7 +405,7 @@ class ShardDataModule(pl.LightningDataModule):
         """Keep a failure until all ranks meet, because they wait in a barrier after the hook."""
         try:
             for split in splits:
-                with errors_of(split):
+                with errors_about(set_of(split) and split, ShardError):
                     find(split)
         except Exception as error:
             if self.trainer is None or self.trainer.world_size == 1:
@@ -425,7 +426,7 @@ class ShardDataModule(pl.LightningDataModule):
             try:
                 with unless_told_to_end(self.trainer):
                     for name in names:
-                        with errors_of(name):
+                        with errors_about(set_of(name) and name, ShardError):
                             loaders[name] = self._current_loader(name, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught

@@ -134,7 +134,10 @@ def count_of(number: int, noun: str) -> str:
 
 @contextmanager
 def errors_about(what: str, *kinds: type[ShardError]) -> Generator[None]:
-    """A context in which errors of these kinds say what they are about, if they do not already."""
+    """A context in which errors of these kinds say what they are about, if they do not already.
+
+    Where that is an empty text, they stay as they are.
+    """
     try:
         yield
     except kinds as error:

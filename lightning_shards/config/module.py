@@ -1,6 +1,5 @@
 """The settings of a data module, and the door to YAML and omegaconf that makes them."""
 
-import inspect
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -245,7 +244,7 @@ def data_from_config(config: _Config) -> DataConfig | None:
         ConfigError: It cannot be read, or holds settings that `ShardDataModule` does not take.
         FileNotFoundError: There is no such file.
     """
-    section = _data_section(DataConfig, config)
+    section = _data_section(config)
     if "class_path" in section:
         if section["class_path"].rpartition(".")[2] != "ShardDataModule":
             return None
@@ -279,7 +278,7 @@ def module_from_config(module_class: type[_T], config: _Config) -> _T:
         ConfigError: It cannot be read, or holds settings that the module does not take.
         FileNotFoundError: There is no such file.
     """
-    return _made(module_class, _data_section(module_class, config))
+    return _made(module_class, _data_section(config))
 
 
 def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
@@ -336,7 +335,7 @@ def omegaconf_message(error: OmegaConfBaseException) -> str:
     return f"{said}, at {cast('Any', error).full_key!r}{remedy}"
 
 
-def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]:
+def _data_section(config: _Config) -> dict[str, Any]:
     """The settings of the module: the section `data` of the config if it has one, or all of it."""
     where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
     with _errors_name(where):
@@ -345,7 +344,7 @@ def _data_section(module_class: type[object], config: _Config) -> dict[str, Any]
             node = OmegaConf.load(fspath(config))
         elif not OmegaConf.is_config(config):  # one made by Python code may hold callables
             node = OmegaConf.create(dict(config), flags={"allow_objects": True})
-        if "data" in node and "data" not in inspect.signature(module_class).parameters:
+        if "data" in node:
             node = node.data
         if not isinstance(node, DictConfig):
             raise ConfigError(f"{where} must hold the settings of a data module, got {node!r}")

@@ -6,22 +6,14 @@ set too, and no code needs to know which of the two it has.
 """
 
 import re
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
 from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.settings import ShardSettings, made_settings, put
-from lightning_shards.errors import (
-    ConfigError,
-    ShardError,
-    count_of,
-    errors_about,
-    name_set,
-    require_mapping,
-)
+from lightning_shards.errors import ConfigError, count_of, errors_about, require_mapping
 from lightning_shards.shards.joins.settings import join_settings
 
 Split = Literal["train", "val", "test", "predict"]
@@ -344,13 +336,3 @@ def named_sets(setting: str, given: object, single: object) -> dict[str, SplitCo
             )
     made = {n: made_settings(f"{setting}.{n}", each, SplitConfig) for n, each in sets.items()}
     return made or None
-
-
-@contextmanager
-def errors_of(name: SplitName) -> Generator[None]:
-    """A context whose errors say which of several sets they are about."""
-    try:
-        yield
-    except ShardError as error:
-        name_set(error, name)
-        raise
