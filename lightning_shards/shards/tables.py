@@ -84,7 +84,7 @@ class TableStore:
             raise IndexMismatchError(
                 f"{redact(url)} changed since it was indexed: it holds {table.num_samples} "
                 f"samples, {expected_samples} by the index; put the old shard back, or start the "
-                "run anew (where a wids JSON or a sizes.json counts it, remake that first)"
+                "run anew (where a file beside it counts it, such as wids.json, remake that first)"
             )
         split = table.split_sample
         if split is not None and not self._takes_split:

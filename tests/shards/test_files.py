@@ -28,17 +28,15 @@ def names(folder):
 # --- what killed programs left
 
 
-def test_what_a_killed_program_left_is_removed(tmp_path):
-    (tmp_path / LEFT).write_bytes(b"x" * 1000)
-    replace_file(tmp_path / "a.json", "new")
-    assert names(tmp_path) == ["a.json"]
-
-
-def test_what_another_program_is_writing_is_not_removed(tmp_path):
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_what_a_killed_program_left_is_removed_and_what_another_one_writes_is_not(
+    tmp_path, is_locked
+):
     with (tmp_path / LEFT).open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if is_locked:
+            fcntl.flock(file, fcntl.LOCK_EX)
         replace_file(tmp_path / "a.json", "new")
-        assert names(tmp_path) == [LEFT, "a.json"]
+        assert names(tmp_path) == [*[LEFT] * is_locked, "a.json"]
 
 
 def test_part_that_another_rank_takes_for_a_leftover_is_begun_again(tmp_path, monkeypatch):

@@ -190,10 +190,11 @@ class Storage(Protocol):
 
     def _whole(self, url: str, max_bytes: int) -> bytes | None:
         try:
-            with self.open_stream(url) as stream:
-                return stream.read(max_bytes)
+            return self.read(url, 0, max_bytes)
         except (ShardNotFoundError, FileAccessError):
             return None
+        finally:
+            self.close(url)
 
     def _read_ranges(self, reads: ShardReads) -> list[int]:
         begin, sizes = 0, list[int]()
