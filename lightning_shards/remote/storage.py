@@ -20,6 +20,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from threading import Condition
 from time import perf_counter
@@ -100,10 +101,6 @@ class _Segment(NamedTuple):
             self.into[begin - self.begin : end - self.begin] = wanted
 
 
-_Pieces = tuple[list[int], list[Piece]]
-"""The first byte of each piece of one object, ascending, and the pieces."""
-
-
 class RemoteStorage(Storage):
     """Reads objects by ranges, over as many connections as it may use.
 
@@ -139,7 +136,7 @@ class RemoteStorage(Storage):
         self._ranges = max(1, min(_RANGES, connections))
         self._most_ahead = max(1, connections - connections // _LEFT_FOR_BATCHES)
         self._wait_s, self._has_read, self._changed = wait_s, False, Condition()
-        self._known: deque[dict[tuple[str, _Stat], _Pieces]] = deque(maxlen=_REMEMBERED)
+        self._known: deque[_Pieces] = deque(maxlen=_REMEMBERED)
         self._queue = deque[Piece]()
         self._coming, self._under_way = set[Piece](), set[Piece]()
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
@@ -428,26 +425,26 @@ def pieces_of(reads: Iterable[ShardReads]) -> list[Piece]:
     ]
 
 
-def _by_object(pieces: Iterable[Piece]) -> dict[tuple[str, _Stat], _Pieces]:
-    by_object: defaultdict[tuple[str, _Stat], dict[int, Piece]] = defaultdict(dict)
-    for piece in pieces:
-        of_object = by_object[piece.url, piece.stat]
-        if of_object.get(piece.begin, piece).end <= piece.end:  # drawn runs may overlap
-            of_object[piece.begin] = piece
-    return {
-        name: (begins := sorted(by_begin), [by_begin[begin] for begin in begins])
-        for name, by_begin in by_object.items()
-    }
+_Pieces = Mapping[tuple[str, _Stat], Sequence[Piece]]
+"""The pieces of each object by their first bytes, and of those with the same one the longest last:
+drawn runs may overlap."""
 
 
-def _holder(found: Sequence[_Pieces], start: int, stop: int) -> tuple[Piece | None, int]:
+def _by_object(pieces: Iterable[Piece]) -> _Pieces:
+    by_object: defaultdict[tuple[str, _Stat], list[Piece]] = defaultdict(list)
+    for piece in sorted(set(pieces)):
+        by_object[piece.url, piece.stat].append(piece)
+    return by_object
+
+
+def _holder(found: Sequence[Sequence[Piece]], start: int, stop: int) -> tuple[Piece | None, int]:
     """The piece that has the byte at `start`, and the end of what it has up to `stop`."""
-    for begins, pieces in found:
-        place = bisect_right(begins, start)
+    for pieces in found:
+        place = bisect_right(pieces, start, key=attrgetter("begin"))
         if place and start < pieces[place - 1].end:
             return pieces[place - 1], min(stop, pieces[place - 1].end)
-        if place < len(begins):
-            stop = min(stop, begins[place])
+        if place < len(pieces):
+            stop = min(stop, pieces[place].begin)
     return None, stop
 
 
