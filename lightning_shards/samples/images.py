@@ -298,7 +298,8 @@ def _height_at(data: bytes, height: int, width: int) -> int | None:
     # the frame: marker, length, bits of a sample, sides, components; no thumbnail has its sides
     at = data.find(struct.pack(">BHH", 8, height, width))
     scan = data.find(_SCAN, at)  # marker, length, components
-    is_baseline = data[at - 4 : at - 2] == _BASELINE and data[scan + 4] == data[at + 5]
+    has_one_scan = data[scan + 4 : scan + 5] == data[at + 5 : at + 6]
+    is_baseline = at > 0 and data[at - 4 : at - 2] == _BASELINE and has_one_scan
     is_divisible = is_baseline and _RESTARTS not in data[:scan] and width >= _LEAST_WIDTH
     return at + 1 if is_divisible and data.endswith(_END_OF_IMAGE) else None
 
