@@ -276,10 +276,9 @@ def column_of(
             value if is_tensor(value) else array_of(sample, field)
             for sample, value in zip(samples, values, strict=True)
         ]
-        has_tensors = any(map(is_tensor, values))
-        values = list(map(tensor_of, values)) if has_tensors else values
+        values = list(map(tensor_of, values)) if any(map(is_tensor, values)) else values
         _require_one_shape(samples, values, field)
-        return _stacked_tensors(values, arena) if has_tensors else _stacked(values, arena)
+        return _stacked(values, arena)
     except (TypeError, RuntimeError, MemoryError) as error:
         raise SampleError(
             f"field {field!r} does not fit into a tensor: {_describe(samples[0], field)}: "
@@ -287,18 +286,15 @@ def column_of(
         ) from error
 
 
-def _stacked_tensors(values: list[Any], arena: Arena | None) -> "torch.Tensor":
-    torch = load_torch()
-    column = new_tensor((len(values), *values[0].shape), values[0].dtype, arena)
-    with torch.no_grad():
-        return torch.stack(values, out=column)
-
-
-def _stacked(values: list[Any], arena: Arena | None) -> NDArray[Any]:
-    dtype = values[0].dtype.newbyteorder("=")
+def _stacked(values: list[Any], arena: Arena | None) -> "NDArray[Any] | torch.Tensor":
+    shape, dtype = (len(values), *values[0].shape), values[0].dtype
+    if is_tensor(values[0]):
+        torch = load_torch()
+        with torch.no_grad():
+            return torch.stack(values, out=new_tensor(shape, dtype, arena))
     if not torch_has(dtype):
         raise TypeError(f"torch has no {dtype}")
-    return np.stack(values, out=new_array((len(values), *values[0].shape), dtype, arena))
+    return np.stack(values, out=new_array(shape, dtype.newbyteorder("="), arena))
 
 
 class GrowingColumn:
