@@ -1,6 +1,6 @@
 """The shards that a process has open, and the fields of one sample read from them."""
 
-import errno
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from lightning_shards.errors import FileAccessError
 from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
@@ -34,8 +33,6 @@ _FILES_PER_SHARD = 2
 FILES_PER_SOURCE = _FILES_PER_SHARD * MAX_OPEN_SHARDS
 """File descriptors that one iteration over batches may have open."""
 
-_FULL = (errno.EMFILE, errno.ENFILE)
-
 
 class OpenShards:
     """Open shards of one process, the least recently used one closed when there are too many.
@@ -54,7 +51,9 @@ class OpenShards:
         joined: "Sequence[Joined]" = (),
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
-        self._limit = min(limit, max(1, files_allowed() // _FILES_PER_SHARD))
+        # the threads of a pool share what the process may open, and others may begin later
+        allowed = files_allowed() // (2 * _FILES_PER_SHARD * threading.active_count())
+        self._limit = min(limit, max(1, allowed))
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None
         self._store = TableStore(cache, storages=self.storages)
@@ -111,12 +110,11 @@ class OpenShards:
         Raises:
             ShardError: As of `reader`.
         """
-        if len(reads) <= self._limit:
-            for shard, _ in reads:
-                self.reader(shard)  # not kept, as each holds a table: they may be too many
-        if not all(self.urls[shard] in self._readers for shard, _ in reads):
-            half = len(reads) // 2  # of one, `reader` has opened it or raised
+        if len(reads) > self._limit:
+            half = len(reads) // 2
             return self.read_ranges(reads[:half]) + self.read_ranges(reads[half:])
+        for shard, _ in reads:
+            self.reader(shard)  # not kept, as each holds a table: they may be too many
         sizes: list[int] = []
         readers = self._readers
         for storage, group in groupby(reads, lambda read: readers[self.urls[read[0]]].storage):
@@ -135,19 +133,11 @@ class OpenShards:
     def _open(self, shard: int) -> ShardReader:
         assert self._counts is not None  # the data module sees to it
         url, expected = self.urls[shard], int(self._counts[shard])
-        while True:
-            try:
-                table = self._store.table_of(url, expected_samples=expected)
-                self._require_same(shard, table)
-                storage = self.storages.of(url)
-                refresh = partial(self._store.refresh, self.urls) if storage.is_remote else None
-                return ShardReader(url, table, storage, on_change=refresh)
-            except FileAccessError as error:
-                if getattr(error.__cause__, "errno", None) not in _FULL or not self._readers:
-                    raise
-            self._limit = max(1, len(self._readers) // 2)  # others in this process have files, too
-            while len(self._readers) >= self._limit and self._readers:
-                self._close_one()
+        table = self._store.table_of(url, expected_samples=expected)
+        self._require_same(shard, table)
+        storage = self.storages.of(url)
+        refresh = partial(self._store.refresh, self.urls) if storage.is_remote else None
+        return ShardReader(url, table, storage, on_change=refresh)
 
     def _close_one(self) -> None:
         """Close the least recently used one."""
