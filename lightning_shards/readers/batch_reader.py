@@ -136,10 +136,9 @@ class _Part(NamedTuple):
     members: _Members
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """Those of its samples, of one value for each sample of the batch; of no values none."""
-        if self.rows is None or not values:
-            return list(values)
-        return [values[row] for row in self.rows.tolist()]
+        """Those of its samples, of one value for each sample of the batch."""
+        rows = range(len(values)) if self.rows is None else self.rows.tolist()
+        return [values[row] for row in rows]
 
 
 class BatchReader:

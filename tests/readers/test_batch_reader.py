@@ -1,8 +1,7 @@
 """Members of many samples: found and read together, they are those that each one has."""
 
-import os
 import random
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,9 @@ from lightning_shards.readers.read_ahead import ReadBuffer
 from lightning_shards.readers.recipe import Recipe, ShardSource
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
-from lightning_shards.samples.member_bytes import SampleKeys
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.members import ENCODING
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
@@ -34,6 +31,11 @@ ALONE = ShardSource(
 )
 
 
+def key_of(shard, sample):
+    """Of one length or not, and in one shard with letters of several bytes."""
+    return f"{shard}-{sample}" + "äé" * (shard == 1)
+
+
 def members_of(sizes, seed):
     """A text and one blob in each sample, .bin or .big, in any order of the two."""
     data = random.Random(seed)
@@ -41,7 +43,7 @@ def members_of(sizes, seed):
         members = [("txt", data.randbytes(data.randrange(9))), ("note", b"-")]
         members.append((data.choice(["bin", "big"]), data.randbytes(size)))
         data.shuffle(members)
-        yield from ((f"{seed}-{number}.{suffix}", content) for suffix, content in members)
+        yield from ((f"{key_of(seed, number)}.{suffix}", content) for suffix, content in members)
 
 
 SIZES = ([0, 1, 9000, 700, 8191, 8192, 5000], [30_000], [5] * 40)
@@ -78,7 +80,7 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
         reader = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
         positions = [range(*span) for span in spans]
         reader.look_up(np.array(ids), positions, [recipe.keyed(SampleSeeds(0, 0))])
-        keys = [f"{shard}-{sample}" for shard, sample in ids]
+        keys = list(starmap(key_of, ids))
         for number, (start, stop) in enumerate(spans):
             texts, blobs = (each.to_list() for each in reader.members(start, stop).values())
             assert reader.batch(number).batch["__key__"] == keys[start:stop]
@@ -87,24 +89,3 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
                 has_big = one.table.find(sample, "big") is not None
                 assert text == one.read(sample, "txt")
                 assert blob == one.read(sample, "big" if has_big else "bin")
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ["abc", "abd", "x/y"],
-        ["a", "abc", "x/y"],
-        ["abc", "äbc", "ab"],
-        ["ab\0", "abc", "xyz"],
-        ["é", "ab", "xy"],
-        [os.fsdecode(b"\xff\xfe"), "ab", "cd"],
-    ],
-)
-def test_keys_are_cut_out_whatever_they_hold(keys):
-    encoded = [key.encode(*ENCODING) for key in keys]
-    lengths = np.array(list(map(len, encoded)))
-    order = np.array([2, 0, 1, 1])
-    starts = (np.cumsum(lengths) - lengths)[order]
-    cut = SampleKeys(np.frombuffer(b"".join(encoded), np.uint8), starts, lengths[order])
-    assert cut.part(1, 4) == [keys[0], keys[1], keys[1]]
-    assert cut.part(0, 1) == [keys[2]]
