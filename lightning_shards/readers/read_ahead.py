@@ -19,7 +19,6 @@ from lightning_shards.samples.member_bytes import (
     MemberBytes,
     SampleKeys,
 )
-from lightning_shards.shards.checksums import joined_crc32
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 
@@ -142,8 +141,6 @@ class ReadAhead:
         sizes = self._extents.sizes
         self._storage = shards.storage(int(self._extents.shards[0]))  # that of all, as a rule
         self._are_large = bool((sizes.mean(axis=1) >= self._storage.largest_ahead).any())
-        checksums = self._extents.crc32
-        self._joined = [_joined(*rows, stops) for rows in zip(sizes, checksums, strict=True)]
         self._members: list[MemberBytes] = []
         self._are_read = False
         self.samples = range(0)
@@ -157,13 +154,10 @@ class ReadAhead:
             ColumnError: A member cannot be read. That the bytes of one are damaged is found when
                 they are asked for.
         """
-        if self._joined and stop > self.samples.stop:
+        if len(self._extents.sizes) and stop > self.samples.stop:
             self._read(start)
         first = self.samples.start
-        members = [
-            members.at(slice(start - first, stop - first), joined.get((start, stop)))
-            for members, joined in zip(self._members, self._joined, strict=True)
-        ]
+        members = [each.at(slice(start - first, stop - first)) for each in self._members]
         if not (self._are_read or all(each.are_read for each in members)):
             raise ColumnError("a member of this batch cannot be read")
         return members
@@ -253,16 +247,6 @@ def _pieces(cuts: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
 def _last_stop(stops: Ints, most: int) -> int:
     """The last of these ends of batches up to `most`; the first in any case."""
     return int(max(stops[0], stops[stops <= most].max(initial=0)))
-
-
-def _joined(sizes: Ints, checksums: Ints, stops: Ints) -> dict[tuple[int, int], int]:
-    """By batch, the crc32 of a field's members together; empty if their sizes differ."""
-    if (sizes != sizes[0]).any() or sizes[0] <= 0 or (checksums == ABSENT).any():
-        return {}
-    starts = np.concatenate([[0], stops[:-1]])
-    joined = joined_crc32(checksums.astype(np.uint32), stops - starts, int(sizes[0]))
-    batches = zip(starts.tolist(), stops.tolist(), strict=True)
-    return dict(zip(batches, joined.tolist(), strict=True))
 
 
 def _by_offset(shards: Ints, offsets: Ints) -> Ints:

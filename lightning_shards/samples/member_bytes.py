@@ -1,7 +1,6 @@
 """The members of one field in several samples, as bytes or as the rows of one array.
 
-Members are checked against the crc32s in the index before they are given out. Members of a batch
-that all have one size are checked together, since one call for each would cost as much as reading.
+Members are checked against the crc32s in the index before they are given out.
 """
 
 from collections.abc import Iterable, Iterator
@@ -32,14 +31,11 @@ class MemberBytes:
         starts: Where each member begins in the buffer, int64; `ABSENT` for a missing member.
         sizes: bytes of each member, int64.
         checksums: Crc32 of each member, int64; `ABSENT` where it is unknown.
-        joined: Crc32 of all members, concatenated; None if it is unknown.
     """
 
-    def __init__(
-        self, buffer: Bytes, starts: Ints, sizes: Ints, checksums: Ints, joined: int | None = None
-    ) -> None:
+    def __init__(self, buffer: Bytes, starts: Ints, sizes: Ints, checksums: Ints) -> None:
         self._buffer, self._starts, self._sizes = buffer, starts, sizes
-        self._checksums, self._joined = checksums, joined
+        self._checksums = checksums
 
     @property
     def are_read(self) -> bool:
@@ -65,10 +61,10 @@ class MemberBytes:
                 raise ColumnError("a member of this batch is damaged")
             yield member
 
-    def at(self, rows: Ints | slice, joined: int | None = None) -> "MemberBytes":
-        """The members of these samples, whose joined crc32 is `joined`."""
+    def at(self, rows: Ints | slice) -> "MemberBytes":
+        """The members of these samples."""
         starts, sizes = self._starts[rows], self._sizes[rows]
-        return MemberBytes(self._buffer, starts, sizes, self._checksums[rows], joined)
+        return MemberBytes(self._buffer, starts, sizes, self._checksums[rows])
 
     def to_list(self) -> list[bytes]:
         """The bytes of each member.
@@ -99,10 +95,7 @@ class MemberBytes:
         if not size:
             return None
         items = self._items(size)
-        if self._joined is None:
-            self._check_each(items)
-        elif crc32(items.data) != self._joined:
-            raise ColumnError("a member of this batch is damaged")
+        self._check_each(items)
         return items.view(np.uint8).reshape(len(items), size)
 
     def _check_each(self, members: Iterable[Any]) -> None:

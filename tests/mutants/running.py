@@ -109,7 +109,7 @@ def any_number_of_samples_may_be_bad(before, *given):
 
 
 @breaks("bad data", "MemberBytes.__init__", "samples/test_member_bytes.py")
-def members_are_not_held_against_their_crc32(before, self, buffer, starts, sizes, sums, joined=0):
+def members_are_not_held_against_their_crc32(before, self, buffer, starts, sizes, sums):
     before(self, buffer, starts, sizes, np.full_like(sums, -1))
 
 
