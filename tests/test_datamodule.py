@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
+from lightning_shards import LoaderConfig, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
     PlanError,
@@ -221,15 +221,6 @@ def test_a_copy_without_a_validation_set_overrides_no_more_than_the_module(make_
     spawned = pickle.loads(ForkingPickler.dumps(module))
     for each in (module, spawned, copy.deepcopy(module)):
         assert not is_overridden("val_dataloader", each)
-
-
-def test_an_exception_ends_the_workers_and_calls_no_teardown(make_module, urls):
-    class Torn(ShardDataModule):
-        def teardown(self, stage):
-            pytest.fail("Lightning calls teardown by itself, and not after an exception")
-
-    module = Torn(SplitConfig(urls), fields={"label": "cls"}, num_workers=0, batch_size=2)
-    module.on_exception(ArithmeticError())
 
 
 @pytest.mark.parametrize("end", [None, "on_exception", "teardown"])

@@ -27,7 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _schema(_: Namespace) -> int:
     from lightning_shards.config.parsing import json_schema
-    from lightning_shards.config.splits import SET_SETTINGS, SPLITS
     from lightning_shards.datamodule import ShardDataModule
 
     schema: dict[str, Any] = json_schema(ShardDataModule, "data")
@@ -36,13 +35,5 @@ def _schema(_: Namespace) -> int:
     schema.pop("required", None)
     split_schema = schema["$defs"]["SplitConfig"]
     split_schema["oneOf"] = [{"required": ["urls"]}, {"required": ["mix"]}]
-    either = split_schema["properties"]["urls"]["anyOf"]
-    urls = [kind for kind in either if kind != {"type": "null"}]
-    settings = schema["properties"]["data"]["properties"]
-    for split in SPLITS:  # which may be given by its urls alone
-        settings[split]["anyOf"] += urls
-    for name in SET_SETTINGS:
-        [sets] = [kind for kind in settings[name]["anyOf"] if "additionalProperties" in kind]
-        sets["additionalProperties"] = {"anyOf": [sets["additionalProperties"], *urls]}
     print(json.dumps(schema, indent=1))
     return 0

@@ -36,25 +36,6 @@ def test_stages_of_the_configuration_come_to_the_order(tmp_path):
     ]
 
 
-def test_components_are_keyed_by_their_names_alone(tmp_path):
-    """Neither the order in which they are named nor one without weight changes what is served."""
-    source = source_of(tmp_path)
-    mix = mix_of(tmp_path / "shards", ("more", "web", "labels"))
-    mix["new"] = mix["web"] | {"weight": 0}
-    other = module_of(tmp_path, mix).source("train")
-    names = [source.order.slots.names, other.order.slots.names]
-    told = [
-        [names[n][c] for c in each.order.slots.components(3, 0, 32)]
-        for n, each in enumerate((source, other))
-    ]
-    assert told[0] == told[1]
-    urls = [
-        [each.index.urls[shard] + str(sample) for shard, sample in each.order.at(3, 0, 32)]
-        for each in (source, other)
-    ]
-    assert urls[0] == urls[1]
-
-
 @pytest.mark.parametrize(
     ("split", "message"),
     [
