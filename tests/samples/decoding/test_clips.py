@@ -78,13 +78,13 @@ def encode(tmp_path):
     if program is None:
         pytest.skip("the program ffmpeg is missing")
 
-    def encode(source, kind, codec, *before, piped=False):
-        (tmp_path / "source").write_bytes(source)
-        path = tmp_path / f"made.{kind}"
-        command = [program, "-v", "error", "-y", *before, "-i", str(tmp_path / "source")]
-        command += ["-c", codec, "-f", FORMATS.get(kind, kind), "-" if piped else str(path)]
+    def encode(source, kind, *, piped=False):
+        before, after = tmp_path / "source", tmp_path / f"made.{kind}"
+        before.write_bytes(source)
+        command = [program, "-v", "error", "-y", "-i", before, "-c", CODECS[kind]]
+        command += ["-f", FORMATS.get(kind, kind), "-" if piped else after]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
-        return done.stdout if piped else path.read_bytes()
+        return done.stdout if piped else after.read_bytes()
 
     return encode
 
@@ -98,7 +98,7 @@ def rising(seconds):
 
 @pytest.mark.parametrize("kind", ["webm", "flac"])
 def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode, kind):
-    data = encode(rising(2), kind, CODECS[kind], piped=True)
+    data = encode(rising(2), kind, piped=True)
     with pytest.raises(ValueError, match=r"does not tell how long it is.*-c copy.*start_s"):
         DecodeAudioClip(seconds=0.5, sample_rate=RATE)(data, rng())
     clip = DecodeAudioClip(seconds=0.5, sample_rate=RATE, start_s=1)(data, rng())
@@ -107,7 +107,7 @@ def test_a_sound_of_unknown_length_is_an_error_unless_its_start_is_given(encode,
 
 @pytest.mark.parametrize("kind", ["opus", "mkv", "mp3"])
 def test_a_clip_from_the_beginning_is_whole_whatever_its_container(encode, kind):
-    data = encode(wav_of(np.sin(np.arange(3 * RATE) ** 1.2) * 2**14), kind, CODECS[kind])
+    data = encode(wav_of(np.sin(np.arange(3 * RATE) ** 1.2) * 2**14), kind)
     clip = DecodeAudioClip(seconds=1, sample_rate=2 * RATE, start_s=0)(data, rng())
     whole = torchcodec.decoders.AudioDecoder(data, sample_rate=2 * RATE).get_all_samples().data
     assert torch.equal(clip, whole[:, : 2 * RATE])
