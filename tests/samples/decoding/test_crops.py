@@ -15,6 +15,7 @@ from lightning_shards.samples.crops import (
 from tests.samples.decoding.conftest import (
     HEIGHT,
     WIDTH,
+    as_floats,
     difference,
     encode,
     reference,
@@ -103,16 +104,14 @@ def files(photo):
     }
 
 
-@pytest.mark.parametrize("is_gray", [False, True])
-def test_images_of_every_kind_become_what_was_asked_for(photo, backend, is_gray):
+@pytest.mark.parametrize(("gray", "channels", "limit"), [(False, 3, 8), (True, 1, 14)])
+def test_images_of_every_kind_become_what_was_asked_for(photo, backend, gray, channels, limit):
     for kind, (data, image) in files(photo).items():
-        crop = DecodeCenterCrop(size=60, resize=60, backend=backend, gray=is_gray)
-        shown = crop(data)
-        assert tuple(shown.shape) == ((1 if is_gray else 3), 60, 60), kind
-        expected = reference(image, (40, 0, 280, 240), 60)
-        if is_gray:
-            expected = expected.astype(float).mean(axis=0, keepdims=True)
-        assert difference(shown, expected) < (14 if is_gray else 8), kind
+        shown = DecodeCenterCrop(size=60, resize=60, backend=backend, gray=gray)(data)
+        assert tuple(shown.shape) == (channels, 60, 60), kind
+        expected = as_floats(reference(image, (40, 0, 280, 240), 60))
+        expected = expected.mean(axis=0, keepdims=True) if gray else expected
+        assert difference(shown, expected) < limit, kind
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
