@@ -59,8 +59,7 @@ class IndexOptions:
     """What is written, and where.
 
     Attributes:
-        cache: Where member tables are kept.
-        settings: How remote shards are reached.
+        settings: How remote shards are reached, and where member tables are kept.
         formats: Some of `FORMATS`.
         checksums: Whether every byte is read; None: of remote shards, and for member tables.
         output: A folder for the files, in place of that of the shards.
@@ -68,13 +67,12 @@ class IndexOptions:
         processes: Number of processes.
     """
 
-    cache: CacheFolder
     settings: TransportSettings
-    formats: Sequence[str] = ("wids",)
-    checksums: bool | None = None
-    output: Path | None = None
-    is_uploaded: bool = False
-    processes: int = 1
+    formats: Sequence[str]
+    checksums: bool | None
+    output: Path | None
+    is_uploaded: bool
+    processes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +120,21 @@ def index_shards(urls: Sequence[str], options: IndexOptions) -> tuple[Survey, li
         if not all(shard.is_readable for shard in seen.shards):
             return seen, []
         tables = [published_url(name) for name in shards] if "members" in options.formats else []
-        written = [reported_name(place.url(name)) for name in tables]
+        written = list(tables)
         if "wids" in options.formats:
             entries = [
                 wids_entry(name, shard.samples, shard.size_bytes, shard.md5, table)
                 for name, shard, table in zip_longest(shards, seen.shards, tables)
             ]
             place.put(WIDS, wids_json(entries))
-            written.append(reported_name(place.url(WIDS)))
-    return seen, written
+            written.append(WIDS)
+    return seen, [reported_name(place.url(name)) for name in written]
 
 
 def _file_in_place(url: str, options: IndexOptions) -> str:
     """A file in the folder that the options name for the index of such shards."""
-    unknown = sorted(set(options.formats) - set(FORMATS))
-    if unknown:
-        raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown[0]!r}")
+    if unknown := set(options.formats) - set(FORMATS):
+        raise ConfigError(f"formats are {', '.join(FORMATS)}, not {unknown.pop()!r}")
     if options.output is not None:
         return plain_path(f"{options.output}/{WIDS}")
     if not is_local(url) and (not options.is_uploaded or scheme_of(url) == "hf"):
@@ -184,14 +181,13 @@ def _require_own(place: _Place, names: set[str]) -> None:
 
 def _look(url: str, *, options: IndexOptions, place: _Place) -> ShardSurvey:
     """Survey one shard, and write its member table."""
-    with_crc32 = options.checksums
+    with_crc32, cache = options.checksums, CacheFolder(options.settings.cache_dir)
     if with_crc32 is None:
         with_crc32 = not is_local(url) or "members" in options.formats
     if is_local(url):
-        tables = TableStore(options.cache, with_crc32=with_crc32, takes_split=True)
-        table = tables.table_of(url)
+        table = TableStore(cache, with_crc32=with_crc32, takes_split=True).table_of(url)
     else:
-        table = scan_remote(url, place.storages.of(url), options.cache, with_crc32=with_crc32)
+        table = _scan_remote(url, place.storages.of(url), cache, with_crc32=with_crc32)
     seen = describe_table(url, table)
     seen.md5 = file_md5(url) if with_crc32 and is_local(url) else None
     if "members" in options.formats:
@@ -205,7 +201,9 @@ def file_md5(path: str) -> str:
         return file_digest(file, partial(md5, usedforsecurity=False)).hexdigest()
 
 
-def scan_remote(url: str, storage: Storage, cache: CacheFolder, *, with_crc32: bool) -> MemberTable:
+def _scan_remote(
+    url: str, storage: Storage, cache: CacheFolder, *, with_crc32: bool
+) -> MemberTable:
     """The member table of a remote shard: the one that was kept, or one that is made and kept.
 
     Without crc32s only the headers are read, as far as that saves requests.

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lightning_shards.dataprep.packing import InputExtent, InputSample, inline, whole_file
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.survey import PASSED_OVER, describe_table
-from lightning_shards.dataprep.tar_writer import escape_key, key_of_path
+from lightning_shards.dataprep.tar_writer import escape_key, is_image, key_of_path
 from lightning_shards.errors import ConfigError, SampleError, require_library
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.counts import claimed_counts
@@ -24,10 +24,6 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import split_url
-
-IMAGE_FIELDS: Final = frozenset(
-    {"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "pgm"}
-)
 
 TABLE_SUFFIXES: Final = (".csv", ".jsonl", ".parquet")
 
@@ -120,12 +116,12 @@ def _raise(error: OSError) -> None:
 
 
 def _add_file(files: dict[str, str], suffix: str, path: str) -> None:
-    rivals = IMAGE_FIELDS if suffix in IMAGE_FIELDS else {suffix}
-    for other in rivals & files.keys():
-        raise SampleError(
-            f"{files[other]} and {path} would be one sample with two images, or one member; rename "
-            "one, as files whose names differ in the suffix alone are one sample"
-        )
+    for other, rival in files.items():
+        if other == suffix or (is_image(other) and is_image(suffix)):
+            raise SampleError(
+                f"{rival} and {path} would be one sample with two images, or one member; rename "
+                "one, as files whose names differ in the suffix alone are one sample"
+            )
     files[suffix] = path
 
 

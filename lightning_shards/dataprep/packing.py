@@ -122,7 +122,10 @@ class Packing:
     val_fraction: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a share that cannot be."""
+        """Refuse numbers that cannot be."""
+        for name in ("max_samples", "max_bytes"):
+            if (most := getattr(self, name)) is not None and most < 1:
+                raise ConfigError(f"{name} must be at least 1, got {most}")
         if not 0 <= self.val_fraction < 1:
             raise ConfigError(f"val_fraction must be from 0 to below 1, got {self.val_fraction}")
 

@@ -4,7 +4,7 @@ Member tables tell where the members lie, and no other bytes are read.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from io import BytesIO
@@ -13,7 +13,6 @@ from typing import Any, Final
 import numpy as np
 
 from lightning_shards.dataprep.survey import ShardSurvey, describe_table
-from lightning_shards.samples.decoders import Decoding, decoding_of
 from lightning_shards.samples.images import decode_rgb, require_backend
 from lightning_shards.shards.members import MemberTable, ShardReader
 from lightning_shards.shards.private_files import CacheFolder
@@ -58,12 +57,6 @@ class TabledShards:
             )
 
 
-def image_field(suffixes: Iterable[str]) -> str | None:
-    """The first of these suffixes that is of images."""
-    images = (suffix for suffix in suffixes if decoding_of(suffix) == Decoding("rgb"))
-    return next(images, None)
-
-
 Picture = tuple[bytes, str, str]
 """An image file, and its caption: key and label."""
 
@@ -94,9 +87,8 @@ def contact_sheet(pictures: Sequence[Picture]) -> bytes:
         sheet.paste(image, (left, top))
         for line, (text, ink) in enumerate(zip(caption, _INKS, strict=True)):
             last = " ".join(text.split())[-_MAX_LETTERS:]
-            shown = last.encode("latin-1", "replace")  # of the font
             place = left, top + _PIXELS + 2 + line * _LINE_HEIGHT
-            draw.text(place, shown.decode("latin-1"), fill=ink, font=font)
+            draw.text(place, last, fill=ink, font=font)
     out = BytesIO()
     sheet.save(out, "PNG")
     return out.getvalue()

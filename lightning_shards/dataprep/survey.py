@@ -5,10 +5,11 @@ that are not in the table. `info`, `index` and `verify` differ in how they get t
 shows (`describe_table`) and what all shards show together is the same.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from tqdm import tqdm
@@ -64,38 +65,24 @@ def reported_name(url: str) -> str:
     return url if is_local(url) else redact(url)
 
 
-class FieldSizes(NamedTuple):
-    """The sizes of the members of one suffix.
-
-    Attributes:
-        samples: Samples that have such a member.
-        size_bytes: Bytes of all members together.
-    """
-
-    samples: int = 0
-    size_bytes: int = 0
-
-
 @dataclass(slots=True)
 class ShardSurvey:
     """What was seen of one shard; if it could not be read to its end, no more than its findings.
 
     Attributes:
-        path: Its path, or its URL without secrets.
         samples: Samples in it.
         size_bytes: Its size.
         md5: Its MD5, where it is known.
-        fields: Sizes of its members by suffix.
+        fields: By suffix how many samples have such a member, and their bytes together.
         findings: Faults and other facts.
         has_checksums: Whether its bytes could be held against checksums of an earlier index.
         is_readable: Whether it could be read to its end.
     """
 
-    path: str
     samples: int = 0
     size_bytes: int = 0
     md5: str | None = None
-    fields: dict[str, FieldSizes] = field(default_factory=dict[str, FieldSizes])
+    fields: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     findings: list[Finding] = field(default_factory=list[Finding])
     has_checksums: bool = False
     is_readable: bool = True
@@ -114,14 +101,14 @@ class Survey:
         return sum(shard.samples for shard in self.shards)
 
     @property
-    def fields(self) -> dict[str, FieldSizes]:
-        """Sizes of members by suffix, over all shards."""
-        total: dict[str, FieldSizes] = {}
+    def fields(self) -> dict[str, dict[str, int]]:
+        """By suffix the samples and the bytes of its members in all shards."""
+        samples, size_bytes = Counter[str](), Counter[str]()
         for shard in self.shards:
-            for suffix, (samples, size_bytes) in shard.fields.items():
-                known = total.get(suffix, FieldSizes())
-                total[suffix] = FieldSizes(known.samples + samples, known.size_bytes + size_bytes)
-        return total
+            for suffix, (num_samples, num_bytes) in shard.fields.items():
+                samples[suffix] += num_samples
+                size_bytes[suffix] += num_bytes
+        return {of: {"samples": samples[of], "size_bytes": size_bytes[of]} for of in samples}
 
     def document(self) -> dict[str, Any]:
         """The numbers and the findings, for a report."""
@@ -129,7 +116,7 @@ class Survey:
             "shards": len(self.shards),
             "samples": self.samples,
             "bytes": sum(shard.size_bytes for shard in self.shards),
-            "fields": {suffix: sizes._asdict() for suffix, sizes in self.fields.items()},
+            "fields": self.fields,
             "findings": list(map(asdict, self.findings)),
         }
 
@@ -165,23 +152,20 @@ def _seen(url: str, look: Callable[[str], ShardSurvey]) -> ShardSurvey:
     # A store that does not answer is no such error: it would not answer for other shards either.
     except (ShardNotFoundError, FileAccessError, IndexMismatchError, DamagedShardError) as error:
         # What kept bytes from being read is no damage: a store that refuses, a shard in replacement
-        name = reported_name(url)
         rule = "damaged shard" if isinstance(error, DamagedShardError) else "unread shard"
-        finding = Finding(rule, str(error), name)
-        return ShardSurvey(name, findings=[finding], is_readable=False)
+        finding = Finding(rule, str(error), reported_name(url))
+        return ShardSurvey(findings=[finding], is_readable=False)
 
 
 def describe_table(url: str, table: MemberTable) -> ShardSurvey:
     """What the member table of a shard shows, and of a local one its odd headers."""
-    name = reported_name(url)
-    seen = ShardSurvey(name, table.num_samples, table.file_size)
-    num_suffixes = len(table.suffixes)
-    counts = np.bincount(table.suffix_ids, minlength=num_suffixes).tolist()
+    seen = ShardSurvey(table.num_samples, table.file_size)
+    counts = np.bincount(table.suffix_ids, minlength=len(table.suffixes)).tolist()
     # float64 holds sums of bytes up to 9 PB exactly
-    totals = np.bincount(table.suffix_ids, table.sizes, num_suffixes).astype(np.int64).tolist()
-    sizes = zip(table.suffixes, map(FieldSizes, counts, totals), strict=True)
-    seen.fields = {suffix: of_field for suffix, of_field in sizes if of_field.samples}
-    seen.findings += _find_repeats(table, name)
+    totals = np.bincount(table.suffix_ids, table.sizes, len(counts)).astype(np.int64).tolist()
+    sizes = zip(table.suffixes, counts, totals, strict=True)
+    seen.fields = {suffix: (count, total) for suffix, count, total in sizes if count}
+    seen.findings += _find_repeats(table, reported_name(url))
     seen.findings += _find_odd_headers(url, table) if is_local(url) else []
     return seen
 
@@ -209,10 +193,6 @@ _LONGEST_END: Final = 1 << 20
 _ONE_EXTENDED: Final = 3 * BLOCK
 """An extended header, its body, and the header of the member, as webdataset writes each member."""
 
-_TYPE: Final = slice(156, 157)
-_EXTENDED_TYPES: Final = (b"x", b"L")
-"""The type in a header, and those of extended headers, which PAX and GNU tar write."""
-
 
 def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     """Findings about what is in a local tar and in no sample, and about its end.
@@ -225,8 +205,7 @@ def _find_odd_headers(path: str, table: MemberTable) -> list[Finding]:
     gaps = np.unique(table.offsets - np.append(0, stops[:-1]))
     others: list[OtherEntry] = []
     with open_tar(path) as data:
-        # Two links before each member take as many blocks as one extended header.
-        is_even = gaps.tolist() == [_ONE_EXTENDED if data[_TYPE] in _EXTENDED_TYPES else BLOCK]
+        is_even = gaps.tolist() in ([BLOCK], [_ONE_EXTENDED])
         is_short = table.file_size - end <= _LONGEST_END
         if is_even and is_short and not any(data[end : table.file_size]):
             return []
@@ -260,7 +239,7 @@ def _find_missing_fields(seen: Survey) -> list[Finding]:
     """Findings about fields that some samples lack."""
     findings: list[Finding] = []
     for suffix, sizes in seen.fields.items():
-        if count := seen.samples - sizes.samples:
+        if count := seen.samples - sizes["samples"]:
             message = (
                 f"{count:,} of {seen.samples:,} samples have no {suffix!r}; name in `fields` what "
                 f"stands in for it ('{suffix};OTHER'), or drop them; where dots in keys made many "

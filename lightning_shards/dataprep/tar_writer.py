@@ -201,6 +201,11 @@ def write_shard(path: Path, samples: Iterable[tuple[str, Fields]]) -> WrittenSha
         return writer.finish(path.name)
 
 
+def is_image(suffix: str) -> bool:
+    """Whether members of a suffix are decoded as images."""
+    return decoding_of(suffix) == Decoding("rgb")
+
+
 def tar_size(size: int) -> int:
     """Bytes that a member of this size takes in a tar, without an extended header."""
     return BLOCK + up_to_block(size)

@@ -34,10 +34,9 @@ from lightning_shards.dataprep.survey import (
     describe_table,
     survey,
 )
-from lightning_shards.dataprep.tar_writer import Fields, check_sample, write_shard
+from lightning_shards.dataprep.tar_writer import Fields, check_sample, is_image, write_shard
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
-from lightning_shards.samples.decoders import Decoder, Decoding, decoding_of
-from lightning_shards.samples.fields import Field
+from lightning_shards.samples.images import decode_pil
 from lightning_shards.shards.counts import WIDS, wids_entries
 from lightning_shards.shards.files import make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
@@ -71,22 +70,18 @@ def verify_shards(
         decodes: Whether images are decoded, which needs Pillow.
         processes: Number of processes.
     """
-    folders = dict.fromkeys(Path(path).parent for path in paths)
-    md5s = {folder / name: md5 for folder in folders for name, md5 in _stated_md5s(folder)}
+    md5s: dict[Path, object] = {}
+    for folder in {Path(path).parent for path in paths}:
+        for entry in wids_entries(plain_path(str(folder / WIDS)), Storages()):
+            md5s[folder / Path(str(entry.get("url"))).name] = entry.get("md5sum")
     check = partial(_check, cache=cache, decodes=decodes, md5s=md5s)
     return survey(paths, check, processes=processes)
-
-
-def _stated_md5s(folder: Path) -> list[tuple[str, object]]:
-    """The MD5s that the wids JSON of a folder has of its shards, by their names."""
-    entries = wids_entries(plain_path(str(folder / WIDS)), Storages())
-    return [(Path(str(entry.get("url"))).name, entry.get("md5sum")) for entry in entries]
 
 
 def _check(
     path: str, *, cache: CacheFolder, decodes: bool, md5s: Mapping[Path, object]
 ) -> ShardSurvey:
-    known = known_tables(path, cache)
+    known = _known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
     seen = describe_table(path, table)
     changed = [finding for old in known for finding in _find_changes(path, table, old)]
@@ -105,7 +100,7 @@ def _check(
     return seen
 
 
-def known_tables(path: str, cache: CacheFolder) -> list[MemberTable]:
+def _known_tables(path: str, cache: CacheFolder) -> list[MemberTable]:
     """The tables of earlier indexes, in the cache and beside a local shard.
 
     Raises:
@@ -149,29 +144,20 @@ def _about(
 
 def _find_undecodable(path: str, table: MemberTable) -> list[Finding]:
     """A finding about images that cannot be decoded."""
-    decoders = list(map(image_decoder, table.suffixes))
-    suffix_ids: list[int] = table.suffix_ids.tolist()
+    of_images = np.array([is_image(suffix) for suffix in table.suffixes], bool)
+    images: list[int] = np.flatnonzero(of_images[table.suffix_ids]).tolist()
     bad: list[int] = []
     reason = ""
     with open_tar(path) as data:
-        for member, suffix in enumerate(suffix_ids):
-            decode, offset = decoders[suffix], int(table.offsets[member])
+        for member in images:
+            offset = int(table.offsets[member])
             try:
-                if decode is not None:
-                    decode(data[offset : offset + int(table.sizes[member])])
+                decode_pil(data[offset : offset + int(table.sizes[member])])
             except Exception as error:  # noqa: BLE001 a decoder may raise anything at damaged bytes
                 bad.append(member)
                 reason = reason or f" ({type(error).__name__}: {error})"
     fact = f"images cannot be decoded{reason}"
     return _about("undecodable member", bad, table, path, fact) if bad else []
-
-
-def image_decoder(suffix: str) -> Decoder | None:
-    """The decoder of images of a suffix; None if the suffix is not of images."""
-    decoding = decoding_of(suffix)
-    if decoding is None or decoding.decoder != "rgb":
-        return None
-    return Field("image", (suffix,)).function(Decoding("pil", decoding.is_gzipped))
 
 
 _REPAIRABLE: Final = ("damaged shard", "changed member")
@@ -235,7 +221,7 @@ def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:
     Raises:
         DamagedShardError: It changed while it was read.
     """
-    known = known_tables(path, cache)
+    known = _known_tables(path, cache)
     lost = {key: _GONE for table in known for key in map(table.key, range(table.num_samples))}
     if not Path(path).stat().st_size:
         return Repair(None, 0, lost, ("it is empty",))

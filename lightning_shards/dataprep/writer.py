@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lightning_shards.dataprep.finished import FinishedShards, shard_name, shard_pattern
-from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES
+from lightning_shards.dataprep.packing import DEFAULT_MAX_BYTES, Packing
 from lightning_shards.dataprep.tar_writer import (
     TarWriter,
     WrittenShard,
@@ -69,9 +69,7 @@ class ShardWriter:
         if max_samples is None and max_bytes is None:
             max_bytes = DEFAULT_MAX_BYTES
         limits = {"max_samples": max_samples, "max_bytes": max_bytes}
-        for name, value in limits.items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        Packing(max_samples=max_samples, max_bytes=1 if max_bytes is None else max_bytes)  # checks
         self._folder, self._prefix = Path(folder), prefix
         self._max_samples, self._max_bytes = max_samples or inf, max_bytes or inf
         self._tables = TableStore(CacheFolder(cache_dir), with_crc32=True)

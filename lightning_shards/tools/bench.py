@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.system.process import num_cpus
-from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
+from lightning_shards.tools.console import at_least, config_parser, report, run_tool
 
 if TYPE_CHECKING:
     from lightning_shards.cli import ShardCLI
@@ -46,16 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     what = "Measure the transforms, the loader, and the training step of a configuration."
     parser = config_parser("bench", what, _EPILOG, required=True, action="append")
     add = parser.add_argument
-    add("--num-workers", type=int, nargs="+", metavar="N", help="default: 0 1 2 4 ... to all cores")
-    add("--seconds", type=float, default=2.0, metavar="S", help="of each measurement; default: 2")
+    number, workers = at_least(0), "default: 0 1 2 4 ... to all cores"
+    add("--num-workers", type=number, nargs="+", metavar="N", help=workers)
+    seconds = "of each measurement; default: 2"
+    add("--seconds", type=at_least(0.01), default=2.0, metavar="S", help=seconds)
     options, options.of_fit = parser.parse_known_args(arguments)
     run_tool("bench", _bench, options)
 
 
 def _bench(options: argparse.Namespace) -> int:
-    require_large_enough(options, seconds=0.01)
-    if min(options.num_workers or [0]) < 0:
-        raise ConfigError(f"--num-workers must be at least 0, got {min(options.num_workers)}")
     from lightning_shards.measure import bench
 
     with (

@@ -9,7 +9,7 @@ from lightning_shards.remote.cache import clear_pieces, list_pieces
 from lightning_shards.shards.made_files import clear_made, list_made
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
-from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
+from lightning_shards.tools.console import at_least, config_parser, report, run_tool
 
 _EPILOG: Final = """\
 list: what is there, and how many runs have it open. fill: fetch what the first epoch of a split
@@ -30,14 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("action", choices=tuple(_ACTIONS))
     add("--cache-dir", metavar="DIR", help="list, clear: default: ~/.cache/lightning_shards")
     add("--split", help="fill: train, val, test or predict, or a set: val/NAME; default: train")
-    add("--ranks-per-node", type=int, metavar="N", help="fill: default: the trainer's devices")
-    add("--node", type=int, metavar="N", help="fill: for which node, from 0 on; default: 0")
+    ranks, node = "fill: default: the trainer's devices", "fill: for which node; default: 0"
+    add("--ranks-per-node", type=at_least(1), metavar="N", help=ranks)
+    add("--node", type=at_least(0), metavar="N", help=node)
     add("--force", action="store_true", help="clear: also what a run has open")
     run_tool("cache", _run, parser.parse_args(arguments))
 
 
 def _run(options: Namespace) -> int:
-    require_large_enough(options, ranks_per_node=1, node=0)
     for option, action in _ACTION_OF.items():
         if getattr(options, option) and options.action != action:
             raise ConfigError(f"--{option.replace('_', '-')} is for `cache {action}`")

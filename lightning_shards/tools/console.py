@@ -6,21 +6,22 @@ all shards, because the bytes of some could not be had.
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, cast
 
-from lightning_shards.errors import ConfigError, ShardError
+from tqdm import tqdm
+
+from lightning_shards.errors import ShardError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.system.process import num_cpus
 
 FAILED: Final = 1
 REFUSED: Final = 2
 
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MAX_LISTED = 20  # of the values of a list, the named rows of a table, the findings of a rule
 _WHOLE = 1000  # from which on numbers have no decimals
 
@@ -41,17 +42,16 @@ def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> 
         sys.exit(status)
 
 
-def require_large_enough(options: Namespace, **least: float) -> None:
-    """Refuse numbers that are too small; an option that was not given is None.
+def at_least(least: float) -> Callable[[str], float]:
+    """The type of an option that is a number of the type of `least`, and not below it."""
 
-    Raises:
-        ConfigError: An option is below its least value.
-    """
-    for option, number in least.items():
-        given: float | None = getattr(options, option)
-        if given is not None and given < number:
-            name = option.replace("_", "-")
-            raise ConfigError(f"--{name} must be at least {number}, got {given}")
+    def number(text: str) -> float:
+        given = type(least)(text)
+        if given < least:
+            raise ArgumentTypeError(f"must be at least {least}, got {text}")
+        return given
+
+    return number
 
 
 def tool_parser(name: str, description: str, epilog: str) -> ArgumentParser:
@@ -76,18 +76,21 @@ def config_parser(name: str, description: str, epilog: str, **of_config: Any) ->
     return parser
 
 
+def epoch_parser(name: str, description: str, epilog: str) -> ArgumentParser:
+    """A parser with the options of every tool that looks into an epoch of a configuration."""
+    parser = config_parser(name, description, epilog, required=True)
+    add, ranks = parser.add_argument, "ranks; default: of the config's trainer"
+    add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
+    add("--world-size", type=at_least(1), metavar="N", help=ranks)
+    return parser
+
+
 def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
     """Add the options of every tool that runs over shards in processes."""
-    add = parser.add_argument
-    add("--processes", type=int, default=num_cpus(), metavar="N", help="default: all processors")
-    add(
-        "--cache-dir",
-        type=CacheFolder,
-        default=CacheFolder(),
-        dest="cache",
-        metavar="DIR",
-        help=cache_help,
-    )
+    add, cpus, cache = parser.add_argument, num_cpus(), CacheFolder()
+    add("--processes", type=at_least(1), default=cpus, metavar="N", help="default: all processors")
+    where: dict[str, Any] = {"dest": "cache", "metavar": "DIR", "help": cache_help}
+    add("--cache-dir", type=CacheFolder, default=cache, **where)
     add("--json", action="store_true", help="print one JSON document")
 
 
@@ -146,25 +149,13 @@ def _show(name: str, value: Any) -> str:
     if isinstance(value, str | bool):
         return printable(str(value))
     if "bytes" in name:
-        return human(value)
+        return tqdm.format_sizeof(value, "B")
     return f"{value:.4g}" if isinstance(value, float) and value < _WHOLE else f"{value:,.0f}"
 
 
 def printable(text: str) -> str:
     """The text, with escapes for letters that cannot be shown, such as control characters."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
-
-
-def human(size: float) -> str:
-    """A number of bytes in the unit that suits it.
-
-    >>> human(1536)
-    '1.5 KiB'
-    """
-    unit = 0
-    while size >= 1024 and unit < len(_UNITS) - 1:  # noqa: PLR2004
-        size, unit = size / 1024, unit + 1
-    return f"{size:,.0f} {_UNITS[0]}" if unit == 0 else f"{size:,.1f} {_UNITS[unit]}"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, islice
-from threading import Event
 from typing import Final
 
 from lightning_shards.errors import ConfigError
@@ -25,9 +24,6 @@ fraction, and only that is worth fetching before the run."""
 
 _AT_ONCE: Final = 4
 """Pieces that are planned together, for each connection."""
-
-_LOOK_S: Final = 0.05
-"""How often a piece is looked for that another process fetches."""
 
 
 def remote_of(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
@@ -76,9 +72,7 @@ def fill(
         threads = stack.enter_context(closing(RequestThreads(connections)))
         made = ShardTables(source.index, source.cache, source.storages)
         tables = stack.enter_context(closing(made))
-        ended = Event()
-        stack.callback(ended.set)
-        load = partial(_is_there, cache=cache, transport=transport, ended=ended)
+        load = partial(_is_there, cache=cache, transport=transport)
         pieces = _pieces(source, place, tables, kept_fraction([cache.need]))
         number, size_bytes, room = 0, 0, limit_of_pieces([cache.need])
         while room >= 0 and (some := list(islice(pieces, _AT_ONCE * connections))):
@@ -111,12 +105,6 @@ def _pieces(
                 yield piece
 
 
-def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport, ended: Event) -> bool:
-    """Whether the piece is in the cache now, fetched by this process or by another one.
-
-    One that another process holds is waited for until that process lets go of it.
-    """
-    while (is_there := cache.has(piece) or cache.load(piece, transport.chunks(*piece))) is None:
-        if ended.wait(_LOOK_S):
-            return False
-    return is_there
+def _is_there(piece: Piece, cache: PieceCache, transport: RemoteTransport) -> bool:
+    """Whether the piece is in the cache now, or another process is just fetching it."""
+    return cache.has(piece) or cache.load(piece, transport.chunks(*piece)) is not False

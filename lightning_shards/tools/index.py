@@ -21,18 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = shard_parser("index", "Count samples, list members, write indexes.", _EPILOG)
     add = parser.add_argument
-    add(
-        "--format",
-        default="wids",
-        metavar="A,B",
-        help=f"any of {', '.join(FORMATS)}; default: wids",
+    formats = f"any of {', '.join(FORMATS)}; default: wids"
+    add("--format", default="wids", metavar="A,B", help=formats)
+    checksums = (
+        "read every byte: crc32 of each member for its table, MD5 of each local shard for the "
+        "JSON; default: of remote shards, and with the format members"
     )
-    add(
-        "--checksums",
-        action=BooleanOptionalAction,
-        help="read every byte: crc32 of each member for its table, MD5 of each local shard for the "
-        "JSON; default: of remote shards, and with the format members",
-    )
+    add("--checksums", action=BooleanOptionalAction, help=checksums)
     place = parser.add_mutually_exclusive_group().add_argument
     place("--output", type=Path, metavar="DIR", help="write the indexes to this folder")
     place("--upload", action="store_true", help="put the indexes beside remote shards")
@@ -41,14 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _index(options: Namespace) -> int:
     wanted = IndexOptions(
-        options.cache,
-        settings_of(options),
-        formats=options.format.split(","),
-        checksums=options.checksums,
-        output=options.output,
-        is_uploaded=options.upload,
-        processes=options.processes,
-    )
+        settings_of(options), options.format.split(","), options.checksums, options.output,
+        is_uploaded=options.upload, processes=options.processes,
+    )  # fmt: skip
     seen, written = index_shards(shards_of(options), wanted)
     note = None if written else "no index was written: repair the shards"
     report(seen.document() | {"written": written, "note": note}, as_json=options.json)

@@ -26,8 +26,8 @@ from lightning_shards.shards.classes import CLASSES, ClassNames, read_class_file
 from lightning_shards.shards.patterns import expand_urls, require_local
 from lightning_shards.tools.console import (
     add_run_options,
+    at_least,
     report,
-    require_large_enough,
     run_tool,
     tool_parser,
 )
@@ -55,7 +55,7 @@ def _parser() -> ArgumentParser:
     parser = output_parser("pack", description, _EPILOG, order="shuffled")
     add = parser.add_argument
     add("input", nargs="+", help=f"a folder; a table ({', '.join(TABLE_SUFFIXES)}); or tars")
-    add("--resize", type=int, metavar="N", help="shorter side of images at most, in pixels")
+    add("--resize", type=at_least(1), metavar="N", help="shorter side of images at most, in pixels")
     add("--classes", type=Path, metavar="FILE", help="a classes.json with the numbers of classes")
     add("--no-classes", action="store_true", help="the folders in a folder are no classes")
     tables = parser.add_argument_group("tables").add_argument
@@ -86,14 +86,13 @@ def output_parser(tool: str, description: str, epilog: str, *, order: str) -> Ar
     size = "bytes of a shard at most; default without --max-samples: 1_000_000_000"
     limits("--max-bytes", type=int, default=DEFAULT_MAX_BYTES, metavar="N", help=size)
     add("--order", default=order, choices=get_args(PackOrder), help="of samples")
-    add("--seed", type=int, default=0, help="of the shuffle and of splits")
+    add("--seed", type=at_least(0), default=0, help="of the shuffle and of splits")
     add("--val-fraction", type=float, default=0.0, metavar="X", help="share that goes to DIR/val")
     add_run_options(parser, "of member tables; see `index`")
     return parser
 
 
 def _pack(options: Namespace) -> int:
-    require_large_enough(options, resize=1)
     if options.resize is None:
         return write_and_report(options, _list(options), Edit())
     from lightning_shards.dataprep.reencode import with_smaller_images
@@ -158,7 +157,6 @@ def require_apart(output: Path, folders: Iterable[Path], *, below: bool = False)
 
 def write_and_report(options: Namespace, listing: Listing, edit: Edit) -> int:
     """Write the samples; print how many were read, and the data sets."""
-    require_large_enough(options, seed=0, max_samples=1, max_bytes=1)
     packing = Packing(**{field.name: getattr(options, field.name) for field in fields(Packing)})
     data_sets = rewrite(
         listing, packing, options.out, edit, cache=options.cache, processes=options.processes

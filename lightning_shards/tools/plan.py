@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lightning_shards.shards.urls import is_local
-from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
+from lightning_shards.tools.console import epoch_parser, report, run_tool
 
 _EPILOG: Final = """\
 Of a mixture there is a table of its components, with samples and passes of epoch 0 and of the
@@ -16,18 +16,13 @@ run."""
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     what = "Show the steps, drops, shards and bytes of an epoch."
-    parser = config_parser("plan", what, _EPILOG, required=True)
-    add = parser.add_argument
-    add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
-    add("--world-size", type=int, metavar="N", help="ranks; default: of the config's trainer")
-    run_tool("plan", _plan, parser.parse_args(arguments))
+    run_tool("plan", _plan, epoch_parser("plan", what, _EPILOG).parse_args(arguments))
 
 
 def _plan(options: Namespace) -> int:
     from lightning_shards.build.mixtures import component_rows
     from lightning_shards.tools.configured_data import open_data, trainer_size
 
-    require_large_enough(options, world_size=1)
     source = open_data(options.config).source(options.split)
     trainer = trainer_size(options.config, "--world-size", options.world_size)
     description, epochs = source.describe(), source.epochs

@@ -53,7 +53,7 @@ def shards_of(options: Namespace) -> list[str]:
 
 def settings_of(options: Namespace) -> TransportSettings:
     """How one of the processes of a tool reaches remote shards."""
-    connections = max(1, _CONNECTIONS // max(1, options.processes))
+    connections = max(1, _CONNECTIONS // options.processes)
     return TransportSettings(
         options.storage_options, connections, cache_dir=str(options.cache.root)
     )

@@ -14,8 +14,8 @@ from lightning_shards.dataprep.show import (
     Picture,
     TabledShards,
     contact_sheet,
-    image_field,
 )
+from lightning_shards.dataprep.tar_writer import is_image
 from lightning_shards.errors import ConfigError
 from lightning_shards.plan.order import SampleOrder
 from lightning_shards.remote.storage import remote_storages
@@ -23,7 +23,7 @@ from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.tools.console import report, require_large_enough, run_tool
+from lightning_shards.tools.console import at_least, report, run_tool
 from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of
 
 _EPILOG = """\
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=Path("samples.png"), metavar="PNG")
     add("--image", metavar="FIELD", help="default: the first field with images")
     add("--label", metavar="FIELD", help="a field of text, such as cls or txt")
-    add("--samples", type=int, default=64, metavar="N", help="evenly spaced over all; default: 64")
+    spaced = "evenly spaced over all; default: 64"
+    add("--samples", type=at_least(1), default=64, metavar="N", help=spaced)
     run_tool("show", _show, parser.parse_args(arguments))
 
 
 def _show(options: Namespace) -> int:
-    require_large_enough(options, samples=1)
     if options.output.suffix.lower() != ".png":  # as a shell expands `--output */*.tar`
         raise ConfigError(f"--output must be a file that ends in .png, got {options.output}")
     urls = shards_of(options)
@@ -76,7 +76,7 @@ def _pictures(reader: ShardReader, numbers: Sequence[int], options: Namespace) -
     """The pictures of those of these samples that have an image."""
     for number in numbers:
         suffixes = reader.table.suffixes_of(number)
-        field = options.image or image_field(suffixes)
+        field = options.image or next(filter(is_image, suffixes), None)
         label = ""
         if options.label in suffixes:
             label = reader.read(number, options.label).decode("utf-8", "replace").strip()

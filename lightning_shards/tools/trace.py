@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.urls import redact
-from lightning_shards.tools.console import config_parser, report, require_large_enough, run_tool
+from lightning_shards.tools.console import epoch_parser, report, run_tool
 
 _EPILOG: Final = """\
 Steps and epochs count from 0. The answer is what training gets in an epoch that one run began at
@@ -29,12 +29,10 @@ A sample is looked at by `tar -xf SHARD KEY.SUFFIX`.
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command; an error is one line on stderr and exit status 2."""
     what = "Print the keys and ids of the samples of every rank's batches."
-    parser = config_parser("trace", what, _EPILOG, required=True)
+    parser = epoch_parser("trace", what, _EPILOG)
     add = parser.add_argument
-    add("--split", default="train", help="train, val, test or predict; or a set: val/NAME")
     add("--epoch", required=True, type=int, help="number of the epoch")
     add("--steps", required=True, metavar="A:B", help="from step A up to, not B")
-    add("--world-size", type=int, metavar="N", help="ranks; default: of the config's trainer")
     run_tool("trace", _trace, parser.parse_args(arguments))
 
 
@@ -44,7 +42,6 @@ def _trace(options: Namespace) -> int:
     from lightning_shards.readers.source import batch_keys
     from lightning_shards.tools.configured_data import open_data, trainer_size
 
-    require_large_enough(options, world_size=1)
     steps = _parse_steps(options.steps)
     data = open_data(options.config)
     trainer = trainer_size(options.config, "--world-size", options.world_size)

@@ -92,7 +92,10 @@ def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path
     ("arguments", "said"),
     [
         (["fill", "--config", "CONFIG", "--split", "test"], "there is no 'test' split"),
-        (["fill", "--config", "CONFIG", "--node", "-1"], "--node must be at least 0, got -1"),
+        (
+            ["fill", "--config", "CONFIG", "--node", "-1"],
+            "--node: must be at least 0, got -1",
+        ),
         (["fill", "--config", "CONFIG", "--node", "1"], "rank"),
         (["list", "--node", "1"], "--node is for `cache fill`"),
         (["fill", "--config", "CONFIG", "--cache-dir", "."], "and no --cache-dir"),

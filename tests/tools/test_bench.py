@@ -123,8 +123,8 @@ def test_loader_and_step_are_measured_and_nothing_is_written(run, folder):
     ("arguments", "said"),
     [
         (["config", "--secons=1"], "nrecognized arguments: --secons=1"),
-        (["config", "--seconds=0"], "--seconds must be at least 0.01, got 0"),
-        (["config", "--num-workers", "-1"], "--num-workers must be at least 0"),
+        (["config", "--seconds=0"], "argument --seconds: must be at least 0.01, got 0"),
+        (["config", "--num-workers", "-1"], "argument --num-workers: must be at least 0"),
         (["other"], "bench measures a ShardDataModule, not BoringDataModule"),
     ],
 )

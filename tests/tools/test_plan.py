@@ -73,7 +73,7 @@ def test_the_trainer_s_ranks_are_the_default_and_a_note_says_where_they_are_unkn
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--world-size", "0"], "--world-size must be at least 1, got 0"),
+        (["--world-size", "0"], "argument --world-size: must be at least 1, got 0"),
         (["--split", "test"], "there is no 'test' split"),
         (["--split", "val"], "given ['train', 'val/few', 'val/many']: name one of these"),
         (["--world-size", "64"], "train: 23 samples do not fill one step of 64 ranks x 2 samples"),

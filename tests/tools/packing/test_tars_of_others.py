@@ -59,13 +59,6 @@ def test_links_and_special_files_are_counted(write, tmp_path, run_json):
     assert found["count"] == 5
 
 
-def test_two_links_before_each_member_are_not_taken_for_an_extended_header(write, tmp_path):
-    links = [entry(f"0.{suffix}", tarfile.SYMTYPE, "label") for suffix in ("cls", "json")]
-    report, found = write(tar(tmp_path / "in.tar", *links, entry("0.txt", data=b"7")))
-    assert found == {"0": {"txt": b"7"}}
-    assert report["in_no_sample"] == 2
-
-
 @pytest.mark.parametrize("tool", [pack, reshard, verify, index])
 def test_a_compressed_tar_is_refused_with_its_remedy(tool, tmp_path, capsys):
     path = tmp_path / "in.tar.gz"
