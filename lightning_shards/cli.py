@@ -15,7 +15,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -31,6 +31,7 @@ from lightning_shards.config.parsing import (
     did_you_mean,
     known_keys,
     plain_message,
+    with_urls,
 )
 from lightning_shards.config.splits import SET_SETTINGS, SPLITS
 from lightning_shards.datamodule import ShardDataModule
@@ -65,7 +66,13 @@ class ShardArgumentParser(LightningArgumentParser):
         return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        OmegaConf.load(StringIO(content))  # refuses a key that is there twice
+        loaded = OmegaConf.load(StringIO(content))  # which refuses a key that is there twice
+        settings: Any = OmegaConf.to_container(loaded)
+        data = cast("Any", settings.get("data") if isinstance(loaded, DictConfig) else None)
+        if isinstance(data, dict):
+            data = cast("dict[str, Any]", data)
+            _name_urls(data.get("init_args") or data)
+            content = OmegaConf.to_yaml(settings)
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 it is ours
 
     def print_usage(self, file: IO[str] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride] argparse's own file type is private
@@ -218,6 +225,20 @@ class ShardCLI(LightningCLI):
         data = self._get(self.config, "data") if hasattr(self, "config") else None  # none yet
         settings: dict[str, Any] = data.as_dict() if isinstance(data, Namespace) else {}
         return settings.get("init_args", settings)
+
+
+def _name_urls(data: dict[str, Any]) -> None:
+    """Let a split be ``{"urls": ...}`` where it is given by its urls, so that options change it."""
+    for name, split in list(data.items()):
+        if name in SET_SETTINGS and isinstance(split, dict):
+            sets = cast("dict[str, object]", split)
+            data[name] = {each: _with_name(urls) for each, urls in sets.items()}
+        elif name in SPLITS:
+            data[name] = _with_name(split)
+
+
+def _with_name(split: object) -> object:
+    return split if isinstance(split, str) and _NOT_URLS.fullmatch(split) else with_urls(split)
 
 
 def _with_urls_named(arguments: Sequence[str]) -> list[str]:

@@ -35,6 +35,7 @@ def test_options_win_over_the_yaml(make_cli):
         ("${data.train}", [], SplitConfig("train-{000..003}.tar", batch_size=8)),
         ("${oc.select:nowhere,a}.tar", [], SplitConfig("a.tar")),
         ("a.tar", ["--data.val=null"], None),
+        (["a", "b"], ["--data.val.batch_size=8"], SplitConfig(["a", "b"], batch_size=8)),
         (None, ['--data.val={"urls":"a","batch_size":8}'], SplitConfig("a", batch_size=8)),
     ],
 )

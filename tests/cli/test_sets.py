@@ -30,6 +30,10 @@ def sets_of(cli: ShardCLI) -> dict[str, SplitConfig]:
         (["--data.val_sets.web.batch_size=8"], {"web": SplitConfig("w.tar", batch_size=8)}),
         (["--data.val_sets.web=x.tar"], {"web": SplitConfig("x.tar", batch_size=4)}),
         (["--data.val_sets.web=[x, y]"], {"web": SplitConfig(["x", "y"], batch_size=4)}),
+        (
+            ["--data.val_sets.by-hand.sampling=shuffled"],
+            {"by-hand": SplitConfig("h.tar", sampling="shuffled")},
+        ),
     ],
 )
 def test_options_change_one_set_and_leave_the_others(options, changed, make_cli, sets):
