@@ -10,15 +10,19 @@ import ssl
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import md5
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 PAGE = b"<!DOCTYPE html><html><body>Please log in to see this, sig=s3cr3t-query</body></html>"
 MODIFIED = "Sun, 22 Nov 2026 20:00:00 GMT"
+
+_OF_AN_OBJECT = ("Content-Range", "Content-Type", "ETag", "Last-Modified")
+"""Headers of a real store's answers that are passed on."""
 
 _INSTEAD = ("status", "redirect", "elsewhere", "page", "reset", "silent")
 """Kinds of faults without an object's bytes."""
@@ -61,6 +65,8 @@ class FaultServer:
         objects: Bytes by path, as in `data/000.tar`.
         faults: Of the next requests for objects, each used once; None is no fault.
         always: A fault of all requests for objects.
+        upstream: Host and port of a store whose answers to GETs are passed on, faults apart; empty:
+            this server answers for its own objects.
         commit: What the branches of the hub stand for, as it says.
         asked: All requests.
     """
@@ -74,6 +80,7 @@ class FaultServer:
     has_etags: bool = True
     has_dates: bool = True
     signed_until: int = 4_000_000_000
+    upstream: str = ""
     commit: str = "a"
     asked: list[Asked] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -112,7 +119,7 @@ class FaultServer:
         self.faults.clear()
         self.asked.clear()
         self.always, self.has_etags, self.has_dates = None, True, True
-        self.signed_until, self.commit = 4_000_000_000, "a"
+        self.signed_until, self.upstream, self.commit = 4_000_000_000, "", "a"
 
 
 class _Server(ThreadingHTTPServer):
@@ -195,6 +202,9 @@ class _Handler(BaseHTTPRequestHandler):
             fault = None
         if fault is not None and fault.kind in _INSTEAD:
             getattr(self, f"_do_{fault.kind}")(fault)
+            return
+        if self.state.upstream:
+            self._send(*_answer_of(self.state.upstream, self.path, self.headers), fault)
             return
         if fault is not None and fault.kind == "replace":
             self.state.objects[name] = self.state.objects[name][::-1]
@@ -295,6 +305,16 @@ class _Handler(BaseHTTPRequestHandler):
                 if self.state.ended.wait(fault.value):
                     break
         self.close_connection = True
+
+
+def _answer_of(upstream: str, path: str, headers: Any) -> tuple[int, bytes, dict[str, str]]:
+    """What a real store answers to this GET."""
+    with closing(HTTPConnection(upstream)) as connection:
+        asked = {name: value for name, value in headers.items() if name.lower() != "host"}
+        connection.request("GET", path, headers=asked)
+        response = connection.getresponse()
+        given = {name: response.headers[name] for name in _OF_AN_OBJECT}
+        return response.status, response.read(), {name: of for name, of in given.items() if of}
 
 
 def _range_of(asked: str, size: int, fault: Fault | None) -> tuple[int, int]:
