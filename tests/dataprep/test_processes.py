@@ -42,12 +42,6 @@ def die(number):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_every_task_is_done_once(processes):
-    done = list(map_parallel(abs, range(-20, 0), processes))
-    assert done == list(range(20, 0, -1))
-
-
 def test_an_error_ends_the_run_and_its_processes():
     before = children()
     with pytest.raises(SampleError, match="three"):

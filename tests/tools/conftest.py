@@ -1,13 +1,10 @@
-"""Shards to look at, and programs to kill, for the tests of the tools."""
+"""Shards to look at, and runs of tools, for the tests of the tools."""
 
 import io
 import json
 import os
-import signal
-import subprocess
-import sys
 import tarfile
-import time
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -37,14 +34,12 @@ def write_members(path, members):
 
 def write_samples(folder, counts, prefix="train"):
     """Shards of samples jpg, cls, txt; sample i of all has the key f"{i:05d}" and class i % 3."""
-    number = 0
-    for shard, count in enumerate(counts):
+    numbers = count()
+    for shard, num_samples in enumerate(counts):
         members = []
-        for _ in range(count):
-            key = f"{number:05d}"
-            fields = (("jpg", jpeg(number)), ("cls", b"%d" % (number % 3)), ("txt", b"a cat " * 9))
-            members += [(f"{key}.{suffix}", data) for suffix, data in fields]
-            number += 1
+        for number in islice(numbers, num_samples):
+            fields = {"jpg": jpeg(number), "cls": b"%d" % (number % 3), "txt": b"a cat " * 9}
+            members += [(f"{number:05d}.{suffix}", data) for suffix, data in fields.items()]
         write_members(folder / f"{prefix}-{shard:06d}.tar", members)
     return folder
 
@@ -87,29 +82,6 @@ def contents(folder):
         for path in sorted(Path(folder).rglob("*"))
         if path.is_file()
     }
-
-
-def start(*arguments, cwd):
-    """A tool in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "lightning_shards", *map(str, arguments)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-
-
-def kill_when(process, is_reached):
-    """Kill a tool with all that it started, while it runs, when something is reached."""
-    try:
-        while not is_reached():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
 
 
 @pytest.fixture

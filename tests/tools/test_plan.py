@@ -86,12 +86,9 @@ def test_what_cannot_be_planned_is_refused(config, capsys, arguments, said):
     assert said in capsys.readouterr().err
 
 
-THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
-
-
-def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys):
-    urls = str(tmp_path / "data" / "*.tar")
-    path = config(train={"urls": urls, "sampling": "shuffled", "exclude": THIRD})
+def test_what_a_filter_leaves_is_planned_and_said(config, run, capsys):
+    third = {"hash_of": "key", "of": 3, "parts": [0]}
+    path = config(train={"urls": config.shards, "sampling": "shuffled", "exclude": third})
     _, document = run("--config", path, "--world-size", "1")
     assert (document["held"], document["samples"]) == (23, document["kept"])
     assert 0 < document["kept"] < 23
@@ -104,12 +101,10 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, tmp_path, capsys)
 # --- mixtures
 
 
-NAMES = ("web", "labels", "more")  # with weights of 5, 2 and 1
-
-
 def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(tmp_path, capsys):
     """Of a mixture with rounds of 8 in epochs of 40 samples."""
-    train = {"mix": mix_of(tmp_path / "shards", NAMES), "round": 8, "sampling": "shuffled"}
+    names = ("web", "labels", "more")  # with weights of 5, 2 and 1
+    train = {"mix": mix_of(tmp_path / "shards", names), "round": 8, "sampling": "shuffled"}
     train |= {"dataset_size": 40, "schedule": [{"epoch": 2, "weights": {"more": 1}}]}
     data = {
         "train": train,

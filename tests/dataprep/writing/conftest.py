@@ -15,8 +15,9 @@ SAMPLES = [
 @pytest.fixture
 def write(tmp_path):
     def call(samples=SAMPLES, folder="out", **options):
+        folder = tmp_path / folder if isinstance(folder, str) else folder
         options.setdefault("max_samples", 6)
-        with ShardWriter(tmp_path / folder, cache_dir=tmp_path / "cache", **options) as writer:
+        with ShardWriter(folder, cache_dir=tmp_path / "cache", **options) as writer:
             for sample in samples:
                 writer.write(sample)
         return writer

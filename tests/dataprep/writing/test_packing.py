@@ -15,14 +15,11 @@ from lightning_shards.dataprep.packing import (
 from lightning_shards.errors import ConfigError, SampleError
 
 
-def samples_of(keys, sizes=None, split=None):
+def samples_of(keys, split=""):
+    sizes = [number % 7 for number in range(len(keys))]
     return [
-        InputSample(
-            key,
-            (inline("bin", bytes(sizes[number] if sizes else number % 7)),),
-            split(number) if split else "",
-        )
-        for number, key in enumerate(keys)
+        InputSample(key, (inline("bin", bytes(size)),), split)
+        for key, size in zip(keys, sizes, strict=True)
     ]
 
 
@@ -55,11 +52,6 @@ def test_every_sample_is_in_one_shard_within_the_limits(count, order, most, most
         assert most or size <= most_bytes or len(shard) == 1
 
 
-def test_shards_are_filled_up():
-    plan = assign(samples_of(["a", "b", "c", "d"], [512, 512, 513, 1]), Packing(max_bytes=2560))
-    assert [shard.tolist() for shard in plan[""]] == [[0, 1], [2, 3]]
-
-
 def test_a_shuffle_hangs_on_keys_and_seed_alone():
     other = samples_of(KEYS[::-1])
     first = keys_of(SAMPLES, assign(SAMPLES, Packing(order="shuffled", seed=3)))
@@ -79,25 +71,19 @@ def test_a_split_stays_as_it_was_when_samples_are_added():
     assert 70 < len(many) < 130
 
 
-def test_a_column_of_splits_splits():
-    samples = samples_of(KEYS[:9], split=lambda number: ["a", "b", "c"][number % 3])
-    plan = assign(samples, Packing())
-    assert {name: shards[0].tolist() for name, shards in plan.items()} == {
-        "a": [0, 3, 6],
-        "b": [1, 4, 7],
-        "c": [2, 5, 8],
-    }
-    with pytest.raises(ConfigError, match="choose one"):
-        assign(samples, Packing(val_fraction=0.1))
-
-
-def test_a_split_without_samples_is_refused():
-    with pytest.raises(ConfigError, match="split 'val' has no sample"):
-        assign(samples_of(["a"]), Packing(val_fraction=1e-9))
-    with pytest.raises(ConfigError, match="the data set has no sample"):
-        assign([], Packing())
-    with pytest.raises(ConfigError, match="val_fraction must be from 0 to below 1, got 1"):
-        Packing(val_fraction=1.0)
+@pytest.mark.parametrize(
+    ("samples", "options", "message"),
+    [
+        (samples_of(["a"], "test"), {"val_fraction": 0.1}, "choose one"),
+        (samples_of(["a"]), {"val_fraction": 1e-9}, "split 'val' has no sample"),
+        ([], {}, "the data set has no sample"),
+        ([], {"val_fraction": 1.0}, "val_fraction must be from 0 to below 1, got 1"),
+        ([], {"max_samples": 0}, "max_samples must be at least 1, got 0"),
+    ],
+)
+def test_what_gives_no_shards_is_refused(samples, options, message):
+    with pytest.raises(ConfigError, match=message):
+        assign(samples, Packing(**options))
 
 
 # --- keys that repeat
@@ -107,4 +93,3 @@ def test_repeated_keys_are_refused_with_an_example_and_the_remedy():
     message = r"samples share .* '0002'; rename the files, .* by --key"
     with pytest.raises(SampleError, match=message):
         require_sound(samples_of([*KEYS[:5], "0002"]))
-    require_sound(SAMPLES)

@@ -1,10 +1,14 @@
 """What `ShardWriter` leaves after a failure, and what it does not touch in a folder of others."""
 
+from pathlib import Path
+
 import pytest
 
 from lightning_shards.dataprep import writer as writer_module
 from lightning_shards.dataprep.tar_writer import TarWriter
+from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError
+from lightning_shards.shards.patterns import expand_urls
 from tests.dataprep.writing.conftest import SAMPLES, visible
 
 
@@ -59,7 +63,30 @@ def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
     assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
 
 
-def test_other_prefixes_may_share_no_folder_with_an_index(tmp_path, write):
+def test_other_prefixes_may_share_no_folder_with_an_index(write):
     write(prefix="train")
     with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
         write(prefix="val")
+
+
+@pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
+def test_files_of_others_are_refused(tmp_path, name):
+    (tmp_path / name).write_bytes(b"precious")
+    with pytest.raises(ConfigError, match=r"not from a run with these settings \(no run is noted"):
+        ShardWriter(tmp_path)
+
+
+def test_a_run_beside_another_one_is_refused(tmp_path):
+    with ShardWriter(tmp_path, cache_dir=tmp_path / "cache") as writer:
+        writer.write({"__key__": "a", "cls": 1})
+        with pytest.raises(ConfigError, match="another run is writing to"):
+            ShardWriter(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a b", "h#1", "co:lon", "s3:x", "\udce9", "pipe:ls", ".hidden"])
+def test_the_pattern_of_shards_reads_back(tmp_path, write, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for folder, shards in ((tmp_path / name, 1), (Path(f"{name}2"), 2)):
+        writer = write(SAMPLES[:shards], folder=folder, max_samples=1)
+        named = [Path(url) for url in expand_urls(writer.urls)]
+        assert named == [folder / f"shard-{number:06d}.tar" for number in range(shards)]

@@ -1,17 +1,15 @@
-"""A program that disturbs runs of a writing tool, runs them again, and compares what is there.
+"""A program that kills runs of a writing tool, runs them again, and compares what is there.
 
-    python killed_runs.py FOLDER {each,full} TOOL ARGUMENT...
+    python killed_runs.py FOLDER TOOL ARGUMENT...
 
-TOOL is `pack`, `reshard`, `index` or `writer`; the output folder is added to its arguments. `each`
-kills once at each file operation of the run, `full` lets files grow to some sizes only. Everything
-is imported once and each run is a fork, so that a run costs no start. FOLDER gets `reference`, the
-output of an undisturbed run. Prints one JSON object.
+TOOL is `pack`, `reshard`, `index` or `writer`; the output folder is added to its arguments. It is
+killed once at each file operation of the run. Everything is imported once and each run is a fork,
+so that a run costs no start. FOLDER gets `reference`, the output of an undisturbed run. Prints how
+many runs were killed.
 """
 
 import itertools
-import json
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -79,11 +77,6 @@ def disturb_at(operation, out, called):
     sys.addaudithook(hook)
 
 
-def limit_files(size):
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing fails with EFBIG instead
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-
 def finish(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -95,10 +88,6 @@ def contents(folder):
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
     }
-
-
-def hidden(folder):
-    return sorted(path.name for path in folder.rglob(".*.part"))
 
 
 class FailedError(Exception):
@@ -118,8 +107,8 @@ def check(out, reference, *, is_finished):
             raise FailedError(f"{listing} is there, {missing} not")
     if is_finished and there != reference:
         raise FailedError(f"missing: {sorted(reference.keys() - there.keys())}")
-    if is_finished and hidden(out):
-        raise FailedError(f"left over: {hidden(out)}")
+    if is_finished and (left := list(out.rglob(".*.part"))):
+        raise FailedError(f"left over: {left}")
 
 
 def run_again(tool, arguments, out, reference):
@@ -139,7 +128,7 @@ def disturb_each(tool, arguments, out, reference):
         code = finish(start(tool, arguments, disturb))
         if not called.exists():
             check(out, reference, is_finished=True)
-            return {"disturbed": operation}
+            return operation
         if code != -signal.SIGKILL:
             raise FailedError(f"ended with {code} and not by the signal")
         check(out, reference, is_finished=False)
@@ -147,20 +136,8 @@ def disturb_each(tool, arguments, out, reference):
     raise FailedError(f"more than {MAX_OPERATIONS} file operations")
 
 
-def fill_disk(tool, arguments, out, reference, number=6):
-    largest = max(map(len, reference.values()))
-    codes = []
-    for turn in range(number):
-        shutil.rmtree(out, ignore_errors=True)
-        size = largest * turn // number
-        codes.append(finish(start(tool, arguments, partial(limit_files, size))))
-        check(out, reference, is_finished=False)
-        run_again(tool, arguments, out, reference)
-    return {"codes": codes}
-
-
 def main():
-    folder, mode, tool, *arguments = sys.argv[1:]
+    folder, tool, *arguments = sys.argv[1:]
     folder = Path(folder)
     out, whole = folder / "out", folder / "reference"
     run = [*arguments, "--cache-dir", str(folder / "cache")]
@@ -170,9 +147,7 @@ def main():
         raise FailedError("the reference run failed")
     reference = contents(whole)
     run.append(str(out))
-    disturb = fill_disk if mode == "full" else disturb_each
-    report = disturb(tool, run, out, reference)
-    sys.stdout.write(json.dumps(report | {"files": len(reference)}))
+    sys.stdout.write(str(disturb_each(tool, run, out, reference)))
 
 
 if __name__ == "__main__":

