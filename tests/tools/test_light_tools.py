@@ -12,24 +12,15 @@ from lightning_shards import ShardDataModule
 from lightning_shards.config.module import DataConfig
 
 PROGRAM = """
-import contextlib, io, json, sys
+import sys
 from lightning_shards.__main__ import main
-
-loaded = {}
-for arguments in json.loads(sys.argv[1]):
-    sys.argv = ["lightning-shards", *arguments]
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-        main()
-    assert said.getvalue(), arguments
-    heavy = {"torch", "lightning", "webdataset"} & sys.modules.keys()
-    loaded[" ".join(arguments[:2])] = sorted(heavy)
-print(json.dumps(loaded))
+main()
+print(sorted({"torch", "lightning", "webdataset"} & sys.modules.keys()))
 """
 
 
-@pytest.fixture
-def loaded(tmp_path, write_shards):
-    """By command, what is loaded after it, run in this order in one process of its own."""
+@pytest.mark.parametrize("command", ["plan", "trace --epoch 0 --steps 0:2"])
+def test_tools_that_only_look_load_neither_torch_nor_lightning(command, tmp_path, write_shards):
     write_shards([5, 3])
     data = {
         "train": {"urls": str(tmp_path / "*.tar"), "sampling": "shuffled"},
@@ -39,21 +30,9 @@ def loaded(tmp_path, write_shards):
     }
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"trainer": {"devices": 2}, "data": data}))
-    shards = [str(tmp_path / "*.tar"), "--cache-dir", str(tmp_path / "cache"), "--processes", "1"]
-
-    def run(*commands):
-        known = {"CONFIG": [f"--config={config}"], "SHARDS": shards}
-        full = [[y for x in command.split() for y in known.get(x, [x])] for command in commands]
-        called = [sys.executable, "-c", PROGRAM, json.dumps(full)]
-        done = subprocess.run(called, capture_output=True, text=True, check=True, timeout=120)
-        return json.loads(done.stdout)
-
-    return run
-
-
-def test_tools_that_only_look_load_neither_torch_nor_lightning(loaded):
-    after = loaded("--help", "info SHARDS", "plan CONFIG", "trace CONFIG --epoch 0 --steps 0:2")
-    assert {name for names in after.values() for name in names} == set()
+    called = [sys.executable, "-c", PROGRAM, *command.split(), "--config", config]
+    done = subprocess.run(called, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.endswith("\n[]\n")
 
 
 def test_the_settings_are_the_arguments_of_the_data_module():

@@ -27,8 +27,3 @@ def write(tmp_path):
 
 def tars(folder):
     return sorted(Path(folder).glob("*.tar"))
-
-
-def visible(folder):
-    files = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    return {path.name: path.read_bytes() for path in files}

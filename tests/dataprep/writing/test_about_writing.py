@@ -15,7 +15,8 @@ from lightning_shards.errors import SampleError
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_streams import read_samples
-from tests.dataprep.writing.conftest import SAMPLES, tars, visible
+from tests.dataprep.writing.conftest import SAMPLES, tars
+from tests.tools.conftest import seen
 
 
 def as_read(folder):
@@ -164,7 +165,7 @@ def test_a_key_that_comes_again_in_another_shard_is_refused(write):
 def test_no_sample_at_all_is_refused(tmp_path, write):
     with pytest.raises(SampleError, match="no sample"):
         write([])
-    assert visible(tmp_path / "out") == {}
+    assert seen(tmp_path / "out") == {}
 
 
 @pytest.mark.parametrize("wrong", [{"zip": 3}, {"ZIP": b""}])
@@ -175,4 +176,4 @@ def test_a_refused_sample_leaves_nothing_of_itself(tmp_path, write, wrong):
                 writer.write(sample | {"__key__": sample["__key__"] + "x"} | wrong)
             writer.write(sample)
     write()
-    assert visible(tmp_path / "caught") == visible(tmp_path / "out")
+    assert seen(tmp_path / "caught") == seen(tmp_path / "out")

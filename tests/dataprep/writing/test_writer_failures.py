@@ -1,66 +1,45 @@
 """What `ShardWriter` leaves after a failure, and what it does not touch in a folder of others."""
 
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from lightning_shards.dataprep import writer as writer_module
 from lightning_shards.dataprep.tar_writer import TarWriter
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.patterns import expand_urls
-from tests.dataprep.writing.conftest import SAMPLES, visible
+from tests.dataprep.writing.conftest import SAMPLES
+from tests.tools.conftest import seen
 
 
-def failing_at(monkeypatch, owner, name, call):
-    """Lets one call of a function fail as on a full disk; later ones work."""
-    function, calls = getattr(owner, name), []
+def test_a_full_disk_or_an_error_leaves_whole_shards_and_no_index(tmp_path, write, monkeypatch):
+    put, calls = TarWriter._put, count()
 
-    def failing(*arguments):
-        calls.append(arguments)
-        if len(calls) == call:
+    def fill_up(self, data):
+        if next(calls) == 46:  # within a sample of the second shard
             raise OSError(28, "No space left on device")
-        return function(*arguments)
+        put(self, data)
 
-    monkeypatch.setattr(owner, name, failing)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "call"), [(writer_module, "new_file", 2), (TarWriter, "_put", 47)]
-)
-def test_half_a_sample_is_never_finished(tmp_path, write, monkeypatch, owner, name, call):
-    failing_at(monkeypatch, owner, name, call)
+    monkeypatch.setattr(TarWriter, "_put", fill_up)
     with pytest.raises(OSError, match="No space"):
         write()
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
+    assert not list((tmp_path / "out").glob(".*.part"))
+    assert list(seen(tmp_path / "out")) == ["shard-000000.tar"]
     write()
     write(folder="undisturbed")
-    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
+    assert seen(tmp_path / "out") == seen(tmp_path / "undisturbed")
 
 
 def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
     write()
-    before = visible(tmp_path / "out")
+    before = seen(tmp_path / "out")
     with pytest.raises(ConfigError, match="finished data set"):
         write()
-    assert visible(tmp_path / "out") == before
+    assert seen(tmp_path / "out") == before
 
 
 # --- folders
-
-
-def test_an_error_leaves_whole_shards_and_no_index(tmp_path, write):
-    def failing():
-        yield from SAMPLES[:8]
-        raise RuntimeError("camera unplugged")
-
-    with pytest.raises(RuntimeError, match="camera"):
-        write(failing())
-    assert list(visible(tmp_path / "out")) == ["shard-000000.tar"]
-    assert not list((tmp_path / "out").glob(".*.part"))
-    write()
-    write(folder="undisturbed")
-    assert visible(tmp_path / "out") == visible(tmp_path / "undisturbed")
 
 
 def test_other_prefixes_may_share_no_folder_with_an_index(write):

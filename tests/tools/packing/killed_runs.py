@@ -24,18 +24,14 @@ OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "fcnt
 MAX_OPERATIONS = 400
 
 
-def write_samples(count, *options):
+def write_samples(arguments):
+    count, *options = arguments
     with ShardWriter(options[-1], max_samples=7, cache_dir=options[1]) as writer:
         for number in range(int(count)):
             writer.write({"__key__": f"{number:04d}", "bin": bytes([number]) * number * 9})
 
 
-TOOLS = {
-    "pack": lambda *arguments: pack.main(arguments),
-    "reshard": lambda *arguments: reshard.main(arguments),
-    "index": lambda *arguments: index.main(arguments),
-    "writer": write_samples,
-}
+TOOLS = {"pack": pack.main, "reshard": reshard.main, "index": index.main, "writer": write_samples}
 
 
 def start(tool, arguments, disturb=None):
@@ -50,7 +46,7 @@ def start(tool, arguments, disturb=None):
         if disturb is not None:
             os.dup2(silent, 2)
             disturb()
-        TOOLS[tool](*arguments)
+        TOOLS[tool](arguments)
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -90,32 +86,28 @@ def contents(folder):
     }
 
 
-class FailedError(Exception):
-    pass
-
-
 def check(out, reference, *, is_finished):
     there = contents(out) if out.is_dir() else {}
     wrong = [name for name, data in there.items() if reference.get(name) != data]
     if wrong:
-        raise FailedError(f"not what the reference has: {wrong}")
+        raise AssertionError(f"not what the reference has: {wrong}")
     indexes = [name for name in there if name.endswith("wids.json")]
     for listing in indexes:
         folder = listing.removesuffix("wids.json")
         missing = [name for name in reference if name.startswith(folder) and name not in there]
         if folder and missing:
-            raise FailedError(f"{listing} is there, {missing} not")
+            raise AssertionError(f"{listing} is there, {missing} not")
     if is_finished and there != reference:
-        raise FailedError(f"missing: {sorted(reference.keys() - there.keys())}")
+        raise AssertionError(f"missing: {sorted(reference.keys() - there.keys())}")
     if is_finished and (left := list(out.rglob(".*.part"))):
-        raise FailedError(f"left over: {left}")
+        raise AssertionError(f"left over: {left}")
 
 
 def run_again(tool, arguments, out, reference):
     code = finish(start(tool, arguments))
     is_whole = tool == "writer" and code == 70 and (out / "wids.json").exists()
     if code and not is_whole:  # ShardWriter refuses a finished folder
-        raise FailedError(f"the run after the kill ended with {code}")
+        raise AssertionError(f"the run after the kill ended with {code}")
     check(out, reference, is_finished=True)
 
 
@@ -130,10 +122,10 @@ def disturb_each(tool, arguments, out, reference):
             check(out, reference, is_finished=True)
             return operation
         if code != -signal.SIGKILL:
-            raise FailedError(f"ended with {code} and not by the signal")
+            raise AssertionError(f"ended with {code} and not by the signal")
         check(out, reference, is_finished=False)
         run_again(tool, arguments, out, reference)
-    raise FailedError(f"more than {MAX_OPERATIONS} file operations")
+    raise AssertionError(f"more than {MAX_OPERATIONS} file operations")
 
 
 def main():
@@ -144,7 +136,7 @@ def main():
     if tool != "writer":
         run += ["--processes", "1", "--output" if tool == "index" else "--out"]
     if finish(start(tool, [*run, str(whole)])):
-        raise FailedError("the reference run failed")
+        raise AssertionError("the reference run failed")
     reference = contents(whole)
     run.append(str(out))
     sys.stdout.write(str(disturb_each(tool, run, out, reference)))
