@@ -19,7 +19,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
-from lightning_shards.system.process import allow_open_files, files_allowed
+from lightning_shards.system.process import FETCH_THREAD, allow_open_files, files_allowed
 
 if TYPE_CHECKING:
     from lightning_shards.shards.joins.kept import Joined, JoinedValues
@@ -52,7 +52,8 @@ class OpenShards:
     ) -> None:
         allow_open_files(2 * FILES_PER_SOURCE)  # training and evaluation
         # the threads of a pool share what the process may open, and others may begin later
-        allowed = files_allowed() // (2 * _FILES_PER_SHARD * threading.active_count())
+        readers = sum(thread.name != FETCH_THREAD for thread in threading.enumerate())
+        allowed = files_allowed() // (2 * _FILES_PER_SHARD * readers)
         self._limit = min(limit, max(1, allowed))
         self.urls, self._counts = index.urls, index.counts
         self.storages, self._may_fetch = Storages(storages), storages is not None

@@ -39,6 +39,7 @@ from lightning_shards.errors import (
     DamagedShardError,
     FileAccessError,
     ShardError,
+    StorageError,
 )
 from lightning_shards.remote.backend import Chunk
 from lightning_shards.remote.pieces import (
@@ -246,7 +247,7 @@ class PieceCache:
         self._root, self._run, self.need = root, run, need
         self._path = root.root / "pieces"
         self._entered: int | None = None  # the file of the run, locked
-        self._lock = threading.Lock()
+        self._is_closed, self._lock = False, threading.RLock()  # a finalizer may close it
 
     def __reduce__(self) -> tuple[type["PieceCache"], tuple[CacheFolder, str, CacheNeed]]:
         """Pickle what it was made of."""
@@ -294,9 +295,9 @@ class PieceCache:
         return False
 
     def close(self) -> None:
-        """Leave the folder. Used again, it enters the folder again."""
+        """Leave the folder for good: what a thread still does must not open the run again."""
         with self._lock:
-            entered, self._entered = self._entered, None
+            entered, self._entered, self._is_closed = self._entered, None, True
         if entered is not None:
             os.close(entered)
 
@@ -306,6 +307,8 @@ class PieceCache:
     def _enter(self) -> None:
         """Make the need known; that of the first process of a run holds for all of them."""
         with self._lock:
+            if self._is_closed:
+                raise StorageError(f"the cache in {self._path} was closed; read it again")
             if self._entered is not None:
                 return
             self._root.make_folder(self._path / "runs")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Event, RLock, Thread
 from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -40,6 +40,7 @@ from lightning_shards.remote.backend import (
 from lightning_shards.shards.scheme_table import FURTHER, SCHEMES, require_store_options
 from lightning_shards.shards.storage.protocol import NO_FETCHES, FetchTotals, ShardStat
 from lightning_shards.shards.urls import redact, scheme_of
+from lightning_shards.system.process import FETCH_THREAD
 
 _T = TypeVar("_T")
 
@@ -82,7 +83,7 @@ class RemoteTransport:
         self._settings, self._closed = settings or TransportSettings(), Event()
         self._now, self._sleep = now, sleep or self._closed.wait
         self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
-        self.counts, self._counting = NO_FETCHES, Lock()
+        self.counts, self._counting = NO_FETCHES, RLock()  # finalizers of readings count, too
 
     def __reduce__(self) -> tuple[type["RemoteTransport"], tuple[TransportSettings]]:
         """Pickle the settings alone."""
@@ -384,7 +385,7 @@ class RequestThreads:
         self._begin_process()
 
     def _begin_process(self) -> None:
-        self._pid, self._lock = os.getpid(), Lock()
+        self._pid, self._lock = os.getpid(), RLock()  # a finalizer may close it under the lock
         self._started, self._unfinished, self._is_closed = 0, 0, False
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
@@ -398,22 +399,24 @@ class RequestThreads:
             self._begin_process()
         future: Future[_T] = Future()
         with self._lock:
-            self._unfinished += 1
-            if self._started < min(self._unfinished, self.limit):
+            if self._is_closed:
+                raise StorageError(_CLOSED)
+            if self._started < min(self._unfinished + 1, self.limit):
                 with suppress(RuntimeError):  # others do its work where there may be no more
-                    Thread(target=self._work, name="lightning-shards-fetch", daemon=True).start()
+                    Thread(target=self._work, name=FETCH_THREAD, daemon=True).start()
                     self._started += 1
-            if self._is_closed or not self._started:
-                raise StorageError(_CLOSED if self._is_closed else _NO_THREAD)
-        self._calls.put((future, call))
+            if not self._started:
+                raise StorageError(_NO_THREAD)
+            self._unfinished += 1
+            self._calls.put((future, call))  # before what ends the threads
         return future
 
     def close(self) -> None:
         """Begin nothing new; the threads end with what was begun before."""
         with self._lock:
             self._is_closed = True
-        for _ in range(self._started):
-            self._calls.put(None)
+            for _ in range(self._started):
+                self._calls.put(None)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:

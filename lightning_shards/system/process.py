@@ -21,6 +21,9 @@ from typing import Final, Self, TypeVar
 
 _T = TypeVar("_T")
 
+FETCH_THREAD: Final = "lightning-shards-fetch"
+"""The name of threads that make requests and read no batches."""
+
 CHECK_S: Final = 0.25
 """Seconds between two calls of the checks."""
 

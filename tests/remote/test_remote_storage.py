@@ -7,14 +7,17 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import StorageError
+from lightning_shards.readers import open_shards
+from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.remote import storage as remote_storage
 from lightning_shards.remote.backend import RetryPolicy, TransportSettings
 from lightning_shards.remote.storage import RemoteStorage
-from lightning_shards.remote.transport import RemoteTransport
+from lightning_shards.remote.transport import RemoteTransport, RequestThreads
 from lightning_shards.shards.storage.protocol import ShardReads
-from lightning_shards.system.process import Cancellable
+from lightning_shards.system.process import FETCH_THREAD, Cancellable
 from tests.remote.conftest import QUICK
 from tests.remote.contract import DATA, SIZE
+from tests.remote.published import module
 
 pytestmark = pytest.mark.network
 
@@ -72,7 +75,7 @@ def of_every_ninth(number):
 
 
 def fetchers():
-    return {thread for thread in threading.enumerate() if thread.name == "lightning-shards-fetch"}
+    return {thread for thread in threading.enumerate() if thread.name == FETCH_THREAD}
 
 
 def wait_until_gone(threads, limit_s=1.0):
@@ -92,8 +95,8 @@ def test_each_range_is_one_request_with_the_version_that_is_known(server, storag
     assert len(server.asked) == 21
 
 
-def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
-    before = fetchers()
+def test_threads_are_started_as_needed_and_end_with_the_storage(make_storage, url):
+    before, storage = fetchers(), make_storage()
     storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])
     assert 1 <= len(fetchers() - before) <= 2
     storage.read_ranges([reads_of(url, of_every_ninth(50)[0])[0]])
@@ -102,8 +105,25 @@ def test_threads_are_started_as_needed_and_end_with_the_storage(storage, url):
     assert all(thread.daemon for thread in started)
     storage.close_all()
     wait_until_gone(started)
-    with pytest.raises(StorageError, match="was closed"):
-        storage.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])
+    for closed in (storage, make_storage()):
+        closed.close_all()
+        with pytest.raises(StorageError, match="was closed"):
+            closed.read_ranges([reads_of(url, [(0, 1), (5, 6)])[0]])
+    assert not fetchers() - before
+
+
+def test_threads_that_fetch_let_shards_stay_open(local, tmp_path, monkeypatch):
+    threads, ended = RequestThreads(200), threading.Event()
+    for _ in range(200):
+        threads.begin(ended.wait)
+    threads.close()
+    monkeypatch.setattr(open_shards, "files_allowed", lambda: 700)
+    source = module(local, tmp_path).source("train")
+    with OpenShards(source.index, source.cache) as shards:
+        first = shards.reader(0)
+        ended.set()
+        shards.reader(1)
+        assert shards.reader(0) is first
 
 
 # --- streams

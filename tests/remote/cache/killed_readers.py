@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 from cached_bytes import FILE, disk_bytes, is_kept, is_there, make_cache, make_need
@@ -20,11 +21,10 @@ WRONG = 3
 
 def read_for_ever(folder: Path, seed: int) -> None:
     draws = random.Random(seed)
-    cache = make_cache(folder, make_need(LIMIT, reads_bytes=PIECES * FILE))
     while True:
-        is_kept(cache, number_of_piece(draws.randrange(PIECES)))
-        if not draws.randrange(200):
-            cache.close()
+        with closing(make_cache(folder, make_need(LIMIT, reads_bytes=PIECES * FILE))) as cache:
+            for _ in range(200):
+                is_kept(cache, number_of_piece(draws.randrange(PIECES)))
 
 
 def fork_reader(folder: Path, seed: int) -> int:

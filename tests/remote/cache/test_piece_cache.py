@@ -14,7 +14,7 @@ from cached_bytes import (
     piece_number,
 )
 
-from lightning_shards.errors import ConfigError, DamagedShardError
+from lightning_shards.errors import ConfigError, DamagedShardError, StorageError
 from lightning_shards.remote.cache import clear_pieces, list_pieces
 from lightning_shards.shards.private_files import CacheFolder
 
@@ -48,6 +48,9 @@ def test_what_was_loaded_is_there_for_all_processes(cache, folder):
         assert reader.load(PIECE, no_chunks())
         assert is_there(reader, PIECE)
         reader.close()
+        with pytest.raises(StorageError, match="was closed"):  # of a thread that still fetches
+            reader.load(PIECE, no_chunks())
+    assert list_pieces(CacheFolder(folder))[0]["open_runs"] == 0
 
 
 def test_folders_and_files_are_private(cache, folder):
