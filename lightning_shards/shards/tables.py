@@ -25,7 +25,7 @@ from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.shards.urls import plain_path, redact
+from lightning_shards.shards.urls import is_local, plain_path, redact
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ class TableStore:
     def missing(self, urls: Iterable[str]) -> list[str]:
         """Those of these shards that are remote and whose tables are not kept yet, each once."""
         kept_at = self._cache.sidecar_of
-        unkept = (url for url in dict.fromkeys(urls) if not kept_at(url).exists())
-        return list(filter(self.is_remote, unkept))
+        remote = dict.fromkeys(url for url in urls if not is_local(url))
+        return [url for url in remote if not kept_at(url).exists() and self.is_remote(url)]
 
     def fetch(self, urls: Sequence[str]) -> list[str]:
         """Fetch the tables of remote shards that are not kept yet, all at once.

@@ -40,7 +40,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.errors import (
+    ConfigError,
+    FileAccessError,
+    ShardNotFoundError,
+    count_of,
+    errors_about,
+)
 from lightning_shards.plan.kept_order import kept_samples, pack_masks
 from lightning_shards.shards.files import read_regular
 from lightning_shards.shards.filters.settings import (
@@ -63,6 +69,8 @@ _VERSION: Final = 5
 """Of what a filter does; what was kept by another one is not used."""
 
 _STARTED: Final = time.time_ns()
+
+_OF_A_LIST: Final = "exclude takes text files with one key a line"
 
 _SHOWN: Final = 80
 """Letters of a key that a message shows."""
@@ -87,7 +95,8 @@ def filtered_index(
     """
     totals, predicate = index.counts, chosen.predicate
     assert totals is not None  # the caller has seen to it
-    lists = {path: read_regular(Path(path).expanduser(), -1) for path in chosen.lists}
+    with errors_about(_OF_A_LIST, FileAccessError, ShardNotFoundError):
+        lists = {path: read_regular(Path(path).expanduser(), -1) for path in chosen.lists}
     of_lists = sorted(hashlib.sha256(listed).hexdigest() for listed in lists.values())
     asked = digest_of_predicate(predicate) if predicate is not None else None
     digest = f"{_VERSION} {chosen.parts!r} {of_lists!r} {asked}"

@@ -36,6 +36,7 @@ from lightning_shards.errors import (
     IndexMismatchError,
     ShardNotFoundError,
     count_of,
+    errors_about,
     require_library,
 )
 from lightning_shards.plan.draws import FileOrder
@@ -144,13 +145,13 @@ def find_join(
         UrlError: A pattern cannot be read, or names a folder.
     """
     load_arrow()
-    with closing(Storages(storages)) as opened:
-        try:
-            paths = expand_urls(settings.table)
-            require_local_shards(paths)
-            files = tuple(look_at(path, opened, cache) for path in paths)
-        except ShardNotFoundError as error:
-            raise ShardNotFoundError(f"the table of join {settings.name!r}: {error}") from error
+    with (
+        errors_about(f"the table of join {settings.name!r}", ShardNotFoundError),
+        closing(Storages(storages)) as opened,
+    ):
+        paths = expand_urls(settings.table)
+        require_local_shards(paths)
+        files = tuple(look_at(path, opened, cache) for path in paths)
     of_tars = settings.column or "", ""
     column = of_tars if settings.is_tar else _column_and_kind(settings, files[0])
     return Join(settings, files, *column, storages)
@@ -212,7 +213,7 @@ def _opened(join: JoinSettings, table: TableFile) -> Generator[Arrow]:
         # pages are held against their checksums where they have one
         with parquet.ParquetFile(table.local, page_checksum_verification=True) as file:
             yield file
-    except (load_arrow().ArrowInvalid, OSError) as error:
+    except (load_arrow().ArrowInvalid, NotImplementedError, OSError) as error:
         raise FileAccessError(
             f"join {join.name!r}: {redact(table.path)} cannot be read as Parquet: {error}; write "
             "it again, or name another table"
@@ -242,9 +243,9 @@ def _kind_of(kind: Arrow) -> str:
     types, inner = load_arrow().types, getattr(kind, "value_type", None)
     if types.is_dictionary(kind):
         return _kind_of(inner)
-    of_items = None if inner is None else np.dtype(inner.to_pandas_dtype())
-    if of_items is not None and of_items.kind in "biuf":
-        return f"list {of_items.name}"
+    are_numbers = (types.is_boolean, types.is_integer, types.is_floating)
+    if inner is not None and any(is_(inner) for is_ in are_numbers):
+        return f"list {np.dtype(inner.to_pandas_dtype()).name}"
     tests = {
         "raw": (types.is_binary, types.is_large_binary, types.is_fixed_size_binary),
         "text": (types.is_string, types.is_large_string),
