@@ -83,7 +83,8 @@ def _samples_of(batch: Any) -> tuple[dict[str, Any], list[int]]:
             f"a batch has {len(keys)} keys, `__id__` of shape {ids.shape} and `__weight__` of shape"
             f" {tuple(weights.shape)}: a hook changed one of them; keep them as they came"
         )
-    return {"__key__": keys, "__id__": ids}, np.flatnonzero(weights).tolist()
+    rows = [row for row, weight in enumerate(weights.tolist()) if weight]
+    return {"__key__": keys, "__id__": ids}, rows
 
 
 def _is_array(value: object) -> bool:

@@ -280,7 +280,9 @@ def test_a_dict_has_a_column_for_each_entry():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 def test_short_floating_point_numbers_become_float32(dtype):
     given = torch.tensor([1.0, 2.0, -0.5], requires_grad=True).to(dtype)
-    column = rows_of(given, BATCH)["prediction"]
+    # a trainer of this precision has all of a batch in it
+    batch = BATCH | {"__weight__": BATCH["__weight__"].to(dtype)}
+    column = rows_of(given, batch)["prediction"]
     assert (str(column.type), column.to_pylist()) == ("float", [1, -0.5])
 
 
