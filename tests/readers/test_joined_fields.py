@@ -162,22 +162,6 @@ def test_a_bad_joined_value_is_a_bad_sample(make_module, pack_shards, write_tabl
     assert batch["__weight__"].tolist() == [1, 1, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_the_order_of_samples_is_that_without_a_join(make_module, pack_shards, write_table):
-    urls, join = pack_shards(COUNTS), {"n": write_table(KEYS, {"n": KEYS})}
-    for sampling in ("shuffled", "resampled"):
-        split = {"sampling": sampling, "reader": "indexed"}
-        plain = make_module(SplitConfig(urls, **split), batch_size=2)
-        joined = make_module(SplitConfig(urls, join=join, **split), batch_size=2)
-        pairs = zip(
-            plain.loader("train", rank=1, world_size=2),
-            joined.loader("train", rank=1, world_size=2),
-            strict=True,
-        )
-        for batch, with_join in pairs:
-            assert torch.equal(batch["__id__"], with_join["__id__"])
-            assert with_join["n"].tolist() == list(map(int, batch["__key__"]))
-
-
 def test_samples_without_a_value_are_counted_in_one_line(
     make_module, pack_shards, write_table, caplog
 ):

@@ -9,10 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_shards import ShardDataset
-from lightning_shards.errors import (
-    ConfigError,
-    ShardNotFoundError,
-)
+from lightning_shards.errors import ConfigError, ShardNotFoundError
 
 COUNTS = [5, 0, 9, 6]
 NUM = sum(COUNTS)

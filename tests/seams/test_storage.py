@@ -9,11 +9,7 @@ from fakes import example
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_shards import (
-    IndexMismatchError,
-    ShardNotFoundError,
-)
-from lightning_shards.errors import ConfigError
+from lightning_shards.errors import ConfigError, IndexMismatchError, ShardNotFoundError
 from lightning_shards.remote.storage import RemoteStorage
 from lightning_shards.remote.transport import Body, version_number
 from lightning_shards.shards.storage.local import LocalStorage

@@ -10,10 +10,7 @@ import pickle
 import numpy as np
 import pytest
 
-from lightning_shards.errors import (
-    FileAccessError,
-    IndexMismatchError,
-)
+from lightning_shards.errors import FileAccessError, IndexMismatchError
 from lightning_shards.shards.index import ShardIndex
 
 # --- the value

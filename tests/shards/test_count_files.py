@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from lightning_shards.errors import FileAccessError, StorageError
-from lightning_shards.shards.patterns import expand_urls
 
 
 def _write_wids(path, shards, **fields):
@@ -39,16 +38,6 @@ def test_an_index_of_several_folders_counts_where_they_agree(write_shards, load,
     assert load(urls).samples == 30
     _write_wids(tmp_path / "val" / "wids.json", [train, ("data/val/000.tar", 40, {})])
     assert load(urls).samples == 3  # which of the two was moved here? the shard itself knows
-
-
-def test_relative_paths_are_counted_by_the_files_beside_them(
-    write_shards, load, tmp_path, forbid_scans, monkeypatch
-):
-    write_shards([3, 4])
-    (tmp_path / "sizes.json").write_text('{"000.tar": 30, "001.tar": 40, "002.tar": null}')
-    forbid_scans()
-    monkeypatch.chdir(tmp_path)
-    assert load(expand_urls("*.tar")).counts.tolist() == [30, 40]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,7 @@ import pytest
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.shards import files
-from lightning_shards.shards.files import (
-    make_folder,
-    new_file,
-    open_regular,
-    replace_file,
-)
+from lightning_shards.shards.files import make_folder, new_file, open_regular, replace_file
 
 LEFT = ".b.json.0123456789abcdef.part"
 """The name of what a killed program left."""

@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lightning_shards.errors import (
-    DamagedShardError,
-    IndexMismatchError,
-    MissingFieldError,
-)
+from lightning_shards.errors import DamagedShardError, IndexMismatchError, MissingFieldError
 from lightning_shards.shards.members import ShardReader, scan_members
 from lightning_shards.shards.tar.walk import walk_members
 

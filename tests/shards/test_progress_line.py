@@ -1,22 +1,9 @@
-"""Progress is drawn on a terminal, and nothing of it is left to a program that uses threads."""
+"""Nothing of a bar is left to a program that uses threads."""
 
 import subprocess
 import sys
 
-from lightning_shards.shards import progress_line as module
 from lightning_shards.shards.progress_line import progress_bar
-
-
-def test_a_line_counts_shards_and_stays(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(module, "_DELAY_S", 0)
-    with progress_bar("counted shards in /data/{a}", 2, " shards") as step:
-        step()
-        step()
-    shown = capsys.readouterr().err
-    assert shown.startswith("\rcounted shards in /data/{a}:   0%|")
-    assert "100%|##########| 2/2" in shown
-    assert shown.endswith("\n")
 
 
 def test_nothing_is_drawn_where_stderr_is_closed(monkeypatch):

@@ -11,7 +11,7 @@ from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards import tables
 from lightning_shards.shards.members import ShardReader, scan_members
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tables import TableStore, build_tables
+from lightning_shards.shards.tables import TableStore
 
 ARCHIVE = [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("\udcff.jpg", b"z" * 512)]
 
@@ -29,14 +29,6 @@ def cache(tmp_path):
 @pytest.fixture
 def store(cache):
     return TableStore(cache)
-
-
-def test_a_second_use_scans_nothing(write_shards, store, cache, forbid_scans):
-    urls = write_shards([3, 4, 5])
-    counts = build_tables([*urls, *urls], store)
-    assert list(counts.values()) == [3, 4, 5]
-    forbid_scans()
-    assert build_tables(urls, TableStore(cache)) == counts
 
 
 def test_a_shard_that_was_only_touched_is_listed_again_quietly(path, store, caplog, forbid_scans):

@@ -25,16 +25,6 @@ def made(least):
         return shard.sizes("txt") >= least
     return over
 
-def turned(function):
-    @functools.wraps(function)
-    def turn(shard):
-        return ~function(shard)
-    return turn
-
-@turned
-def by_wrapped(shard):
-    return shard.sizes("txt") < LEAST
-
 class Over:
     def __init__(self, least):
         self.least = least
@@ -45,7 +35,7 @@ class Over:
 by_object, by_closure, by_held = Over(LEAST), made(LEAST), functools.partial(long)
 by_lambda = lambda shard: long(shard)
 """
-NAMES = ["long", "by_wrapped", "by_object", "by_closure", "by_held"]
+NAMES = ["long", "by_object", "by_closure", "by_held"]
 
 
 @pytest.fixture

@@ -2,11 +2,8 @@
 
 import io
 import random
-import subprocess
-import sys
 import zlib
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -174,38 +171,6 @@ def test_a_table_that_does_not_fit_the_memory_is_an_error_that_says_so(make, mon
     message = rf"join 't': .* does not fit the memory, with the keys of {NUM} samples; take a machi"
     with pytest.raises(ConfigError, match=message):
         make().source("train").prepare()
-
-
-PROGRAM = """
-import resource, sys
-import pyarrow.compute
-from lightning_shards.shards.counts import load_index
-from lightning_shards.shards.joins.kept import Joined, find_join
-from lightning_shards.shards.joins.settings import join_settings
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tables import TableStore
-shard, table, folder = sys.argv[1:]
-cache = CacheFolder(folder)
-(join,) = join_settings({"t": {"table": table, "column": "t"}})
-joined = Joined((find_join(join, cache),), load_index([shard], cache=cache))
-with open("/proc/self/status") as status:
-    data = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
-resource.setrlimit(resource.RLIMIT_DATA, (data + (100 << 20),) * 2)
-joined.opened(cache, TableStore(cache)).prepare()
-"""
-"""The limit is of memory that no file holds. It needs no torch, whose memory would hide a build."""
-
-
-def test_members_of_tars_are_never_in_memory_together(tmp_path, write_tar):
-    """Members of 10 MB."""
-    rows, random_bytes = 30, np.random.default_rng(0).bytes
-    write_tar(tmp_path / "0.tar", [(f"{n:06d}.cls", b"1") for n in range(rows)])
-    write_tar(tmp_path / "t.tar", [(f"{n:06d}.t", random_bytes(10_000_000)) for n in range(rows)])
-    given = [str(tmp_path / name) for name in ("0.tar", "t.tar", "cache")]
-    subprocess.run([sys.executable, "-c", PROGRAM, *given], timeout=200, check=True)
-    (path,) = kept_files(tmp_path)
-    assert path.stat().st_size > 290_000_000
-    path.unlink()
 
 
 def test_a_copy_of_a_remote_table_that_came_short_is_fetched_again(tmp_path):
