@@ -16,7 +16,7 @@ from tqdm import tqdm
 from lightning_shards.dataprep.packing import InputExtent, InputSample, inline, whole_file
 from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.survey import PASSED_OVER, describe_table
-from lightning_shards.dataprep.tar_writer import escape_key, is_image, key_of_path
+from lightning_shards.dataprep.tar_writer import as_bytes, escape_key, is_image, key_of_path
 from lightning_shards.errors import ConfigError, SampleError, require_library
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.counts import claimed_counts
@@ -52,8 +52,8 @@ class Columns(NamedTuple):
     Attributes:
         files: Columns that name files, each with its field; paths are below the folder of the
             table unless they are absolute. An empty field stands for the file's own suffix.
-        values: Columns with contents, each with its field: text is stored as it is, other values
-            as JSON.
+        values: Columns with contents, each with its field: bytes and text are stored as they are,
+            other values by the suffix of the field, as `as_bytes` says.
         key: The column of the keys, which are escaped; None: the path of the first file, without
             `/` and `..` at its beginning.
         class_column: A column with names of classes, which are numbered as field `cls`.
@@ -200,7 +200,7 @@ def _sample_of_row(row: Row, columns: Columns, folder: Path) -> InputSample:
     ]
     for name, of in columns.values:
         if row[name] not in (None, ""):
-            members.append(inline(of, _contents(row[name])))
+            members.append(inline(of, as_bytes(row[name], str(row.get(columns.key or name)), of)))
     split = _required(row, columns.split_column) if columns.split_column else ""
     if columns.key:
         return InputSample(escape_key(_required(row, columns.key)), tuple(members), split)
@@ -220,13 +220,6 @@ def _text(row: Row, column: str) -> str:
     """The value as text; programs for tables put NaN where they have none."""
     value = row[column]
     return "" if value is None or value != value else str(value)  # noqa: PLR0124 NaN alone
-
-
-def _contents(value: object) -> bytes:
-    """The bytes that are stored for a value."""
-    if isinstance(value, bytes):
-        return value
-    return (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
 
 
 # --- tars

@@ -32,7 +32,6 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.tar_writer import WrittenShard, as_bytes, write_shard
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import CLASSES
-from lightning_shards.shards.counts import WIDS
 from lightning_shards.shards.files import make_folder, replace_file
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
@@ -96,9 +95,10 @@ def rewrite(
                 for shard, numbers in enumerate(shards)
             ]
             written, kept = _write_missing(split, tasks, write, processes, finished)
-            _write_classes(place / CLASSES, listing.classes)
-            if kept < len(written) or not (place / WIDS).exists():
-                finished.list_shards(split, written)
+            if listing.classes:
+                in_order = dict(sorted(listing.classes.items(), key=itemgetter(1)))
+                replace_file(place / CLASSES, json.dumps(in_order, indent=1) + "\n")
+            finished.list_shards(split, written)
             urls = shard_pattern(place, written, prefix)
             data_sets[split] = {"urls": urls, **_totals(written), "kept_shards": kept}
     return data_sets
@@ -109,12 +109,6 @@ def _prefix(split: str) -> str:
     if split and not _SPLIT_NAME.fullmatch(split):
         raise ConfigError(f"{split!r} cannot name a split: take letters, digits, - and _")
     return split or "shard"
-
-
-def _write_classes(path: Path, classes: Mapping[str, int]) -> None:
-    if classes:
-        in_order = dict(sorted(classes.items(), key=itemgetter(1)))
-        replace_file(path, json.dumps(in_order, indent=1) + "\n")
 
 
 def _digest(samples: Iterable[InputSample]) -> str:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -202,17 +202,19 @@ def require_place(paths: Sequence[str], folder: Path) -> None:
 
 def repair_shards(
     seen: Survey, folder: Path, *, cache: CacheFolder, processes: int = 1
-) -> dict[str, Repair]:
-    """The repairs of damaged shards by their paths, which a report in the folder lists, too."""
+) -> dict[str, dict[str, Any]]:
+    """The repairs of damaged shards by their paths, as the report in the folder lists them."""
     bad = [finding.shard for finding in seen.findings if finding.rule in _REPAIRABLE]
     paths = list(dict.fromkeys(filter(None, bad)))
     repair = partial(repair_shard, folder=folder, cache=cache)
-    repairs = dict(zip(paths, map_parallel(repair, paths, processes), strict=True))
-    if repairs:
-        make_folder(folder)
-        report = {path: asdict(repair) for path, repair in repairs.items()}
-        replace_file(folder / "repair.json", json.dumps(report, indent=1, sort_keys=True) + "\n")
-    return repairs
+    repairs = map(asdict, map_parallel(repair, paths, processes))
+    report = dict(zip(paths, repairs, strict=True))
+    if report:
+        replace_file(
+            make_folder(folder) / "repair.json",
+            json.dumps(report, indent=1, sort_keys=True) + "\n",
+        )
+    return report
 
 
 def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:

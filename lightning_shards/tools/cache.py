@@ -17,7 +17,6 @@ needs, up to the limit; run again after an interruption, it goes on. clear: remo
 while a run has them open, unless --force is given, and what was made of joins and filters; a run
 that needs it makes it again. Member tables and counts stay."""
 
-_FILLED: Final = ("pieces", "size_bytes", "fetched_bytes", "is_full")
 _OF_FILL: Final = ("config", "split", "ranks_per_node", "node")
 _ACTION_OF: Final = {**dict.fromkeys(_OF_FILL, "fill"), "force": "clear"}
 
@@ -75,8 +74,7 @@ def _fill(options: Namespace) -> dict[str, Any]:
             "the shards"
         )
     with progress_bar("fetched", most_bytes_of(source), "B") as step:
-        filled = fill(source, place, configured.loader_config.connections, step)
-    return dict(zip(_FILLED, filled, strict=True))
+        return fill(source, place, configured.loader_config.connections, step)
 
 
 def _clear(options: Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The console output of the tools: errors in one line, findings, sizes, tables, exit codes.
+"""The options that tools share, and their output: errors in one line, findings, tables.
 
 Exit codes: 0: done, and nothing is wrong. 1: done, and the data has faults. 2: not done, or not for
 all shards, because the bytes of some could not be had.
@@ -15,8 +15,13 @@ from typing import Any, Final, cast
 
 from tqdm import tqdm
 
+from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ShardError
+from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.shards.counts import json_object
+from lightning_shards.shards.patterns import expand_urls, require_local_shards
 from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.scheme_table import require_store_options
 from lightning_shards.system.process import num_cpus
 
 FAILED: Final = 1
@@ -24,6 +29,9 @@ REFUSED: Final = 2
 
 _MAX_LISTED = 20  # of the values of a list, the named rows of a table, the findings of a rule
 _WHOLE = 1000  # from which on numbers have no decimals
+
+_CONNECTIONS: Final = 64
+"""Requests that all processes together have under way at most."""
 
 
 def run_tool(name: str, run: Callable[[Namespace], int], options: Namespace) -> None:
@@ -92,6 +100,57 @@ def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
     where: dict[str, Any] = {"dest": "cache", "metavar": "DIR", "help": cache_help}
     add("--cache-dir", type=CacheFolder, default=cache, **where)
     add("--json", action="store_true", help="print one JSON document")
+
+
+def shard_parser(name: str, description: str, epilog: str) -> ArgumentParser:
+    """A parser with the options of every tool that reads shards."""
+    parser = tool_parser(name, description, epilog)
+    add = parser.add_argument
+    add("urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::")
+    add_run_options(parser, "where member tables are kept; default: ~/.cache/lightning_shards")
+    stores = (
+        "of remote shards: how their stores are reached, as in the configuration, such as "
+        '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\''
+    )
+    add("--storage-options", type=_storage_options, default={}, metavar="JSON", help=stores)
+    return parser
+
+
+def status_of(failures: Sequence[Finding]) -> int:
+    """The exit status that these faults give: `REFUSED` if all are shards that were not read."""
+    if all(finding.rule == "unread shard" for finding in failures):
+        return REFUSED if failures else 0
+    return FAILED
+
+
+def shards_of(options: Namespace) -> list[str]:
+    """The shards that the user named, each once.
+
+    Raises:
+        ShardError: A pattern cannot be read, or a local shard does not exist.
+    """
+    urls = expand_urls(options.urls)
+    require_local_shards(urls)
+    return list(dict.fromkeys(urls))
+
+
+def settings_of(options: Namespace) -> TransportSettings:
+    """How one of the processes of a tool reaches remote shards."""
+    connections = max(1, _CONNECTIONS // options.processes)
+    return TransportSettings(
+        options.storage_options, connections, cache_dir=str(options.cache.root)
+    )
+
+
+def _storage_options(text: str) -> dict[str, dict[str, Any]]:
+    """By scheme the options of its store."""
+    try:
+        given = json_object(json.loads(text))
+        for scheme, options in given.items():
+            require_store_options(scheme, json_object(options))
+    except (ValueError, RecursionError) as error:  # also a ConfigError
+        raise ArgumentTypeError(str(error)) from None
+    return given
 
 
 def report(document: Mapping[str, Any], *, as_json: bool) -> None:

@@ -52,7 +52,7 @@ def most_bytes_of(source: IndexedSource) -> int:
 
 def fill(
     source: IndexedSource, place: Place, connections: int, step: Callable[[int], object]
-) -> tuple[int, int, int, bool]:
+) -> dict[str, int]:
     """Fetch the pieces of a source's first epoch; what is there is not fetched again.
 
     `place` is that of the first rank of the node; `step` is called with the bytes of each piece.
@@ -86,7 +86,9 @@ def fill(
                     step(piece.size)
                 else:
                     room = -1
-        return number, size_bytes, int(transport.counts.fetched_bytes), room < 0
+        fetched = int(transport.counts.fetched_bytes)
+    counts = {"pieces": number, "size_bytes": size_bytes, "fetched_bytes": fetched}
+    return counts | {"is_full": room < 0}
 
 
 def _pieces(

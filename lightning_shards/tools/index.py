@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_shards.dataprep.index import FORMATS, IndexOptions, index_shards
-from lightning_shards.tools.console import report, run_tool
-from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of, status_of
+from lightning_shards.tools.console import (
+    report,
+    run_tool,
+    settings_of,
+    shard_parser,
+    shards_of,
+    status_of,
+)
 
 _EPILOG = """\
 Formats: wids (wids.json, the index of this package and of webdataset), members (NAME.tar.members:

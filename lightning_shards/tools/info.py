@@ -12,8 +12,14 @@ from lightning_shards.dataprep.survey import survey
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.tools.console import report, run_tool
-from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of, status_of
+from lightning_shards.tools.console import (
+    report,
+    run_tool,
+    settings_of,
+    shard_parser,
+    shards_of,
+    status_of,
+)
 
 _EPILOG = """\
 Sizes are those of members, in bytes. Of remote shards the member tables are read that lie beside

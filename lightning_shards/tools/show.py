@@ -23,8 +23,14 @@ from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.files import replace_file
 from lightning_shards.shards.members import ShardReader
 from lightning_shards.shards.storage.schemes import Storages
-from lightning_shards.tools.console import at_least, report, run_tool
-from lightning_shards.tools.shard_options import settings_of, shard_parser, shards_of
+from lightning_shards.tools.console import (
+    at_least,
+    report,
+    run_tool,
+    settings_of,
+    shard_parser,
+    shards_of,
+)
 
 _EPILOG = """\
 The caption of an image is its key and, with --label, the text of a field. Remote shards need the

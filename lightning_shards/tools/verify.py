@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from lightning_shards.dataprep.survey import Survey
 from lightning_shards.dataprep.verify import repair_shards, require_place, verify_shards
 from lightning_shards.errors import count_of
 from lightning_shards.shards.patterns import require_local
-from lightning_shards.tools.console import report, run_tool
-from lightning_shards.tools.shard_options import shard_parser, shards_of, status_of
+from lightning_shards.tools.console import report, run_tool, shard_parser, shards_of, status_of
 
 _EPILOG = """\
 Every header, every byte and every image of local shards is read; training holds each member that it
@@ -40,7 +38,7 @@ def _verify(options: Namespace) -> int:
     seen = verify_shards(paths, decodes=decodes, **how)
     repairs = {} if options.repair is None else repair_shards(seen, options.repair, **how)
     document = seen.document() | {
-        "repairs": {path: asdict(repair) for path, repair in repairs.items()},
+        "repairs": repairs,
         "note": None if decodes else "no image was decoded, for want of the extra `image`",
         "verdict": _verdict(seen),
     }

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from lightning_shards.remote.backend import TransportSettings
-from lightning_shards.tools import shard_options
+from lightning_shards.tools import console
 from tests.remote.conftest import QUICK, real_server, server, started_server
 from tests.tools.conftest import write_samples
 
@@ -27,4 +27,4 @@ def folder(tmp_path, server):
 def quick(monkeypatch):
     """All times of the policy are divided by 100."""
     made = partial(TransportSettings, policy=QUICK)
-    monkeypatch.setattr(shard_options, "TransportSettings", made)
+    monkeypatch.setattr(console, "TransportSettings", made)
