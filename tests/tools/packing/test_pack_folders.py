@@ -94,7 +94,6 @@ def test_a_shard_that_is_missing_or_cut_is_written_again(run, photos, tmp_path):
     ("changed", "message"),
     [
         (("--max-samples", 8), "max_samples was 9 and is now 8"),
-        (("--seed", 2), "seed was 0 and is now 2"),
         (("--resize", 8), "resize was None and is now 8"),
         (("--val-fraction", 0.1), "val_fraction was 0.0 and is now 0.1"),
     ],
@@ -106,8 +105,9 @@ def test_changed_settings_are_refused_by_name(run, refused, photos, tmp_path, ch
     assert seen(tmp_path / "out") == before
 
 
-def test_changed_files_are_refused(run, refused, photos, tmp_path):
-    shutil.copytree(photos, tmp_path / "in")
+def test_changed_files_are_refused(run, refused, tmp_path):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_bytes(b"1")
     run(tmp_path / "in")
-    os.utime(tmp_path / "in" / "dog" / "deep" / "ä.png", (0, 0))
+    os.utime(tmp_path / "in" / "a.txt", (0, 0))
     assert "digest of the input files was" in refused(tmp_path / "in")
