@@ -79,8 +79,7 @@ def rewrite(
         SampleError: A sample cannot be written or edited.
         DamagedShardError: A file was changed after it was listed.
     """
-    samples = listing.samples
-    require_sound(samples)
+    require_sound(samples := listing.samples)
     settings = {"digest of the input files": _digest(samples), **asdict(packing), **edit.settings}
     samples = _filtered(samples, edit.keeps, processes)
     plan = assign(samples, packing)
