@@ -18,9 +18,9 @@ def server_put(server):
     return lambda name, data: server.objects.update({f"data/{name}": data})
 
 
-def publish(paths, put, tmp_path, *, with_crc32=True, counts=COUNTS):
+def publish(paths, put, tmp_path, *, counts=COUNTS):
     """Puts the shards, their tables and their counts."""
-    tables = TableStore(CacheFolder(tmp_path / "making"), with_crc32=with_crc32)
+    tables = TableStore(CacheFolder(tmp_path / "making"), with_crc32=True)
     for path in map(Path, paths):
         put(path.name, path.read_bytes())
         put(f"{path.name}.members", published(tables.table_of(str(path))))

@@ -23,7 +23,6 @@ from lightning_shards.plan.place import Cursor, Place
 from tests.remote.published import (
     COUNTS,
     batches,
-    content,
     module,
     publish,
     server_put,
@@ -42,18 +41,6 @@ def test_two_ranks_get_what_local_shards_give(published_shards, local, server, t
     assert "s3cr3t" not in caplog.text + repr(data) + repr(data.source("train"))
     assert "s3cr3t" not in str(data.state_dict())
     assert not any("s3cr3t" in str(path) for path in (tmp_path / "cache").rglob("*"))
-
-
-def test_a_resumed_run_gets_the_rows_of_local_shards_though_requests_fail(
-    published_shards, local, server, tmp_path
-):
-    cursor, rest = Cursor(1, 8), []
-    for urls in (local, published_shards):
-        source = module(urls, tmp_path, shuffle_block=4).source("train")
-        server.faults = [None, None, Fault("status", 503), None, Fault("cut", 9)] * 60
-        made = [islice(source.batches(Place(rank, 2), cursor), 8) for rank in (0, 1)]
-        rest.append([[content(each.batch) for each in batches_of_rank] for batches_of_rank in made])
-    assert rest[0] == rest[1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -186,24 +173,19 @@ def test_connections_are_shared_out_over_the_workers(published_shards, tmp_path)
         LoaderConfig(connections=0)
 
 
-def with_classes(urls, tmp_path, **settings):
-    return ShardDataModule(
-        SplitConfig(urls, **{"sampling": "sequential"} | settings),
+def test_names_of_classes_come_from_beside_remote_shards(published_shards, server, tmp_path):
+    names = {f"class {number}": number for number in range(16)}
+    server.objects["data/classes.json"] = json.dumps(names).encode()
+    data = ShardDataModule(
+        SplitConfig(published_shards, sampling="sequential"),
         fields={"label": "cls"},
         decode={"label": "class"},
         batch_size=2,
         num_workers=0,
         loader=LoaderConfig(cache_dir=str(tmp_path / "cache")),
     )
-
-
-def test_names_of_classes_come_from_beside_remote_shards(published_shards, server, tmp_path):
-    names = {f"class {number}": number for number in range(16)}
-    server.objects["data/classes.json"] = json.dumps(names).encode()
-    (field,) = with_classes(published_shards, tmp_path).source("train").describe().fields
+    (field,) = data.source("train").describe().fields
     assert field.classes is not None
-    assert (field.classes.numbers, field.classes.source) == (
-        names,
-        f"{server.url}/data/classes.json",
-    )
-    assert batches(with_classes(published_shards, tmp_path), 1)[0]
+    assert field.classes.numbers == names
+    assert field.classes.source == f"{server.url}/data/classes.json"
+    assert batches(data, 1)[0]

@@ -17,16 +17,17 @@ pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]
 def config(published_shards, tmp_path):
     """A configuration of the shards on our server."""
 
-    def write(loader=None, trainer=None, **train):
+    def write(shuffle_run=2):
+        train = {"urls": published_shards, "sampling": "shuffled", "shuffle_run": shuffle_run}
         data = {
-            "train": {"urls": published_shards, "sampling": "shuffled", "shuffle_run": 2} | train,
+            "train": train,
             "fields": {"image": "png", "label": "cls"},
             "batch_size": 2,
             "num_workers": 0,
-            "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1} | (loader or {}),
+            "loader": {"cache_dir": str(tmp_path / "cache"), "cache_gib": 1},
         }
         path = tmp_path / "config.yaml"
-        path.write_text(yaml.safe_dump({"trainer": {"devices": 1} | (trainer or {}), "data": data}))
+        path.write_text(yaml.safe_dump({"trainer": {"devices": 1}, "data": data}))
         return str(path)
 
     return write
@@ -48,15 +49,11 @@ def run(capsys):
     return call
 
 
-@pytest.fixture
-def run_document(run):
-    return lambda *arguments: json.loads(run(*arguments, "--json")[1])
-
-
 def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
-    config, run_document, published_shards, local, server, tmp_path
+    config, run, published_shards, local, server, tmp_path
 ):
-    filled = run_document("fill", "--config", config(shuffle_run=0))
+    command = ["fill", "--config", config(shuffle_run=0), "--json"]
+    filled = json.loads(run(*command)[1])
     sizes = [len(server.objects[f"data/shard-{shard:06d}.tar"]) for shard in range(3)]
     assert filled["pieces"] > 0
     assert 0.5 * sum(sizes) < filled["size_bytes"] == filled["fetched_bytes"] < sum(sizes)
@@ -65,8 +62,7 @@ def test_a_run_after_a_fill_fetches_no_byte_of_a_shard(
     remote = batches(module(published_shards, tmp_path, loader={"cache_gib": 1}, shuffle_run=0))
     assert remote == batches(module(local, tmp_path, shuffle_run=0))
     assert not [name for name, *span in server.ranges() if span != [0, 0]]
-    again = run_document("fill", "--config", config(shuffle_run=0))
-    assert again == filled | {"fetched_bytes": 0}
+    assert json.loads(run(*command)[1]) == filled | {"fetched_bytes": 0}
 
 
 def test_an_open_cache_is_listed_and_not_cleared(run, published_shards, tmp_path):

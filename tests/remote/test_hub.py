@@ -13,7 +13,6 @@ from tests.remote.contract import DATA
 pytestmark = pytest.mark.network
 
 URL, OTHER = "hf://datasets/me/data/a.tar", "hf://datasets/me/data/b/c d.tar"
-VARIABLES = ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME")
 
 
 @pytest.fixture
@@ -82,23 +81,13 @@ def test_a_url_without_its_parts_is_an_error(url, transport):
         transport.read(url, 0, 9)
 
 
-@pytest.fixture
-def home(monkeypatch, tmp_path):
-    """A home of its own, and no variables."""
-    for name in VARIABLES:
+def test_the_token_of_a_file_goes_to_the_hub_and_nowhere_else(hub, monkeypatch, tmp_path):
+    for name in ("HF_TOKEN", "HF_TOKEN_PATH", "HF_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    return tmp_path
-
-
-def keep(path, token):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(token)
-
-
-def test_the_token_of_a_file_goes_to_the_hub_and_nowhere_else(home, hub):
-    keep(home / ".cache/huggingface/token", "hf_s3cr3t\n")
-    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(home / "kept"))
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".cache/huggingface/token").write_text("hf_s3cr3t\n")
+    settings = TransportSettings({"hf": {"endpoint": hub.url}}, cache_dir=str(tmp_path / "kept"))
     assert RemoteTransport(settings).read(URL, 0, 9).data == DATA[:9]
     sent = [each.headers.get("authorization") for each in hub.asked]
     assert sent == ["Bearer hf_s3cr3t", None]

@@ -28,12 +28,9 @@ def with_remote(shards, server, tmp_path):
     return shards | {REMOTE: f"{server.url}/data/{REMOTE}-{{0..1}}.tar"}
 
 
-def module(urls, tmp_path, cache="cache", components=None, num_workers=0, **split):
+def module(urls, tmp_path, cache="cache", num_workers=0, **split):
     """A mix whose components have other members for the same fields, or the same ones."""
-    mix = {
-        name: {"urls": urls[name], "weight": WEIGHTS[name], **(components or {}).get(name, {})}
-        for name in NAMES
-    }
+    mix = {name: {"urls": urls[name], "weight": WEIGHTS[name]} for name in NAMES}
     mix[REMOTE] |= {
         "fields": {"image": "img.png", "label": "class.txt"},
         "decode": {"image": "gray", "label": "int"},

@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 from fault_server import Fault
 
-from lightning_shards.errors import (
-    IndexMismatchError,
-    StorageError,
-)
+from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import storage as remote_storage
 from tests.remote.conftest import options_of, url_of
@@ -31,14 +28,11 @@ def stream(tmp_path):
     return partial(module, tmp_path=tmp_path, reader="stream", sampling="sequential")
 
 
-@pytest.mark.parametrize("face", ["http", "s3"])
-def test_shards_of_every_store_are_streamed_as_local_ones(
-    face, published_shards, local, server, stream
-):
-    urls = [url_of(server, face, Path(path).name) for path in local]
-    options = {"storage_options": {face: options_of(server)[face]}} if face != "http" else {}
-    found, wanted = stream(urls, loader=options), stream(local)
-    assert batches(found) == batches(wanted)
+@pytest.mark.usefixtures("published_shards")
+def test_shards_of_a_bucket_are_streamed_as_local_ones(local, server, stream):
+    urls = [url_of(server, "s3", Path(path).name) for path in local]
+    found = stream(urls, loader={"storage_options": {"s3": options_of(server)["s3"]}})
+    assert batches(found) == batches(stream(local))
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote import cache as piece_cache
@@ -12,25 +10,9 @@ from lightning_shards.remote.cache import (
     CachedPiece,
     CacheNeed,
     cache_of_run,
-    kept_fraction,
-    limit_of_pieces,
     pieces_to_drop,
 )
 from lightning_shards.shards.private_files import CacheFolder
-
-SIZES = st.integers(0, 10**6)
-NEEDS = st.lists(
-    st.builds(CacheNeed, st.sampled_from("ab"), SIZES, SIZES, limit_bytes=SIZES), max_size=4
-)
-
-
-@settings(max_examples=40)
-@given(NEEDS)
-def test_a_fraction_is_one(needs):
-    fraction, limit = kept_fraction(needs), limit_of_pieces(needs)
-    assert 0 <= fraction <= 1
-    reads = sum(max(n.reads_bytes for n in needs if n.data == d) for d in {n.data for n in needs})
-    assert fraction == 1.0 or fraction * reads <= limit
 
 
 @pytest.mark.parametrize(("former", "epochs"), [(0, 4), (540, 5)])

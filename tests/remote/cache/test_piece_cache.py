@@ -60,12 +60,6 @@ def test_folders_and_files_are_private(cache, folder):
     assert {oct(path.stat().st_mode & 0o777) for path in made if path.is_file()} == {"0o600"}
 
 
-def test_the_limit_is_kept(cache, folder):
-    for number in range(60):
-        assert is_kept(cache, piece_number(number))
-        assert disk_bytes(folder) <= 10 * FILE
-
-
 def test_another_number_of_bytes_is_refused(cache, folder):
     with pytest.raises(
         DamagedShardError, match=r"999 bytes were fetched of s3://bucket/0.tar at b"
