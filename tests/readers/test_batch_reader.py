@@ -89,3 +89,18 @@ def test_it_gives_what_reading_one_by_one_gives(urls, ids, data):
                 has_big = one.table.find(sample, "big") is not None
                 assert text == one.read(sample, "txt")
                 assert blob == one.read(sample, "big" if has_big else "bin")
+
+
+def test_of_local_members_of_8_kb_and_more_one_batch_is_held_at_a_time(tmp_path, write_tar):
+    blobs = [
+        (f"{number}.{suffix}", b"-" * size)
+        for number in range(40)
+        for suffix, size in (("txt", 1), ("bin", 9000))
+    ]
+    buffer, ids = ReadBuffer(), np.array([(0, sample) for sample in range(40)])
+    with open_shards([str(write_tar(tmp_path / "0.tar", blobs))]) as shards:
+        reader = BatchReader(shards, ALONE, StageClock(), buffer=buffer)
+        positions = [range(start, start + 4) for start in range(0, 40, 4)]
+        reader.look_up(ids, positions, [ALONE.recipes[0].keyed(SampleSeeds(0, 0))])
+        assert [len(reader.batch(number).batch["__key__"]) for number in range(10)] == [4] * 10
+    assert 4 * 9000 <= len(buffer.take(0)) < 8 * 9000

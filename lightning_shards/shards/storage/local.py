@@ -19,7 +19,7 @@ class LocalStorage(Storage):
 
     coalesced_gap: int = 16_384
     largest_read: int = 1 << 20  # small members may lie among many others
-    largest_ahead: int = 1 << 15  # of larger ones a batch is much to hold, and cheap to read alone
+    largest_ahead: int = 8192  # of larger ones a batch is much to hold, and cheap to read alone
 
     def __init__(self) -> None:
         self._files: dict[str, io.FileIO] = {}
