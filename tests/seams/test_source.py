@@ -126,13 +126,6 @@ def test_the_identity_is_plain_and_another_seed_is_another_one(make):
     assert other["seed"] == 4
 
 
-def test_what_it_says_of_itself_has_the_names_of_its_identity(source):
-    description, identity = source.describe(), source.identity()
-    assert description.reader == identity["reader"]
-    assert description.sampling == identity.get("sampling", description.sampling)
-    assert description.index is None or description.index.samples == source.epochs.samples
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_a_first_sample_is_a_batch_of_one(source, world_size):
     for rank in range(world_size):

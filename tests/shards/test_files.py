@@ -48,11 +48,8 @@ def test_part_that_another_rank_takes_for_a_leftover_is_begun_again(tmp_path, mo
     assert names(tmp_path) == ["a.json"]
 
 
-def test_file_is_written_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+@pytest.mark.usefixtures("no_locks")
+def test_file_is_written_where_the_file_system_has_no_locks(tmp_path):
     replace_file(tmp_path / "a.json", "new")
     assert (tmp_path / "a.json").read_text() == "new"
 

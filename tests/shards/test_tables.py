@@ -122,7 +122,7 @@ def write_table(path, table):
 
 
 @pytest.mark.parametrize("with_crc32", [False, True])
-@pytest.mark.parametrize("archive", [ARCHIVE, ARCHIVE[:1], []], ids=["three", "one", "none"])
+@pytest.mark.parametrize("archive", [ARCHIVE, []], ids=["three", "none"])
 def test_a_table_comes_back_as_it_was(tmp_path, write_tar, archive, with_crc32):
     table = scan_members(write_tar(tmp_path / "0.tar", archive), with_crc32=with_crc32)
     write_table(tmp_path / "x.members", table)

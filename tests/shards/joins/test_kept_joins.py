@@ -96,20 +96,12 @@ def test_random_keys_find_their_rows(tmp_path, write_tar, make_module):
     assert values(module) == expected
 
 
-DAMAGES = {
-    "empty": lambda data: data[:0],
-    "cut": lambda data: data[:-1],
-    "longer": lambda data: data + b"1",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_file_is_made_again(damage, make, tmp_path, caplog):
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_file_that_is_cut_is_made_again(size, make, tmp_path, caplog):
     make().source("train").prepare()
     (path,) = kept_files(tmp_path)
     whole = path.read_bytes()
-    path.write_bytes(damage(whole))
-    assert path.read_bytes() != whole
+    path.write_bytes(whole[:size])
     make().source("train").prepare()
     assert path.read_bytes() == whole
     assert [text for text in caplog.messages if f"{path} is made again" in text]

@@ -14,7 +14,6 @@ URLS = "data/{0..3}.tar"
 BAD_SETTINGS = {
     "no table": ({"t": {"key": "id"}}, "join 't' has no table; it takes a table, key and column"),
     "unknown setting": ({"t": {"table": "a.parquet", "keys": "id"}}, r"has the settings \{'keys'"),
-    "missing": ({"t": {"table": "a.parquet", "missing": "skip"}}, "'skip'}; it takes .*'none' or"),
     "key": ({"t": {"table": "a.parquet", "key": 3}}, r"settings \{'key': 3\}; it takes"),
     "reserved name": ({"__id__": "a.parquet"}, "and no name that begins with '__' or '.'"),
     "another format": ({"t": "a.csv"}, "name either Parquet files, which end in .parquet"),
