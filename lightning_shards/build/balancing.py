@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -27,15 +27,13 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.shards.files import new_file
 from lightning_shards.shards.filters.applying import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.joins.kept import Join, Joined
 from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact
-
-if TYPE_CHECKING:
-    from lightning_shards.shards.joins.kept import Join
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class ClassLabels:
 
     index: ShardIndex
     field: Field
-    joins: "tuple[Join, ...]"
+    joins: tuple[Join, ...]
     cache: CacheFolder
     storages: Mapping[str, MakeStorage] | None
 
@@ -103,11 +101,8 @@ class ClassLabels:
 
     def _write(self, path: Path, file: BinaryIO) -> None:
         """Read all labels and write what `_read` gives. It takes 50 bytes a sample."""
-        index, joined = self.index, list[Any]()
-        if self.joins:
-            from lightning_shards.shards.joins.kept import Joined
-
-            joined = [Joined(self.joins, index)]
+        index = self.index
+        joined = [Joined(self.joins, index)] if self.joins else []
         # numbers: of the samples that are left; codes: their classes, numbered as they come.
         # Both of shape (samples that are left,).
         numbers, classes, codes = index.kept_numbers, dict[str, int](), array("I")

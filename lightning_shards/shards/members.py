@@ -119,6 +119,11 @@ class MemberTable:
         start, stop = self.key_starts[sample : sample + 2]
         return self.keys[start:stop].tobytes().decode(*ENCODING)
 
+    def all_keys(self) -> list[bytes]:
+        """The keys of all samples."""
+        keys = self.keys.tobytes()
+        return [keys[start:stop] for start, stop in pairwise(self.key_starts.tolist())]
+
     def keys_of(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """The keys of these samples, concatenated; the sample numbers are not checked.
 
@@ -223,8 +228,7 @@ def table_of_samples(
 def find_repeats(table: MemberTable) -> dict[str, list[int]]:
     """The samples whose key came before in their shard: `split` ones, and `duplicate` ones."""
     found: dict[str, list[int]] = {"split": [], "duplicate": []}
-    keys, starts = table.keys.tobytes(), table.key_starts.tolist()
-    if len({keys[start:stop] for start, stop in pairwise(starts)}) < table.num_samples:
+    if len({*table.all_keys()}) < table.num_samples:
         known: dict[str, frozenset[str]] = {}
         for sample in range(table.num_samples):
             kind = repeat_of(table.key(sample), table.suffixes_of(sample), known)

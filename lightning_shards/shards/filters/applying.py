@@ -32,7 +32,6 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
@@ -123,7 +122,7 @@ def _applied(
     def masks(step: Callable[[], object]) -> Iterator[NDArray[np.bool_]]:
         for url, total in zip(index.urls, totals.tolist(), strict=True):
             table, mask = tables.table_of(url, expected_samples=total), np.ones(total, np.bool_)
-            keys = keys_of_table(table) if chosen.parts or lists else []
+            keys = table.all_keys() if chosen.parts or lists else []
             first_key.extend(() if first_key else keys[:1])
             for name, parts in chosen.parts.items():
                 mask &= are_in_parts(keys, parts) == (name == "keep")
@@ -176,12 +175,6 @@ def _require_matches(
         _log.warning(told)
 
 
-def keys_of_table(table: MemberTable) -> list[bytes]:
-    """The keys of all samples of a shard."""
-    keys = table.keys.tobytes()
-    return [keys[start:stop] for start, stop in pairwise(table.key_starts.tolist())]
-
-
 @dataclass(frozen=True)
 class ShardColumns:
     """What is known of the samples of one shard without reading them, as columns in file order.
@@ -207,7 +200,7 @@ class ShardColumns:
     @cached_property
     def keys(self) -> list[str]:
         """The key of each sample; bytes that are not UTF-8 are surrogates."""
-        return list(map(os.fsdecode, keys_of_table(self.table)))
+        return list(map(os.fsdecode, self.table.all_keys()))
 
     def has(self, suffix: str) -> NDArray[np.bool_]:
         """Whether each sample has a member with this suffix, shape (num_samples,)."""
