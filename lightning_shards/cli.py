@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
@@ -15,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import BasePredictionWriter, Checkpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_info
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -30,7 +29,10 @@ from lightning_shards.config.parsing import (
     cause_of,
     did_you_mean,
     known_keys,
+    load_yaml,
     plain_message,
+    refuse_base_60,
+    require_sections,
     with_urls,
 )
 from lightning_shards.config.splits import SET_SETTINGS, SPLITS
@@ -66,12 +68,10 @@ class ShardArgumentParser(LightningArgumentParser):
         return cast("Any", super()).parse_args(named, *others, **options)
 
     def _load_config_parser_mode(self, content: str, *others: Any, **options: Any) -> Any:
-        loaded = OmegaConf.load(StringIO(content))  # which refuses a key that is there twice
-        settings: Any = OmegaConf.to_container(loaded)
-        data = cast("Any", settings.get("data") if isinstance(loaded, DictConfig) else None)
-        if isinstance(data, dict):
-            data = cast("dict[str, Any]", data)
-            _name_urls(data.get("init_args") or data)
+        settings: Any = OmegaConf.to_container(load_yaml(content))
+        data = _as_dict(_as_dict(settings).get("data"))
+        if data := _as_dict(data.get("init_args", data)):
+            _name_urls(data)
             content = OmegaConf.to_yaml(settings)
         return cast("Any", super())._load_config_parser_mode(content, *others, **options)  # noqa: SLF001 it is ours
 
@@ -158,14 +158,13 @@ class ShardCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Make model, data and trainer."""
-        with self._errors_in_one_line(self._parser(self.subcommand)):
+        parser, config = self._parser(self.subcommand), cast("Any", self.config)
+        with self._errors_in_one_line(parser):
+            require_sections(parser, config.get(self.subcommand or "", config), "trainer", "data")
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """The trainer, with those of our callbacks that the configuration lacks."""
-        if self._get(self.config_init, "trainer") is None:
-            told = "trainer: the section is empty; give it settings, or leave it out"
-            self._parser(self.subcommand).error(told)
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except (MisconfigurationException, ValueError) as error:
@@ -227,6 +226,10 @@ class ShardCLI(LightningCLI):
         return settings.get("init_args", settings)
 
 
+def _as_dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def _name_urls(data: dict[str, Any]) -> None:
     """Let a split be ``{"urls": ...}`` where it is given by its urls, so that options change it."""
     for name, split in list(data.items()):
@@ -251,6 +254,8 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
         option, equals, value = argument.partition("=")
         if not equals:
             value = following
+        if option.startswith("--data."):
+            refuse_base_60(value)
         is_split = _SPLIT_OPTION.fullmatch(option) and not _NOT_URLS.fullmatch(value)
         named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
     return named

@@ -283,9 +283,34 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "braces without quotes in a pattern": (
         lambda: of_yaml("train: {a,b}.tar"),
         (
-            "'data.yaml' cannot be read: while parsing a block mapping in \"data.yaml\", line 1, "
-            'column 1 did not find expected key in "data.yaml", line 1, column 13; '
+            "'data.yaml' cannot be read: while parsing a block mapping in \"<file>\", line 1, "
+            'column 1 did not find expected key in "<file>", line 1, column 13; '
             f"{QUOTED}"
+        ),
+    ),
+    "a number for settings": (
+        lambda: of_yaml("train: a.tar\nfields: {label: cls}\nloader: 3"),
+        "data.loader: it must be a mapping of settings, got 3; give it settings, or leave it out",
+    ),
+    "empty settings": (
+        lambda: of_yaml("train: a.tar\nfields: {label: cls}\nloader: {ray: }"),
+        (
+            "data.loader.ray: it must be a mapping of settings, got None; give it settings, or "
+            "leave it out"
+        ),
+    ),
+    "a ratio for a weight": (
+        lambda: of_yaml("train: {mix: {a: {urls: a.tar, weight: 3:1}}}\nfields: {label: cls}"),
+        (
+            "YAML reads 3:1 in line 1 as a number of base 60; write the number itself, or put a "
+            "text in quotes"
+        ),
+    ),
+    "a class that is no data module": (
+        lambda: of_yaml("class_path: lightning_shards.SplitConfig\ninit_args: {urls: a.tar}"),
+        (
+            "data.class_path must be ShardDataModule or a class that is made from it, got "
+            "'lightning_shards.SplitConfig'"
         ),
     ),
     "a bad image": (

@@ -5,6 +5,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
@@ -14,7 +15,7 @@ from yaml import YAMLError
 from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.mixtures import require_same_fields_of
-from lightning_shards.config.parsing import build, load_callable, plain_message
+from lightning_shards.config.parsing import build, load_callable, load_yaml, plain_message
 from lightning_shards.config.settings import Settings, made_settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
@@ -287,6 +288,11 @@ def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
         if unknown := sorted(section.keys() - {"class_path", "init_args"}):
             raise ConfigError(f"data takes class_path and init_args, or settings, not {unknown}")
         make = load_callable("data.class_path", section["class_path"])
+        if not (isinstance(make, type) and issubclass(make, module_class)):
+            raise ConfigError(
+                f"data.class_path must be {module_class.__name__} or a class that is made from it, "
+                f"got {section['class_path']!r}"
+            )
         section = section.get("init_args") or {}
     try:
         return build(make, section, "data")
@@ -312,7 +318,7 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
         error: An error of a data module or of a split about its settings.
         settings: The settings of the data module, in plain values.
     """
-    if re.match(r"data(\.[^\s:]+)?: ", str(error)):
+    if re.match(r"(data|trainer)(\.[^\s:]+)?: ", str(error)):
         return str(error)
     given = {split: settings.get(split) for split in SPLITS}
     for setting in SET_SETTINGS:
@@ -330,7 +336,7 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
 def omegaconf_message(error: OmegaConfBaseException) -> str:
     """The message and the key, in one line."""
     said = str(error).partition(chr(10))[0]
-    is_variable = re.search("'[A-Z][A-Z0-9_]*' not found", said)
+    is_variable = re.search(r"'\.*[A-Z][A-Z0-9_]*' not found", said)
     remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
     return f"{said}, at {cast('Any', error).full_key!r}{remedy}"
 
@@ -341,17 +347,18 @@ def _data_section(config: _Config) -> dict[str, Any]:
     with _errors_name(where):
         node: Any = config
         if isinstance(config, str | PathLike):
-            node = OmegaConf.load(fspath(config))
+            node = load_yaml(Path(config).read_text(encoding="utf-8"))
         elif not OmegaConf.is_config(config):  # one made by Python code may hold callables
             node = OmegaConf.create(dict(config), flags={"allow_objects": True})
         if "data" in node:
             node = node.data
         if not isinstance(node, DictConfig):
             raise ConfigError(f"{where} must hold the settings of a data module, got {node!r}")
-        section = OmegaConf.to_container(
+        section: Any = OmegaConf.to_container(
             node, resolve=True, throw_on_missing=True, structured_config_mode=SCMode.DICT
         )
-    return cast("dict[str, Any]", section)
+        require_mapping(f"init_args in {where}", section.get("init_args") or {})
+    return section
 
 
 @contextmanager

@@ -9,14 +9,18 @@ import re
 import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import wraps
+from io import StringIO
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast, get_args, get_type_hints
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
-from yaml import YAMLError
+from omegaconf import OmegaConf
+from yaml import ScalarToken, YAMLError
 
 from lightning_shards.errors import ConfigError, ShardError, path_as_text
 
@@ -30,6 +34,9 @@ _UNKNOWN = re.compile(
 
 _KEY = re.compile(r'Parser key "([^"]+)"')
 
+_BRACED = re.compile(r"\{[^:]+: None[,}]")
+"""What YAML makes of {a,b} where a text is wanted."""
+
 _QUOTED = "write braces of a pattern in quotes, as in '{000..012}.tar', and suffixes as jpg;png"
 
 _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
@@ -38,6 +45,34 @@ _FAILURES = (ArgumentError, ImportError, AttributeError, TypeError, ValueError)
 
 PARSER_MODE = "omegaconf+"
 """The mode of all parsers, which resolves interpolations."""
+
+_BASE_60 = re.compile(r"[-+]?([1-9][\d_]*(:[0-5]?\d)+|\d[\d_]*(:[0-5]?\d)+\.[\d_]*)")
+
+
+def load_yaml(text: str) -> Any:
+    """What a file holds, as omegaconf has it.
+
+    Raises:
+        ConfigError: It has a number of base 60.
+        YAMLError: It is no YAML, or has a key twice.
+    """
+    refuse_base_60(text)
+    return OmegaConf.load(StringIO(text))
+
+
+def refuse_base_60(text: str) -> None:
+    """Refuse a YAML with a number like 1:30, which YAML 1.1 takes for 90.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    with suppress(YAMLError):  # of which a loader will tell
+        for token in cast("Any", yaml).scan(text):
+            if isinstance(token, ScalarToken) and token.plain and _BASE_60.fullmatch(token.value):
+                raise ConfigError(
+                    f"YAML reads {token.value} in line {token.start_mark.line + 1} as a number of "
+                    "base 60; write the number itself, or put a text in quotes"
+                )
 
 
 def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _T:
@@ -58,6 +93,7 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
     problem: Exception | None = None
     try:
         parsed = parser.parse_object({key: _copied(values)}, env=False)
+        require_sections(parser, parsed, key)
     except _FAILURES as error:
         message = plain_message(error)
         message += did_you_mean(message, known_keys(parser))
@@ -70,6 +106,20 @@ def build(make: Callable[..., _T], values: Mapping[str, Any], section: str) -> _
     if problem is not None:  # raised outside `except`: the parser's error shows values with URLs
         raise problem
     return make(**vars(made))
+
+
+def require_sections(parser: Any, parsed: Any, *sections: str) -> None:
+    """Refuse what stands for the settings of these sections and is none: jsonargparse ignores it.
+
+    Raises:
+        ConfigError: There is such a value.
+    """
+    for key in [each for each in parser.groups if each.startswith(sections)]:
+        if not isinstance(value := parsed.get(key), Namespace):
+            raise ConfigError(
+                f"{key}: it must be a mapping of settings, got {value!r}; give it settings, or "
+                "leave it out"
+            )
 
 
 def _copied(value: Any) -> Any:
@@ -238,13 +288,17 @@ def plain_message(error: BaseException) -> str:
     if ours := cause_of(error, ShardError):
         return str(ours)
     *_, innermost = causes = list(_causes(error))
-    keys = dict.fromkeys(match[1] for cause in causes if (match := _KEY.match(str(cause))))
+    path = ""
+    for key in [match[1] for cause in causes if (match := _KEY.match(str(cause)))]:
+        if not path.endswith(key):
+            path = key if key.startswith(path) else f"{path}.{key}"
     lines = str(innermost).splitlines()[: None if isinstance(innermost, YAMLError) else 1]
     told = _KEY.sub("", " ".join(" ".join(lines).split())).removeprefix(": ")
     if "://" in told or "pipe:" in told:
         told = told.partition(". Got value")[0]
-    is_braced = ": None" in told or (isinstance(innermost, YAMLError) and "expected" in told)
-    return ": ".join([*filter(None, [".".join(keys)]), told]) + f"; {_QUOTED}" * is_braced
+    is_yaml_error = isinstance(innermost, YAMLError) and "expected" in told
+    remedy = f"; {_QUOTED}" if is_yaml_error or _BRACED.search(told) else ""
+    return ": ".join([*filter(None, [path]), told]) + remedy
 
 
 def cause_of(error: BaseException, kind: type[_E]) -> _E | None:

@@ -18,6 +18,7 @@ from lightning_shards.__main__ import main
         ("--dta.train.urls=x", r"unrecognized .*; did you mean 'data'\?"),
         ("--data.prefetch_factor=3", r"unr.*; did you mean 'data\.loader\.prefetch_factor'\?"),
         ("--data.train.batchsize=3", r"data\.train: Option 'batchsize' .* mean 'batch_size'\?"),
+        ("--data.batch_size=1:30", "data: YAML reads 1:30 in line 1 as a number of base 60; .*"),
         ("--data.batch_size=many", r"data\.batch_size: Expected a <class 'int'>.*: many"),
         ("--data.train.batch_size=many", r"data\.train\.batch_size: Expected .*'int'>.*: many"),
         ("--data.val.reader=wids", r"data\.val\.reader: .*'auto', 'stream', 'indexed'.*: wids"),
@@ -44,8 +45,11 @@ def test_an_option_that_cannot_work_is_refused_in_one_line(option, message, refu
     assert re.fullmatch(message, told), told  # a dot is no end of a line
 
 
-def test_an_empty_section_trainer_is_told(refused):
-    assert refused(trainer=None).startswith("trainer: the section is empty; give it settings")
+def test_what_is_no_section_of_settings_is_told(refused, config):
+    assert refused(trainer=None).startswith("trainer: it must be a mapping of settings, got None")
+    for loader in (3, [1]):
+        told = refused(data=config["data"] | {"loader": loader})
+        assert told.startswith(f"data.loader: it must be a mapping of settings, got {loader}; give")
 
 
 def test_an_error_in_the_users_own_code_keeps_its_traceback(make_cli, tmp_path, monkeypatch):
