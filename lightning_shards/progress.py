@@ -437,8 +437,10 @@ class EvaluationProgress:
 
 def evaluation_loop(trainer: Any) -> Any:
     """The loop of a validation, test or prediction that is running or has just ended."""
-    is_predicting = trainer.state.fn == TrainerFn.PREDICTING
-    return trainer.predict_loop if is_predicting else trainer._evaluation_loop  # noqa: SLF001 as below
+    if trainer.state.fn == TrainerFn.PREDICTING:
+        return trainer.predict_loop
+    # a loader may be iterated by hand before any run
+    return trainer._evaluation_loop if trainer.state.fn else trainer.validate_loop  # noqa: SLF001 as below
 
 
 def _as_limit(batches: float) -> int | None:

@@ -143,6 +143,7 @@ def test_a_killed_trainer_leaves_nothing_behind(urls, tmp_path, start_program):
         started = psutil.Process(trainer.pid).children(recursive=True)
         trainer.kill()
         _, alive = psutil.wait_procs(started, timeout=5)
+        alive = [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
         names = [" ".join(process.cmdline()) for process in alive]
         for process in alive:
             process.kill()

@@ -26,3 +26,9 @@ def test_limited_validations_begin_at_the_beginning_each_time(
     model = Recorder()
     make_trainer(limit_val_batches=limit).fit(model, make_data())
     assert model.validations == [all_ids(VAL)[:samples]] * 3
+
+
+def test_loaders_of_a_trainer_that_has_not_run_give_their_batches(make_data, make_trainer):
+    data = make_data()
+    data.trainer = make_trainer()
+    assert len(list(data.val_dataloader())) == 4
