@@ -37,6 +37,7 @@ def read_samples(url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:
 
 
 _PASSED_OVER: Final = 1 << 20
+_AT_ONCE: Final = 64 << 20  # a damaged size must not ask for all memory
 
 
 class TarStream:
@@ -79,11 +80,14 @@ class TarStream:
         return data
 
     def _read(self, size: int) -> bytes:
-        data = self._stream.read(size)
-        self._position += len(data)
-        if len(data) < size:
+        pieces = list[bytes]()
+        while size and (piece := self._stream.read(min(size, _AT_ONCE))):
+            pieces.append(piece)
+            size -= len(piece)
+            self._position += len(piece)
+        if size:
             self._length = self._position
-        return data
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def stream_samples(stream: BinaryIO, url: str, skip: int = 0) -> Generator[dict[str, bytes | str]]:

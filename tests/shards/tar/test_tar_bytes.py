@@ -145,6 +145,22 @@ def test_damage_is_told_as_of_a_file(tmp_path, whole):
             assert error is not None
 
 
+class Stingy(io.BytesIO):
+    def read(self, size=-1):
+        return super().read(min(size, 700))
+
+
+@pytest.mark.parametrize("kind", [Stingy, lambda data: io.BufferedReader(io.BytesIO(data))])
+@IN_PAX
+def test_a_stream_may_give_fewer_bytes_than_asked_for_and_not_what_a_size_says(whole, kind):
+    assert len(list(stream_samples(kind(whole), "http://host/0.tar"))) == 4
+    info = tarfile.TarInfo("9.bin")
+    info.size = 1 << 55
+    cut = whole[: len(whole.rstrip(b"\0")) // 512 * 512 + 512] + info.tobuf(tarfile.GNU_FORMAT)
+    with pytest.raises(DamagedShardError, match=f"{1 << 55} bytes should follow, 0 do"):
+        list(stream_samples(kind(cut), "http://host/0.tar"))
+
+
 class Breaking(io.BytesIO):
     def read(self, size=-1):
         if self.tell() > 5_000:
