@@ -30,6 +30,7 @@ from lightning_shards.samples.tensors import (
     load_torch,
     new_array,
     new_tensor,
+    tensor_class,
     tensor_of,
     torch_has,
 )
@@ -337,8 +338,11 @@ class GrowingColumn:
 
 
 def _is_large(value: Any) -> bool:
-    """Whether it is a large array or tensor of native numbers, which a row can take."""
-    if bytes_of(value) < _PLACED_BYTES:
+    """Whether it is a large array or tensor of native numbers, which a row can take.
+
+    One of a class of its own, such as an image of torchvision, is none.
+    """
+    if type(value) not in (np.ndarray, tensor_class()) or bytes_of(value) < _PLACED_BYTES:
         return False
     if is_tensor(value):
         return value.is_cpu and not value.requires_grad

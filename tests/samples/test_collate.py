@@ -6,7 +6,7 @@ import torch
 
 from lightning_shards.errors import SampleError
 from lightning_shards.samples.collate import Collation, GrowingColumn, column_of
-from lightning_shards.samples.tensors import with_tensors
+from lightning_shards.samples.tensors import Arena, with_tensors
 
 
 def samples(*values, field="x"):
@@ -109,6 +109,18 @@ def test_a_column_that_grows_is_that_of_all_values_together(values):
         return rows.finished(samples(*map(rows.put, values)), "x")
 
     assert described(growing) == described(lambda: column_of(samples(*values), "x"))
+
+
+class OwnTensor(torch.Tensor):
+    """As images of torchvision are."""
+
+
+def test_tensors_of_a_class_of_their_own_take_the_memory_of_one_column():
+    arena, values = Arena(), [torch.as_tensor(PIXELS).as_subclass(OwnTensor)] * 3
+    arena.use(np.empty(8 * PIXELS.nbytes, np.uint8))
+    rows = GrowingColumn(3, arena)
+    assert len(rows.finished(samples(*map(rows.put, values)), "x")) == 3
+    assert arena.claimed == 3 * PIXELS.nbytes
 
 
 @pytest.mark.parametrize(
