@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, takewhile
 from threading import Event
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -260,7 +260,9 @@ class PiecePlan:
             numbers, samples = np.arange(len(block.shards)), block.stops - block.starts
             in_order = np.argsort(numbers % processes != process, kind="stable")
             sizes = ends - begins
-            is_wanted = (sizes > 0) & _is_whole_faster(sizes, sizes / samples, block.uses)
+            # whole pieces take less time than the samples that are used, one by one
+            one_by_one = block.uses * (sizes / samples + _REQUEST_BYTES)
+            is_wanted = (sizes > 0) & (sizes + _REQUEST_BYTES <= one_by_one)
             rows = in_order[is_wanted[in_order]]
             reads = self._reads(block.shards[rows], begins[rows], ends[rows], stamps)
             is_large = is_sample_the_unit(int(sizes.sum()), int(samples.sum()))
@@ -338,19 +340,6 @@ def _bytes_in(table: MemberTable, starts: _Ints, stops: _Ints) -> tuple[_Ints, _
 def is_sample_the_unit(size_bytes: int, samples: int) -> bool:
     """Whether samples are fetched one by one, because they are large."""
     return size_bytes >= _LARGE_SAMPLE * max(samples, 1)
-
-
-def _is_whole_faster(
-    pieces: NDArray[Any], samples: NDArray[Any], uses: NDArray[Any]
-) -> NDArray[np.bool_]:
-    """Whether whole pieces take less time than the samples of them that are used, one by one.
-
-    Args:
-        pieces: Bytes of each piece.
-        samples: Mean bytes of a sample in it.
-        uses: How many of its samples are used.
-    """
-    return pieces + _REQUEST_BYTES <= uses * (samples + _REQUEST_BYTES)
 
 
 class FetchAhead:

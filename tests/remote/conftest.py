@@ -1,19 +1,15 @@
 """Servers that live for the session: our own, with its faults, and those of other makers."""
 
-import os
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
-from itertools import count
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import fsspec
 import pytest
 from fault_server import FaultServer, fault_server
-from fsspec.implementations.local import LocalFileSystem
 from real_servers import START, RealServer
 
 from lightning_shards.build import reader_choice, sources
@@ -165,29 +161,11 @@ def published_shards(local: list[str], server: FaultServer, tmp_path: Path) -> s
     return f"{server.url}/data/shard-{{000000..000002}}.tar{SIGNED}"
 
 
-class OtherFiles(LocalFileSystem):
-    protocol = "other"
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return LocalFileSystem._strip_protocol(path.removeprefix("other://"))
-
-
 @pytest.fixture
 def file_store(tmp_path: Path) -> Iterator[Store]:
-    """fsspec's file system of local files, which has times and no ETags."""
-    fsspec.register_implementation("other", OtherFiles, clobber=True)
-    transport = RemoteTransport()
-    times = count(1_000_000_000)
-
-    def url_of_file(name: str) -> str:
-        return f"other://{tmp_path}/{name}"
-
-    def put(name: str, data: bytes) -> None:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        transport.write(url_of_file(name), data)
-        os.utime(tmp_path / name, (next(times),) * 2)  # two writes may fall into one second
-
-    put("some/data.tar", DATA)
-    yield Store(transport, url_of_file, put)
-    transport.close()
+    """fsspec's files in memory, which have times and no ETags."""
+    with closing(RemoteTransport()) as transport:
+        store = Store(transport, lambda name: f"memory://{tmp_path}/{name}", lambda *_: None)
+        store.put = lambda name, data: transport.write(store.url_of(name), data)
+        store.put("some/data.tar", DATA)
+        yield store
