@@ -50,7 +50,7 @@ from lightning_shards.remote.pieces import (
     share_of,
     write_piece,
 )
-from lightning_shards.shards.files import REMEDIES
+from lightning_shards.shards.files import REMEDIES, take_lock
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.urls import redact
 
@@ -329,7 +329,7 @@ class PieceCache:
             except FileNotFoundError:  # there is no folder
                 self._root.make_folder(Path(path).parent)
                 continue
-            if not _is_free(part.fileno()):
+            if not take_lock(part.fileno()):
                 part.close()
                 return None
             with suppress(FileNotFoundError):  # else it has its name by now, or was removed
@@ -409,22 +409,13 @@ def locked(path: Path) -> Generator[int]:
         os.close(file)
 
 
-def _is_free(file: int) -> bool:
-    """Whether nobody else has an open file locked; this process has it then."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def open_needs(path: Path) -> list[CacheNeed]:
     """What open runs need; with the lock. Those whose processes have all ended are removed."""
     needs: list[CacheNeed] = []
     with suppress(FileNotFoundError):
         for run in (path / "runs").iterdir():
             with suppress(OSError, ValueError, TypeError), run.open("rb") as file:
-                if _is_free(file.fileno()):
+                if take_lock(file.fileno()):
                     run.unlink()
                 else:
                     needs.append(CacheNeed(**json.loads(file.read())))
@@ -466,7 +457,7 @@ def _recount(path: Path) -> tuple[list[CachedPiece], int]:
 def _bytes_or_removed(path: str) -> int:
     """Bytes of a piece that is being written; 0 if its process was killed, and it is removed."""
     with open(path, "rb") as file:  # noqa: PTH123 a path of scandir
-        if not _is_free(file.fileno()):
+        if not take_lock(file.fileno()):
             return os.fstat(file.fileno()).st_size
         os.unlink(path)  # noqa: PTH108
         return 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from queue import SimpleQueue
 from threading import Event, RLock, Thread
@@ -81,7 +81,8 @@ class RemoteTransport:
         sleep: Callable[[float], object] | None = None,
     ) -> None:
         self._settings, self._closed = settings or TransportSettings(), Event()
-        self._now, self._sleep = now, sleep or self._closed.wait
+        policy, sleep = self._settings.policy, sleep or self._closed.wait
+        self._tries = partial(_Tries, policy, now, sleep, self._closed)
         self._clients: dict[tuple[int, str], RangeClient] = {}  # by process and scheme
         self.counts, self._counting = NO_FETCHES, RLock()  # finalizers of readings count, too
 
@@ -174,9 +175,6 @@ class RemoteTransport:
         return self._clients.get(key) or self._clients.setdefault(
             key, make_client(key[1], self._settings)
         )
-
-    def _tries(self) -> "_Tries":
-        return _Tries(self._settings.policy, self._now, self._sleep, self._closed)
 
     def _count(self, *added: int) -> None:
         with self._counting:
