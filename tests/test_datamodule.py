@@ -54,10 +54,9 @@ def test_evaluation_serves_each_sample_once_in_equal_steps(split, make_module, u
     assert sorted(served) == [f"{number:06d}" for number in range(11)]
 
 
-@pytest.mark.parametrize("split", SPLITS[1:])
-def test_evaluation_weighs_its_samples(split, make_module, urls):
-    module = make_module(**{split: SplitConfig(urls, remainder="pad")})
-    loaders = [module.loader(split, rank=rank, world_size=2) for rank in range(2)]
+def test_evaluation_weighs_its_samples(make_module, urls):
+    module = make_module(val=SplitConfig(urls, remainder="pad"))
+    loaders = [module.loader("val", rank=rank, world_size=2) for rank in range(2)]
     assert sum(batch["__weight__"].sum() for loader in loaders for batch in loader) == 11
 
 
@@ -67,14 +66,6 @@ def test_a_peek_is_the_first_batch_and_disturbs_no_generator(make_module, urls):
     assert peeked["__key__"] == first["__key__"]
     assert torch.equal(peeked["__id__"], first["__id__"])
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_peek_says_what_a_loader_says_of_too_few_samples(make_module, urls):
-    module = make_module(SplitConfig(urls, sampling="shuffled", batch_size=500))
-    with pytest.raises(
-        PlanError, match=r"train: 11 samples do not fill one step .*lower the batch"
-    ):
-        module.peek()
 
 
 def test_a_split_overrides_what_the_module_says(make_module, urls):
@@ -134,29 +125,10 @@ def test_workers_are_started_as_configured(make_module, urls):
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_split_that_was_not_given_is_named(make_module, urls):
-    module = make_module(SplitConfig(urls), test=SplitConfig(urls))
-    with pytest.raises(ConfigError, match=r"no 'val' split.*\['train', 'test'\]: name one"):
-        module.loader("val")
-
-
-def test_an_empty_data_set_is_an_error(make_module, pack_shards):
-    module = make_module(SplitConfig(pack_shards([0, 0])))
-    with pytest.raises(PlanError, match=r"the 2 shards of 'train' hold no sample; look at `urls`"):
-        module.loader("train")
-
-
 def test_fewer_samples_than_a_global_batch_are_an_error(make_module, urls):
     module = make_module(SplitConfig(urls), batch_size=4)
     with pytest.raises(PlanError, match=r"^train: 11 samples do not fill .* 3 ranks x 4.*lower"):
         module.loader("train", rank=2, world_size=3)
-
-
-@pytest.mark.parametrize("sampling", ["shuffled", "sequential"])
-def test_a_size_that_the_shards_do_not_have_is_an_error(sampling, make_module, urls):
-    module = make_module(SplitConfig(urls, sampling=sampling, dataset_size=12))
-    with pytest.raises(ConfigError, match=r"dataset_size=12 of 'train' differs from the 11 sampl"):
-        module.loader("train")
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
@@ -171,22 +143,6 @@ def test_a_rank_without_its_world_is_an_error(given, make_module, urls):
         make_module(SplitConfig(urls)).loader("train", **given)
 
 
-@pytest.fixture
-def two_processes(monkeypatch):
-    """This process is one of two that torch.distributed knows, and no other answers."""
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-
-
-def test_a_loader_of_no_rank_gives_no_batch_to_one_of_two_processes(
-    make_module, urls, two_processes
-):
-    module = make_module(SplitConfig(urls), val=SplitConfig(urls))
-    for loader in (module.loader("train"), module.loader("val"), module.train_dataloader()):
-        with pytest.raises(ConfigError, match=r"2 processes.*datamodule=.*rank=.*world_size="):
-            next(iter(loader))
-
-
 def test_a_loader_of_no_rank_is_looked_at_when_it_is_iterated(make_module, urls, monkeypatch):
     loader = make_module(SplitConfig(urls)).loader("train")
     next(iter(loader))
@@ -195,11 +151,8 @@ def test_a_loader_of_no_rank_is_looked_at_when_it_is_iterated(make_module, urls,
     for of_a_process in (loader, loader.with_epoch(2), pickle.loads(pickle.dumps(loader))):
         with pytest.raises(ConfigError, match="2 processes"):
             next(iter(of_a_process))
-
-
-def test_numbers_that_were_given_are_believed(make_module, urls, two_processes):
-    module = make_module(val=SplitConfig(urls))
-    assert len(keys(module.loader("val", rank=0, world_size=1))) == 11
+    ranked = make_module(SplitConfig(urls)).loader("train", rank=0, world_size=1)
+    assert len(keys(ranked)) == 10  # numbers that were given are believed
 
 
 def test_setting_up_a_stage_looks_at_its_own_splits(make_module, urls):

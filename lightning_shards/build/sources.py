@@ -292,11 +292,8 @@ def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
         labels = ClassLabels(index, field, joins, cache, storages)
         order: Order = labels.order(config.balance_weights or {}, seed)
     else:
-        sampling, mixed = (
-            config.sampling or "sequential",
-            (config.shuffle_run, config.shuffle_block),
-        )
-        order = SampleOrder(counts, seed, sampling, *mixed)
+        mixed = config.shuffle_run, config.shuffle_block
+        order = SampleOrder(counts, seed, config.sampling or "sequential", *mixed)
         if config.shuffle_strands > 1:
             order = StrandOrder(order, config.shuffle_strands, config.shuffle_width)
         order = order if index.kept is None else KeptOrder(order, index.kept)

@@ -8,7 +8,7 @@ import pytest
 from lightning_shards import SplitConfig
 from lightning_shards.build.loaders import make_pool
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.errors import ConfigError, MissingFieldError
+from lightning_shards.errors import ConfigError
 from lightning_shards.plan.place import Place
 from lightning_shards.workers.inline import InlinePool
 from lightning_shards.workers.messages import batch_bytes
@@ -69,11 +69,6 @@ def test_threads_that_would_share_random_numbers_are_refused(pack_shards, make_s
     with pytest.raises(ConfigError, match=r"the transform of 'label' may draw"):
         made(source, 2, **config)
     assert made(source, 2).threads == 1
-
-
-def test_a_wrong_field_shows_before_any_worker_starts(pack_shards, make_source):
-    with pytest.raises(MissingFieldError):
-        made(make_source(pack_shards([9]), fields={"mask": "seg.png"}))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_shards import DamagedShardError, SampleError, TransformError
+from lightning_shards import SampleError, TransformError
 from lightning_shards.__main__ import main
 
 pytestmark = [
@@ -17,7 +17,6 @@ pytestmark = [
 
 CASES = {
     "label": ({"fields": {"label": "png"}, "decode": {"label": "int"}}, SampleError),
-    "damage": ({}, DamagedShardError),
     "transform": ({"transforms": {"label": "faulty.refuse"}}, TransformError),
 }
 
@@ -35,10 +34,6 @@ def fit(tmp_path, config, pack_shards, monkeypatch):
 
     def fitted(case, *options):
         config["data"] |= CASES[case][0]
-        if case == "damage":
-            data = bytearray(path.read_bytes())
-            data[0] ^= 1  # a bit of the first header
-            path.write_bytes(data)
         Path("experiment.yaml").write_text(yaml.safe_dump(config))
         common = ["fit", "--config=experiment.yaml", "--model=BoringModel"]
         monkeypatch.setattr(sys, "argv", ["lightning-shards", *common, *options])
@@ -47,7 +42,7 @@ def fit(tmp_path, config, pack_shards, monkeypatch):
     return fitted
 
 
-@pytest.mark.parametrize(("case", "workers"), [("label", 0), ("damage", 0), ("transform", 1)])
+@pytest.mark.parametrize(("case", "workers"), [("label", 0), ("transform", 1)])
 def test_bad_data_are_one_line(fit, case, workers, capsys):
     with pytest.raises(SystemExit) as ended:
         fit(case, f"--data.num_workers={workers}")

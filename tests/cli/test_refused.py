@@ -76,10 +76,6 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
         ),
         (["--data.train=null"], "there is no 'train' split; this module was given ['val']"),
         (
-            ["--data.fields.image=jpeg", "--data.batch_size=2"],
-            "has no member for field 'image': wanted one of ['jpeg'], found",
-        ),
-        (
             ["--data.train.sampling=shuffled", "--data.train.dataset_size=5"],
             "dataset_size=5 of 'train' differs from the 12 samples that its shards hold",
         ),

@@ -165,12 +165,6 @@ def test_whole_batches_of_one_component_may_have_fields_of_their_own():
     assert other_fields(split={"unit": 8}).train is not None
 
 
-def test_a_wrong_field_of_a_component_is_refused_by_its_name():
-    mix = MIX | {"web": MIX["web"] | {"decode": {"label": "jxl"}}}
-    with pytest.raises(ConfigError, match=r"^component 'web': .*asks for decoder 'jxl'"):
-        DataConfig(TRAIN | {"mix": mix}, fields={"label": "cls"})
-
-
 def test_joined_fields_of_batches_are_those_of_all_components():
     own: list[dict[str, str] | None] = [{"more": "c.parquet", "text": "d.parquet"}, None]
     mix = {f"c{n}": ComponentConfig("a.tar", weight=1, join=join) for n, join in enumerate(own)}

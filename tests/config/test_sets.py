@@ -70,10 +70,6 @@ def test_sets_that_cannot_be_are_refused_with_the_remedy(settings, message):
     ("sets", "message"),
     [
         (
-            {"web": {"urls": "a", "batchsize": 3}},
-            r"^data\.val_sets: .*Option 'batchsize'.*'batch_",
-        ),
-        (
             {"a": "a", "w-b": {"urls": "a", "batch_size": 0}},
             r"^data\.val_sets\.w-b: batch_size must",
         ),
@@ -81,7 +77,6 @@ def test_sets_that_cannot_be_are_refused_with_the_remedy(settings, message):
             {"a": "a", "web": 3},
             r"^data\.val_sets: Not a valid .*SplitConfig. Got value: 3$",
         ),
-        ({"a": "a", "web": {"batch_size": 3}}, r"^data\.val_sets\.web: .*urls is empty"),
     ],
 )
 def test_an_error_of_a_configuration_names_the_key_of_the_set(sets, message):
