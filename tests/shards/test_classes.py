@@ -50,12 +50,6 @@ def test_names_that_are_numbers_are_only_names():
         classes.number_of(b"0")
 
 
-def test_names_that_are_other_numbers_are_found():
-    assert numbered(["0", "1", "10", "2"], "").renumbered == "10"
-    for names in (["0", "1"], ["a", "b"], ["00", "01"], ["0.5", "1.5"]):
-        assert numbered(names, "").renumbered is None
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -31,15 +31,6 @@ def store(cache):
     return TableStore(cache)
 
 
-def test_a_shard_that_was_only_touched_is_listed_again_quietly(path, store, caplog, forbid_scans):
-    store.table_of(path)
-    os.utime(path, ns=(5, 5))
-    assert store.table_of(path, expected_samples=3).mtime_ns == 5
-    assert caplog.records == []
-    forbid_scans()
-    assert store.table_of(path).mtime_ns == 5
-
-
 @pytest.mark.parametrize("same_time", [False, True], ids=["same size", "same time"])
 def test_a_shard_written_again_is_listed_again_and_said(path, store, write_tar, caplog, same_time):
     before = store.table_of(path)

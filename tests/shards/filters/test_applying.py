@@ -199,16 +199,8 @@ def test_a_mapping_that_names_no_parts_is_refused(changes):
         sample_filter(None, THIRD | changes)
 
 
-@pytest.mark.parametrize(
-    ("path", "shown"),
-    [
-        ("https://me:secret@host/out.txt", "https://host/out.txt"),
-        ("s3://bucket/out.txt?key=secret", "s3://bucket/out.txt"),
-        ("file:///data/out.txt", "file:///data/out.txt"),
-    ],
-)
-def test_a_list_of_another_machine_is_refused_at_once(path, shown):
-    with pytest.raises(ConfigError, match=r"names the list .* is the path of a file of") as error:
-        sample_filter(None, ["a.txt", path])
-    assert repr(shown) in str(error.value)
-    assert "secret" not in str(error.value)
+def test_a_list_of_another_machine_is_refused_at_once():
+    for path in ("https://me:secret@host/a.txt", "s3://bucket/a.txt?secret", "file:///a.txt"):
+        with pytest.raises(ConfigError, match=r"names the list .*a\.txt', and a list is") as error:
+            sample_filter(None, ["a.txt", path])
+        assert "secret" not in str(error.value)

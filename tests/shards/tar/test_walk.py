@@ -139,9 +139,8 @@ def test_every_flipped_bit_of_what_a_header_repeats_is_found(tmp_path, write_tar
         scan_members(path)
 
 
-@pytest.mark.parametrize("name", [LONG, f"class=1/{LONG}"])
-def test_a_keyword_with_a_flipped_bit_does_not_cut_a_name(tmp_path, write_tar, name):
-    path = write_tar(tmp_path / "0.tar", [(name, b"1")], tar_format=tarfile.PAX_FORMAT)
+def test_a_keyword_with_a_flipped_bit_does_not_cut_a_name(tmp_path, write_tar):
+    path = write_tar(tmp_path / "0.tar", [(f"class=1/{LONG}", b"1")], tar_format=tarfile.PAX_FORMAT)
     whole = path.read_bytes()
     start = whole.index(b"path=")
     for byte in range(start, start + 5):
