@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of, resumed
 
-from lightning_shards import ExactResume, plan_epoch
+from lightning_shards import plan_epoch
 from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
@@ -51,12 +51,6 @@ def test_the_state_is_plain_and_complete(saved):
         "reader": "toy",
     }
     assert {type(value) for value in state.values()} == {int, str}
-
-
-def test_after_an_epochs_last_batch_its_validation_is_due(saved):
-    state = torch.load(saved[f"step={STEPS}"], weights_only=True)["callbacks"]["ExactResume"]
-    assert (state["epoch"], state["samples"], state["ended"]) == (1, 0, 0)
-    assert state["validation"] == "due"
 
 
 def test_an_open_accumulation_window_is_not_in_the_state(tmp_path):
@@ -273,8 +267,3 @@ def test_a_damaged_value_is_named_with_what_it_should_be(name, value, saved, tmp
         StateError, match=rf"^(?:{name}|ended) in the checkpoint must be .*, got .*: resume f"
     ):
         make_trainer(tmp_path).fit(Ledger(), ToyData(), ckpt_path=path)
-
-
-def test_two_of_them_are_refused_by_the_trainer(tmp_path):
-    with pytest.raises(RuntimeError, match="more than one stateful callback of type `ExactResume`"):
-        make_trainer(tmp_path, [ExactResume()])

@@ -128,12 +128,3 @@ def test_table_is_a_bijection_and_inverse_undoes_it(size, seed, epoch):
 def test_many_runs_need_no_table():
     kinds = [type(order_runs(size, 0, 0)[0]) for size in (MAX_TABLE, MAX_TABLE + 1)]
     assert kinds == [Table, Feistel]
-
-
-@pytest.mark.parametrize("size", [MAX_TABLE + 1, 941_192])
-@pytest.mark.parametrize("distance", [1, 2, 256, 257])
-def test_feistel_parts_neighbours(size, distance):
-    images = feistel(size).forward(np.arange(size))
-    gaps = (images[distance:] - images[:-distance]) % size * 64 // size
-    expected = len(gaps) / 64
-    assert 25 < ((np.bincount(gaps, minlength=64) - expected) ** 2 / expected).sum() < 130

@@ -144,16 +144,6 @@ def test_the_order_of_names_changes_no_sample():
             assert one.tolist() == other.tolist()
 
 
-def test_every_slot_is_equally_likely():
-    order = example_mixture(rounds=10_000)
-    slots = order.slots.components(0, 0, 80_000).reshape(10_000, 8)
-    for number, weight in enumerate((5, 2, 1)):
-        expected = 10_000 * weight / 8
-        found = (slots == number).sum(axis=0)
-        spread = np.sqrt(10_000 * weight / 8 * (1 - weight / 8))
-        assert (abs(found - expected) < 4 * spread).all()
-
-
 # The rest of what an order says.
 
 
