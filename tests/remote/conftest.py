@@ -47,20 +47,15 @@ def started_server() -> Iterator[FaultServer]:
 
 @pytest.fixture(scope="session")
 def tls_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FaultServer, str]]:
-    """Our server over https, and the file of its certificate."""
+    """Our server over https on the loopback, and the file of its certificate."""
     folder = tmp_path_factory.mktemp("tls")
-    with fault_server(tls_of(folder)) as server:
-        yield server, str(folder / "ca.pem")
-
-
-def tls_of(folder: Path) -> ssl.SSLContext:
-    """What serves https on the loopback, with a new certificate, which is written to `ca.pem`."""
     made = "req -x509 -newkey rsa:2048 -nodes -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
     files = ["-keyout", folder / "key.pem", "-out", folder / "ca.pem"]
     subprocess.run(["openssl", *made.split(), *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "ca.pem", folder / "key.pem")
-    return context
+    with fault_server(context) as server:
+        yield server, str(folder / "ca.pem")
 
 
 @pytest.fixture

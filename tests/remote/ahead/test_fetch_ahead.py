@@ -13,12 +13,8 @@ from lightning_shards.shards.storage.protocol import ShardReads
 WITHIN_S = 10
 
 
-def reads_named(name):
-    return [ShardReads(name, [0], [1])]
-
-
 def named(turn, position, stop, name="next"):
-    return Announcement(turn, position, stop, reads_named(name))
+    return Announcement(turn, position, stop, [ShardReads(name, [0], [1])])
 
 
 class FakeStorages:
