@@ -88,13 +88,6 @@ def test_one_bad_sample_too_many_ends_the_epoch(request, reader, num_workers):
     assert loader.epoch == 0
 
 
-def test_ranks_have_budgets_of_their_own_until_their_sum_is_taken(indexed_data):
-    module = indexed_data.module(sampling="sequential", max_bad=7, batch_size=5)
-    loaders = [module.loader("train", rank=rank, world_size=3) for rank in range(3)]
-    assert sum(len(list(loader)) for loader in loaders) == 6
-    assert sum(len(loader.served.bad) for loader in loaders) == 8
-
-
 def test_a_resumed_epoch_counts_from_where_it_was_resumed(indexed_data):
     module = indexed_data.module(sampling="sequential", max_bad=7)
     first = module.loader("train")

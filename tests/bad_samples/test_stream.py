@@ -88,16 +88,3 @@ def test_a_stream_without_any_good_sample_says_so(make_data):
     module = data.module(reader="stream", sampling="resampled", max_bad=2)
     with pytest.raises(SampleError, match="3 bad samples on this rank"):
         list(module.loader("train"))
-
-
-def without_id(samples):
-    for sample in samples:
-        yield {name: value for name, value in sample.items() if name != "__id__"}
-
-
-def test_a_sample_without_its_id_is_no_bad_sample(stream_data):
-    module = stream_data.module(
-        reader="stream", sampling="sequential", stages=[without_id], max_bad=99, batch_size=30
-    )
-    with pytest.raises(SampleError, match="cannot bear 20"):
-        list(module.loader("train"))

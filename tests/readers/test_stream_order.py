@@ -58,12 +58,6 @@ def test_a_batch_holds_the_sample_that_its_id_names(pack_shards, make_source):
         assert batch["label"].tolist() == [number % 10 for number in numbers]
 
 
-def test_a_shuffle_buffer_mixes_samples_of_several_shards(pack_shards, make_source):
-    source = make_source(pack_shards([20] * 5), sampling="shuffled", shuffle_buffer=60)
-    first_shards = {shard for shard, _ in ids(source, 10)}
-    assert len(first_shards) > 1
-
-
 def test_shuffled_opens_the_shards_in_a_new_order(single_samples):
     source = single_samples(sampling="shuffled", counted=True, samples=NUM_SHARDS)
     for epoch in (0, 1):

@@ -36,10 +36,6 @@ def members(sample):
     return {suffix: data for suffix, data in sample.items() if suffix != "__url__"}
 
 
-def test_a_shard_knows_its_url(three_samples):
-    assert {sample["__url__"] for sample in read(three_samples)} == {str(three_samples)}
-
-
 @pytest.mark.parametrize("expected", [3, None])
 @pytest.mark.parametrize("size", [*range(0, 3 * 3 * BLOCK, 128), 3 * 3 * BLOCK])
 def test_a_cut_is_never_silent(three_samples, size, expected, read_in_ways):

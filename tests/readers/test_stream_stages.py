@@ -106,17 +106,6 @@ def test_a_failing_transform_names_field_sample_and_shard(urls, make_source):
         assert part in str(caught.value)
 
 
-def drop_label(samples):
-    for sample in samples:
-        del sample["label"]
-        yield sample
-
-
-def test_a_stage_that_drops_a_field_is_an_error(urls, make_source):
-    with pytest.raises(SampleError, match=r"has no 'label' for its batch: a stage"):
-        labels(make_source(urls, stages=(drop_label,)), 1)
-
-
 # --- stages ---------------------------------------------------------------------------------------
 
 
@@ -197,9 +186,3 @@ def test_shards_without_a_sample_are_an_error(pack_shards, make_source):
     source = make_source(pack_shards([0, 0]), counted=False, samples=12)
     with pytest.raises(SampleError, match=r"no sample came out of \d+ shards in a row: they are"):
         labels(source, 1)
-
-
-def test_one_sample_is_enough_to_see_that_a_transform_fails(urls, make_source):
-    source = make_source(urls, sampling="sequential", batch_size=12, transforms={"label": fail})
-    with pytest.raises(SampleError, match="out of luck"):
-        source.first_sample(Place(1, 2))

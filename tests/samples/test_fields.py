@@ -17,20 +17,6 @@ def decode(suffix, data, decoder=None):
     return make_field(suffix, decoder).decode(MEMBERS | {suffix: data})
 
 
-@pytest.mark.parametrize(
-    ("suffix", "data", "expected"),
-    [
-        ("cls", b"7", 7),
-        ("index", b" -3\n", -3),
-        ("txt", "größe".encode(), "größe"),
-        ("json", b'{"a": [1, null]}', {"a": [1, None]}),
-        ("caption.txt", b"a", "a"),
-    ],
-)
-def test_a_suffix_has_its_decoder(suffix, data, expected):
-    assert Field("x", (suffix,)).decode(MEMBERS | {suffix: data}) == expected
-
-
 @pytest.mark.parametrize("suffix", ["bin", "jpg;bin", "jpg.bin", "cls2x"])
 def test_a_suffix_without_a_decoder_is_an_error_and_no_bytes(suffix):
     with pytest.raises(ConfigError, match="a suffix without a decoder"):
