@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from sys import float_info
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
@@ -26,6 +25,7 @@ from lightning_shards.errors import (
     require_mapping,
     urls_as_texts,
 )
+from lightning_shards.plan.mixture_schedule import is_number
 from lightning_shards.shards.filters.settings import names_callable, sample_filter
 from lightning_shards.shards.urls import redact_pattern
 
@@ -40,18 +40,13 @@ _LOADED = (
 """Settings that are callables, or what names them."""
 
 
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0 <= value <= float_info.max
-
-
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 _MAY_BE: Final[Mapping[object, tuple[str, Callable[[Any], bool]]]] = {
     bool: ("True or False", lambda value: isinstance(value, bool)),
-    float: ("a number of at least 0", _is_number),
+    float: ("a number of at least 0", is_number),
     str: ("a text", lambda value: isinstance(value, str)),
     list: ("a list, as in [a, b]", _is_list),
 }

@@ -171,7 +171,11 @@ def epoch_of_mixture(
     Raises:
         ConfigError: Not one of the two, an unknown name, or less than a round.
     """
-    require_one_length(dataset_size, epoch_of)
+    if (dataset_size is None) == (epoch_of is None):
+        raise ConfigError(
+            "the epoch of a mixture needs either dataset_size or epoch_of, got "
+            f"dataset_size={dataset_size} and epoch_of={epoch_of!r}; give one of them"
+        )
     wanted, length = dataset_size or 0, f"dataset_size={dataset_size}"
     if epoch_of is not None:
         wanted = _samples_of_pass(samples, weights, epoch_of)
@@ -182,19 +186,6 @@ def epoch_of_mixture(
             "the epoch longer or the round shorter"
         )
     return wanted - wanted % round_samples
-
-
-def require_one_length(dataset_size: int | None, epoch_of: str | None) -> None:
-    """Check that the epoch of a mixture has its length from one setting.
-
-    Raises:
-        ConfigError: It has none, or two.
-    """
-    if (dataset_size is None) == (epoch_of is None):
-        raise ConfigError(
-            "the epoch of a mixture needs either dataset_size or epoch_of, got "
-            f"dataset_size={dataset_size} and epoch_of={epoch_of!r}; give one of them"
-        )
 
 
 def _samples_of_pass(samples: Mapping[str, int], weights: Mapping[str, int], name: str) -> int:
@@ -240,17 +231,17 @@ def _weight(name: str, weights: _Written, passes: _Written, samples: int) -> Fra
 
 def _exact(what: str, value: float) -> Fraction:
     """The number as it is written, at least 0."""
-    if not _is_number(value, float_info.max):
+    if not is_number(value):
         raise ConfigError(
             f"the {what} must be a number of at least 0, got {value!r:.40}; set it right"
         )
     return Fraction(repr(float(value))) if isinstance(value, float) else Fraction(value)
 
 
-def _is_number(value: object, most: float) -> bool:
+def is_number(value: object, most: float = float_info.max) -> bool:
     """Whether it is a number from 0 to `most`; NaN is none, and neither is a bool."""
-    is_number = not isinstance(value, bool) and isinstance(value, Rational | float)
-    return is_number and 0 <= cast("float", value) <= most
+    is_real = not isinstance(value, bool) and isinstance(value, Rational | float)
+    return is_real and 0 <= cast("float", value) <= most
 
 
 def _whole(weights: Mapping[str, Fraction]) -> dict[str, int]:
@@ -267,7 +258,7 @@ def _whole(weights: Mapping[str, Fraction]) -> dict[str, int]:
 
 def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str, Fraction]:
     """Decimal arithmetic is the same on every machine; the powers of floats are not."""
-    if not _is_number(temperature, 1):
+    if not is_number(temperature, 1):
         raise ConfigError(
             f"temperature must be from 0 to 1, got {temperature!r:.40}; 1 weighs by samples, 0 "
             "weighs all alike, and where the power is said to be 1 / T, give that"
