@@ -6,8 +6,8 @@ in the order of their numbers. It belongs to the field `cls`, where `pack` store
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
@@ -29,6 +29,8 @@ DIGEST_LENGTH: Final = 16  # hex digits
 
 ClassFiles = Mapping[str, bytes]
 """By URL of a remote folder what is in its `classes.json`; a folder that has none is left out."""
+
+_log = logging.getLogger(__name__)
 
 _FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
 
@@ -133,13 +135,17 @@ def read_class_file(path: Path) -> ClassNames | None:
     return None if data is None else _parsed(data, str(path))
 
 
-def found_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Iterator[ClassNames]:
-    """The classes in the folders of these shards; a file of another form is passed over."""
+def found_classes(
+    urls: Iterable[str], remote: ClassFiles | None = None, level: int = logging.DEBUG
+) -> Iterator[ClassNames]:
+    """The classes in the folders of these shards; files of another form are logged at a level."""
     for folder in _folders(urls):
-        with suppress(ConfigError):
+        try:
             classes = _classes_in(folder, remote or {})
-            if classes is not None:
-                yield classes
+        except ConfigError as error:
+            _log.log(level, "passed over: %s", error)
+        else:
+            yield from [] if classes is None else [classes]
 
 
 def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames:
@@ -165,12 +171,14 @@ def agreed_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> Cla
 
 
 def known_classes(urls: Iterable[str], remote: ClassFiles | None = None) -> ClassNames | None:
-    """The one that all folders of these shards have which have any, as `found_classes` finds them.
+    """The classes that the folders of these shards have; None if none has any that can be read.
+
+    A file of another form is passed over with a warning.
 
     Raises:
         ConfigError: Two folders have different ones.
     """
-    return same_classes(found_classes(urls, remote))
+    return same_classes(found_classes(urls, remote, logging.WARNING))
 
 
 def _classes_in(folder: str, remote: ClassFiles) -> ClassNames | None:
@@ -219,7 +227,7 @@ def _folders(urls: Iterable[str]) -> dict[str, None]:
 
 
 def same_classes(found: Iterable[ClassNames | None]) -> ClassNames | None:
-    """The classes that all of these are, where None stands for a place that has none; None: all do.
+    """The classes, which must be the same in all places that have any; None: no place has any.
 
     Raises:
         ConfigError: Two are different.
@@ -232,8 +240,8 @@ def same_classes(found: Iterable[ClassNames | None]) -> ClassNames | None:
             raise ConfigError(
                 f"{first.source} and {other.source} have different classes: {name!r} is "
                 f"{first.numbers.get(name, 'absent')} and {other.numbers.get(name, 'absent')}; "
-                "pack their shards anew from one folder or table, read them apart, or, if they are "
-                "of two fields, tell the model their numbers in its own settings"
+                "pack their shards again from one folder or table, read them apart, or, if they "
+                "are of two fields, tell the model their numbers in its own settings"
             )
     return known[0] if known else None
 

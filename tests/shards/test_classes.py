@@ -84,7 +84,9 @@ def test_where_there_are_none_the_message_names_the_setting(write, tmp_path):
     assert "secret" not in str(raised.value)
 
 
-def test_tools_take_what_there_is(write, tmp_path):
+def test_tools_take_what_there_is_and_say_what_is_passed_over(write, tmp_path, caplog):
     one, wrong = write(["a"]), write("[3]", "wrong")
     assert known_classes([str(tmp_path / "nowhere" / "0.tar"), "https://h/0.tar"]) is None
     assert known_classes([one, wrong]).numbers == {"a": 0}
+    (message,) = caplog.messages
+    assert message.startswith(f"passed over: {tmp_path}/wrong/classes.json has 3: 0 in place")
