@@ -6,7 +6,7 @@ kept ready are used up, and kernels are chosen. All rates are samples per second
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain, islice, repeat
 from typing import Any, Final, cast
 
@@ -66,7 +66,8 @@ def measure_step(
         batch = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, batch)
     repeated = _RepeatedBatch(batch, seconds, trainer.strategy.root_device)
     cast("Any", data).train_dataloader = lambda: repeated
-    trainer.fit(model, datamodule=data)
+    with suppress(_MeasuredError):
+        trainer.fit(model, datamodule=data)
     return repeated.steps_per_s * loader.source.epochs.batch_size
 
 
@@ -86,8 +87,12 @@ def enough_workers(loader: Mapping[int, float], step: float) -> int:
     return min(number for number, rate in loader.items() if rate >= wanted)
 
 
+class _MeasuredError(Exception):
+    """Ends a fit that has been measured, before hooks of an epoch's end ask for a validation."""
+
+
 class _RepeatedBatch:
-    """A loader of one batch, which ends after some seconds; it keeps the rate."""
+    """A loader of one batch, which ends its fit after some seconds, and keeps the rate."""
 
     def __init__(self, batch: object, seconds: float, device: torch.device) -> None:
         self._batch, self._seconds, self._device = batch, seconds, device
@@ -104,6 +109,7 @@ class _RepeatedBatch:
             yield self._batch
             steps += 1
         self.steps_per_s = steps / (self._now() - begin)
+        raise _MeasuredError
 
     def _now(self) -> float:
         """The time at which the device has done all that it was given."""

@@ -34,6 +34,9 @@ class Model(pl.LightningModule):
     def validation_step(self, batch):
         raise AssertionError("nobody asked for a validation")
 
+    def on_train_epoch_end(self):
+        self.trainer.callback_metrics["val_loss"]
+
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), 0.1)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
