@@ -15,17 +15,14 @@ from lightning_shards.__main__ import main
     [
         ("--data.trian.urls=x", r"unrecognized .*: --data.trian.urls=x; did you mean 'train'\?"),
         ("--trainer.max_epoch=3", r"unrecognized .*; did you mean 'max_epochs'\?"),
-        ("--dta.train.urls=x", r"unrecognized .*; did you mean 'data'\?"),
         ("--data.prefetch_factor=3", r"unr.*; did you mean 'data\.loader\.prefetch_factor'\?"),
         ("--data.train.batchsize=3", r"data\.train: Option 'batchsize' .* mean 'batch_size'\?"),
         ("--data.batch_size=1:30", "data: YAML reads 1:30 in line 1 as a number of base 60; .*"),
         ("--data.batch_size=many", r"data\.batch_size: Expected a <class 'int'>.*: many"),
         ("--data.train.batch_size=many", r"data\.train\.batch_size: Expected .*'int'>.*: many"),
         ("--data.val.reader=wids", r"data\.val\.reader: .*'auto', 'stream', 'indexed'.*: wids"),
-        ("--data.loader.prefetch_factor=x", r"data\.loader\.prefetch_factor: .*'int'>.* x"),
         ("--data.test.batch_size=3", r"data\.test: urls is empty; give a path, a pattern like .*"),
         ("--data.train.batch_size=0", "data.train: batch_size must be a whole number of .* got 0"),
-        ("--data.loader.prefetch_factor=0", "data: prefetch_factor must be .* at least 1, got 0"),
         ("--data.decode={label: pickle}", "data: field 'label' would be decoded as 'pickle', .*"),
         (
             "--data.transforms.label=my_transforms.half",
