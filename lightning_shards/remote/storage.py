@@ -142,6 +142,7 @@ class RemoteStorage(Storage):
         self._read_bytes, self._table_wait_s, self._member_wait_s = 0, 0.0, 0.0
         if cache is not None:
             self.fetches_ahead, self.coalesced_gap = True, _CACHED_GAP
+            self.largest_ahead = 8192  # as of local files, which pieces are
 
     def stat(self, url: str) -> ShardStat:
         """Size of the object and a hash of its version, asked anew by one request."""
