@@ -441,8 +441,7 @@ class _Pipeline:
         """These samples through all stages."""
         collation, stages = self._source.collation, self._recipe.stages
         # stages get tensors, whatever comes after them
-        plain = collation.collate_fn is not None and collation.takes_arrays and not stages
-        recipe = self._recipe.with_arrays(plain=plain)
+        recipe = self._recipe.with_arrays(plain=collation.takes_arrays and not stages)
         transforms = recipe.keyed(self._seeds, self._clock)
 
         def decode(members: Sample, _position: int) -> Sample:
