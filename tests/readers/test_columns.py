@@ -49,6 +49,7 @@ def require_equal(column, expected):
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 MEMBERS = {
     "int": NUMBERS.map(lambda n: f" {n}\n".encode()),
+    "float": st.floats().map(lambda number: repr(number).encode()),
     "text": st.text().map(str.encode),
     "raw": st.binary(max_size=9),
     "json": st.one_of(
