@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import quote
 
 import pytest
@@ -116,9 +117,8 @@ http {{
 def nginx(folder: Path) -> Iterator[RealServer]:
     """Files of a folder; its ETags are a file's size and its time of change in whole seconds."""
     path = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if path is None:  # CI says by the variable that no server may be missing
-        missing = pytest.fail if "REMOTE_SERVERS_REQUIRED" in os.environ else pytest.skip
-        missing("nginx is not installed: apt-get install nginx-light")
+    if path is None:
+        _missing("nginx is not installed: apt-get install nginx-light")
     objects = folder / "objects" / "data"
     objects.mkdir(parents=True)
 
@@ -139,6 +139,11 @@ def nginx(folder: Path) -> Iterator[RealServer]:
         yield RealServer("nginx", port, put=put)
 
 
+def _missing(what: str) -> NoReturn:
+    """CI says by the variable that no server may be missing."""
+    raise (pytest.fail if "REMOTE_SERVERS_REQUIRED" in os.environ else pytest.skip).Exception(what)
+
+
 MOTO = """
 import signal, sys
 from moto.server import ThreadedMotoServer
@@ -150,6 +155,8 @@ signal.pause()
 @contextmanager
 def moto(folder: Path) -> Iterator[RealServer]:
     """Amazon's S3; it takes any key, and refuses who has none."""
+    if find_spec("moto") is None:
+        _missing("the server of moto comes with the extra `test`")
     with started(lambda port: [sys.executable, "-c", MOTO, str(port)], folder) as port:
         with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
             connection.request("PUT", "/data")

@@ -49,7 +49,6 @@ def test_the_numbers_of_remote_shards_are_those_of_local_ones(run_here, url, fol
 def test_storage_options_say_how_a_store_is_reached(
     run_here, real_server, monkeypatch, folder, tmp_path
 ):
-    pytest.importorskip("moto", reason="the server of moto comes with the extra `test`")
     store = real_server("moto")
     for variable, value in store.environment.items():
         monkeypatch.setenv(variable, value)
