@@ -11,7 +11,6 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import FunctionType, ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -46,20 +45,22 @@ def _copied(source: Source) -> Source:
     """
     shared: dict[int, object] = {}
 
-    def shared_id(value: object) -> int | None:
-        number = id(value)
-        if not (isinstance(value, _NEVER_COPIED) or bytes_of(value) >= _LARGE_BYTES):
-            return None
-        shared[number] = value
-        return number
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: object) -> int | None:
+            number = id(obj)
+            if not (isinstance(obj, _NEVER_COPIED) or bytes_of(obj) >= _LARGE_BYTES):
+                return None
+            shared[number] = obj
+            return number
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: int) -> object:
+            return shared[pid]
 
     try:
-        pickler: Any = pickle.Pickler(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = shared_id
-        pickler.dump(source)
-        unpickler: Any = pickle.Unpickler(io.BytesIO(file.getvalue()))  # noqa: S301 pickled above
-        unpickler.persistent_load = shared.__getitem__
-        return unpickler.load()
+        Pickler(file := io.BytesIO(), pickle.HIGHEST_PROTOCOL).dump(source)
+        file.seek(0)
+        return Unpickler(file).load()
     except Exception:  # noqa: BLE001 what pickles an object of the user's raises anything
         return source
 
