@@ -71,6 +71,21 @@ def test_a_second_run_fetches_no_table_and_asks_once_what_each_shard_is(
 # --- which reader
 
 
+@pytest.mark.parametrize(
+    ("settings", "reader"),
+    [
+        ({"sampling": "sequential"}, "indexed"),
+        ({"sampling": "resampled"}, "indexed"),
+        ({"reader": "stream"}, "stream"),
+        ({"stages": [iter]}, "stream"),
+    ],
+)
+def test_auto_takes_the_indexed_reader_where_it_can(published_shards, tmp_path, settings, reader):
+    data = module(published_shards, tmp_path, **settings)
+    assert data.source("train").describe().reader == reader
+    data.source("train").first_sample(Place())
+
+
 def test_shards_without_tables_are_streamed(published_shards, local, server, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     without_tables(server)
@@ -143,6 +158,16 @@ def test_what_cannot_be_had_is_an_error_and_no_bad_sample(published_shards, serv
     server.always = Fault("status", 500)
     with pytest.raises(StorageError, match="500 Internal Server Error"):
         next(source.batches(Place(), Cursor()))
+
+
+def test_to_try_a_sample_one_table_and_one_sample_are_fetched(published_shards, server, tmp_path):
+    source = module(published_shards, tmp_path, loader={"cache_gib": 1}).source("train")
+    server.asked.clear()
+    source.first_sample(Place())
+    kinds = [Path(each.path.partition("?")[0]).suffix for each in server.asked]
+    assert kinds.count(".members") <= 1
+    assert kinds.count(".tar") <= 3  # its version, and each member
+    assert len(kinds) <= 4
 
 
 def test_a_brace_too_many_is_named(published_shards, tmp_path):
