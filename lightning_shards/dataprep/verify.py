@@ -16,25 +16,20 @@ import json
 import os
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from lightning_shards.dataprep.index import file_md5
 from lightning_shards.dataprep.processes import map_parallel
-from lightning_shards.dataprep.survey import (
-    Finding,
-    ShardSurvey,
-    Survey,
-    describe_table,
-    survey,
-)
-from lightning_shards.dataprep.tar_writer import Fields, check_sample, is_image, write_shard
+from lightning_shards.dataprep.survey import Finding, ShardSurvey, Survey, describe_table, survey
+from lightning_shards.dataprep.tar_writer import check_sample, is_image, write_shard
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.samples.images import decode_pil
 from lightning_shards.shards.counts import WIDS, wids_entries
@@ -49,38 +44,23 @@ from lightning_shards.shards.published_tables import (
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_bytes import TarBytes, open_tar
-from lightning_shards.shards.tar.walk import (
-    BLOCK,
-    Member,
-    split_name,
-    up_to_block,
-    walk_members,
-)
+from lightning_shards.shards.tar.walk import BLOCK, Member, split_name, up_to_block, walk_members
 from lightning_shards.shards.urls import plain_path
 
 
-def verify_shards(
-    paths: Sequence[str], *, cache: CacheFolder, decodes: bool = True, processes: int = 1
-) -> Survey:
-    """Check local shards.
+def verify_shards(paths: Sequence[str], *, cache: CacheFolder, processes: int) -> Survey:
+    """Check local shards, each named once; images are decoded where Pillow is installed.
 
-    Args:
-        paths: The shards, each once.
-        cache: Where earlier indexes kept the member tables.
-        decodes: Whether images are decoded, which needs Pillow.
-        processes: Number of processes.
+    `cache` is where earlier indexes kept the member tables.
     """
     md5s: dict[Path, object] = {}
     for folder in {Path(path).parent for path in paths}:
         for entry in wids_entries(plain_path(str(folder / WIDS)), Storages()):
             md5s[folder / Path(str(entry.get("url"))).name] = entry.get("md5sum")
-    check = partial(_check, cache=cache, decodes=decodes, md5s=md5s)
-    return survey(paths, check, processes=processes)
+    return survey(paths, partial(_check, cache=cache, md5s=md5s), processes=processes)
 
 
-def _check(
-    path: str, *, cache: CacheFolder, decodes: bool, md5s: Mapping[Path, object]
-) -> ShardSurvey:
+def _check(path: str, *, cache: CacheFolder, md5s: Mapping[Path, object]) -> ShardSurvey:
     known = _known_tables(path, cache)
     table = scan_members(path, with_crc32=True)
     seen = describe_table(path, table)
@@ -95,7 +75,7 @@ def _check(
             )
             seen.findings.append(Finding("changed shard", message, path))
     seen.has_checksums = seen.md5 is not None or any(old.crc32 is not None for old in known)
-    if decodes:
+    if find_spec("PIL"):
         seen.findings += _find_undecodable(path, table)
     return seen
 
@@ -168,23 +148,6 @@ _BESIDE: Final = "stands beside the damage, and may lack a member or its name"
 _GONE: Final = "was there when the shard was indexed, and is not now"
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
-    """The repair of one shard.
-
-    Attributes:
-        path: Path of the new shard; None if no sample could be saved.
-        saved: Samples in the new shard.
-        lost: Reasons for what is left out, by key.
-        unread: The places that cannot be read, and what stood there is not known.
-    """
-
-    path: str | None
-    saved: int
-    lost: dict[str, str]
-    unread: tuple[str, ...] = ()
-
-
 def require_place(paths: Sequence[str], folder: Path) -> None:
     """Check that copies of these shards can be written to a folder.
 
@@ -201,32 +164,32 @@ def require_place(paths: Sequence[str], folder: Path) -> None:
 
 
 def repair_shards(
-    seen: Survey, folder: Path, *, cache: CacheFolder, processes: int = 1
+    seen: Survey, folder: Path, *, cache: CacheFolder, processes: int
 ) -> dict[str, dict[str, Any]]:
-    """The repairs of damaged shards by their paths, as the report in the folder lists them."""
+    """The repairs of damaged shards by their paths, as the report in the folder lists them.
+
+    Each has the `path` of the new shard, or None if no sample could be saved; how many samples were
+    `saved`; by key why others were `lost`; and the places that are `unread`.
+
+    Raises:
+        DamagedShardError: A shard changed while it was read.
+    """
     bad = [finding.shard for finding in seen.findings if finding.rule in _REPAIRABLE]
     paths = list(dict.fromkeys(filter(None, bad)))
-    repair = partial(repair_shard, folder=folder, cache=cache)
-    repairs = map(asdict, map_parallel(repair, paths, processes))
+    repairs = map_parallel(partial(_repair, folder=folder, cache=cache), paths, processes)
     report = dict(zip(paths, repairs, strict=True))
     if report:
-        replace_file(
-            make_folder(folder) / "repair.json",
-            json.dumps(report, indent=1, sort_keys=True) + "\n",
-        )
+        text = json.dumps(report, indent=1, sort_keys=True) + "\n"
+        replace_file(make_folder(folder) / "repair.json", text)
     return report
 
 
-def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:
-    """Copy the whole samples of one shard to a shard of the same name in a folder.
-
-    Raises:
-        DamagedShardError: It changed while it was read.
-    """
+def _repair(path: str, *, folder: Path, cache: CacheFolder) -> dict[str, Any]:
+    """Copy the whole samples of one shard to a shard of the same name in a folder."""
     known = _known_tables(path, cache)
     lost = {key: _GONE for table in known for key in map(table.key, range(table.num_samples))}
     if not Path(path).stat().st_size:
-        return Repair(None, 0, lost, ("it is empty",))
+        return {"path": None, "saved": 0, "lost": lost, "unread": ["it is empty"]}
     with open_tar(path) as data:
         runs, unread = _runs_of(data, path)
         times, checksums = Counter(run.key for run in runs), _checksums(known)
@@ -235,11 +198,11 @@ def repair_shard(path: str, *, folder: Path, cache: CacheFolder) -> Repair:
         whole = [run for run in runs if not run.fault]
         lost |= {run.key: run.fault for run in runs}
         lost = {key: why for key, why in lost.items() if why}
-        if not whole:
-            return Repair(None, 0, lost, unread)
         target = folder / Path(path).name
-        write_shard(target, _read(data, whole))
-    return Repair(str(target), len(whole), lost, unread)
+        if whole:
+            write_shard(target, ((run.key, run.contents(data)) for run in whole))
+    saved_at = str(target) if whole else None
+    return {"path": saved_at, "saved": len(whole), "lost": lost, "unread": unread}
 
 
 @dataclass(slots=True)
@@ -250,8 +213,11 @@ class _Run:
     members: list[tuple[str, Member]] = field(default_factory=list[tuple[str, Member]])
     fault: str = ""
 
+    def contents(self, data: TarBytes) -> list[tuple[str, bytes]]:
+        return [(name, data[m.offset : m.offset + m.size]) for name, m in self.members]
 
-def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], tuple[str, ...]]:
+
+def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], list[str]]:
     """The runs in file order, and what is said of the places that cannot be read."""
     runs: list[_Run] = []
     unread: list[str] = []
@@ -277,7 +243,7 @@ def _runs_of(data: TarBytes, path: str) -> tuple[list[_Run], tuple[str, ...]]:
         for run in stretch[:num_doubtful]:
             run.fault = _BESIDE
         runs += stretch
-    return runs, tuple(unread)
+    return runs, unread
 
 
 def _next_header(data: TarBytes, start: int) -> int | None:
@@ -291,12 +257,8 @@ def _next_header(data: TarBytes, start: int) -> int | None:
     return None
 
 
-_Checksums: TypeAlias = dict[tuple[str, str, int, int], int]
-"""crc32s by key, suffix, offset and size of the members."""
-
-
-def _checksums(known: Sequence[MemberTable]) -> _Checksums:
-    """The crc32s of earlier indexes."""
+def _checksums(known: Sequence[MemberTable]) -> dict[tuple[str, str, int, int], int]:
+    """The crc32s of earlier indexes by key, suffix, offset and size of the members."""
     return {
         (table.key(sample), suffix, *extent[:2]): extent[2]
         for table in known
@@ -306,7 +268,9 @@ def _checksums(known: Sequence[MemberTable]) -> _Checksums:
     }
 
 
-def _fault_of(run: _Run, times: int, data: TarBytes, checksums: _Checksums) -> str:
+def _fault_of(
+    run: _Run, times: int, data: TarBytes, checksums: Mapping[tuple[str, str, int, int], int]
+) -> str:
     """Why a run would not read back as it is, or as it was indexed; empty if it would.
 
     Members that no index has at this place are not compared: it may be of an older shard.
@@ -320,8 +284,3 @@ def _fault_of(run: _Run, times: int, data: TarBytes, checksums: _Checksums) -> s
         if indexed is not None and data.crc32(member.offset, member.size) != indexed:
             return f"member {suffix} is not what it was when indexed"
     return "its key is in several places" if times > 1 else ""
-
-
-def _read(data: TarBytes, runs: Sequence[_Run]) -> Iterator[tuple[str, Fields]]:
-    for run in runs:
-        yield run.key, [(name, data[m.offset : m.offset + m.size]) for name, m in run.members]

@@ -33,13 +33,12 @@ def _verify(options: Namespace) -> int:
     paths = require_local(shards_of(options), "verify")
     if options.repair is not None:
         require_place(paths, options.repair)
-    decodes = find_spec("PIL") is not None
     how: dict[str, Any] = {"cache": options.cache, "processes": options.processes}
-    seen = verify_shards(paths, decodes=decodes, **how)
+    seen = verify_shards(paths, **how)
     repairs = {} if options.repair is None else repair_shards(seen, options.repair, **how)
     document = seen.document() | {
         "repairs": repairs,
-        "note": None if decodes else "no image was decoded, for want of the extra `image`",
+        "note": None if find_spec("PIL") else "no image was decoded, for want of the extra `image`",
         "verdict": _verdict(seen),
     }
     report(document, as_json=options.json)
