@@ -8,7 +8,6 @@ from lightning_shards.errors import ConfigError
 from lightning_shards.remote.cache import clear_pieces, list_pieces
 from lightning_shards.shards.made_files import clear_made, list_made
 from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.tools.console import at_least, config_parser, report, run_tool
 
 _EPILOG: Final = """\
@@ -59,7 +58,7 @@ def _fill(options: Namespace) -> dict[str, Any]:
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.indexed import IndexedSource
     from lightning_shards.tools.configured_data import open_data, trainer_size
-    from lightning_shards.tools.filling import fill, most_bytes_of
+    from lightning_shards.tools.filling import fill
 
     configured, split = open_data(options.config), options.split or "train"
     trainer = trainer_size(options.config, "--ranks-per-node", options.ranks_per_node)
@@ -73,8 +72,7 @@ def _fill(options: Namespace) -> dict[str, Any]:
             "member tables by `lightning-shards index --format wids,members` and put them beside "
             "the shards"
         )
-    with progress_bar("fetched", most_bytes_of(source), "B") as step:
-        return fill(source, place, configured.loader_config.connections, step)
+    return fill(source, place, configured.loader_config.connections)
 
 
 def _clear(options: Namespace) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Filling the cache of a node before a run: what its first epoch needs, up to the limit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from copy import copy
 from dataclasses import replace
@@ -16,6 +16,7 @@ from lightning_shards.remote.cache import PieceCache, kept_fraction, limit_of_pi
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, share_of
 from lightning_shards.remote.storage import MakeRemoteStorage, pieces_of
 from lightning_shards.remote.transport import RemoteTransport, RequestThreads
+from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.urls import is_local
 
 _BLOCKS: Final = 2
@@ -26,12 +27,8 @@ _AT_ONCE: Final = 4
 """Pieces that are planned together, for each connection."""
 
 
-def remote_of(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
-    """What makes the storage of a source's remote shards, and their cache.
-
-    Raises:
-        ConfigError: The source fetches nothing ahead that could be kept.
-    """
+def _remote_of(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
+    """What makes the storage of a source's remote shards, and their cache."""
     makers = [*(source.storages or {}).values()]
     remote = next((each for each in makers if isinstance(each, MakeRemoteStorage)), None)
     if remote is None:
@@ -44,28 +41,23 @@ def remote_of(source: IndexedSource) -> tuple[MakeRemoteStorage, PieceCache]:
     return remote, remote.cache
 
 
-def most_bytes_of(source: IndexedSource) -> int:
-    """How many bytes a fill fetches at most; errors as of `remote_of`."""
-    need = remote_of(source)[1].need
-    return min(need.reads_bytes, need.limit_bytes)
-
-
-def fill(
-    source: IndexedSource, place: Place, connections: int, step: Callable[[int], object]
-) -> dict[str, int]:
+def fill(source: IndexedSource, place: Place, connections: int) -> dict[str, int]:
     """Fetch the pieces of a source's first epoch; what is there is not fetched again.
 
-    `place` is that of the first rank of the node; `step` is called with the bytes of each piece.
+    `place` is that of the first rank of the node.
 
     Returns:
         How many pieces of the first epoch are there, their bytes, those that were fetched now, and
         whether the cache is full, so that there was no room for the others.
 
     Raises:
+        ConfigError: The source fetches nothing ahead that could be kept.
         ShardError: A table or a piece cannot be had; what was fetched stays.
     """
-    maker, given = remote_of(source)
+    maker, given = _remote_of(source)
+    most = min(given.need.reads_bytes, given.need.limit_bytes)
     with ExitStack() as stack:
+        step = stack.enter_context(progress_bar("fetched", most, "B"))
         cache = stack.enter_context(closing(copy(given)))
         settings = replace(maker.settings, connections=connections)
         transport = stack.enter_context(closing(RemoteTransport(settings)))
