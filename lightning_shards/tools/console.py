@@ -93,12 +93,12 @@ def epoch_parser(name: str, description: str, epilog: str) -> ArgumentParser:
     return parser
 
 
-def add_run_options(parser: ArgumentParser, cache_help: str) -> None:
+def add_run_options(parser: ArgumentParser) -> None:
     """Add the options of every tool that runs over shards in processes."""
     add, cpus, cache = parser.add_argument, num_cpus(), CacheFolder()
     add("--processes", type=at_least(1), default=cpus, metavar="N", help="default: all processors")
-    where: dict[str, Any] = {"dest": "cache", "metavar": "DIR", "help": cache_help}
-    add("--cache-dir", type=CacheFolder, default=cache, **where)
+    kept = "where member tables are kept; default: ~/.cache/lightning_shards"
+    add("--cache-dir", dest="cache", type=CacheFolder, default=cache, metavar="DIR", help=kept)
     add("--json", action="store_true", help="print one JSON document")
 
 
@@ -107,7 +107,7 @@ def shard_parser(name: str, description: str, epilog: str) -> ArgumentParser:
     parser = tool_parser(name, description, epilog)
     add = parser.add_argument
     add("urls", nargs="+", help="shards: paths with braces or wildcards, several joined by ::")
-    add_run_options(parser, "where member tables are kept; default: ~/.cache/lightning_shards")
+    add_run_options(parser)
     stores = (
         "of remote shards: how their stores are reached, as in the configuration, such as "
         '\'{"s3": {"endpoint": "https://host", "region": "eu-central-1"}}\''

@@ -4,7 +4,7 @@ It has the options of the output and the report for `reshard`, too.
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from importlib.metadata import version
@@ -88,7 +88,7 @@ def output_parser(tool: str, description: str, epilog: str, *, order: str) -> Ar
     add("--order", default=order, choices=get_args(PackOrder), help="of samples")
     add("--seed", type=at_least(0), default=0, help="of the shuffle and of splits")
     add("--val-fraction", type=float, default=0.0, metavar="X", help="share that goes to DIR/val")
-    add_run_options(parser, "of member tables; see `index`")
+    add_run_options(parser)
     return parser
 
 
@@ -115,7 +115,7 @@ def _list(options: Namespace) -> Listing:
     if is_table:
         return list_table(first, Columns(**columns), _given_classes(options))
     if is_folder:
-        require_apart(options.out, [Path(first)], below=True)
+        _require_outside(options.out, Path(first))
         has_classes = not options.no_classes
         return list_folder(first, has_classes=has_classes, given=_given_classes(options))
     return list_local_tars(options, options.input)
@@ -131,27 +131,17 @@ def _given_classes(options: Namespace) -> ClassNames | None:
 
 
 def list_local_tars(options: Namespace, urls: Sequence[str]) -> Listing:
-    """The samples of these tars, after a check that the output is not among them."""
+    """The samples of these tars."""
     paths = require_local(expand_urls(urls), "this tool")
-    require_apart(options.out, [Path(path).parent for path in paths])
     return list_tars(paths, options.cache, processes=options.processes)
 
 
-def require_apart(output: Path, folders: Iterable[Path], *, below: bool = False) -> None:
-    """Refuse an output that is a folder of the input, or, if asked, anywhere below one.
-
-    The same command, given again, would take what it has written for more samples, and so would
-    training on all tars of the folder.
-
-    Raises:
-        ConfigError: It is.
-    """
-    real = output.resolve()
-    taken = {folder.resolve() for folder in folders} & {real, *(real.parents if below else ())}
-    if taken:
+def _require_outside(output: Path, folder: Path) -> None:
+    """Refuse an output in the folder whose files are packed: a next run would pack it, too."""
+    if output.resolve().is_relative_to(folder.resolve()):
         raise ConfigError(
-            f"{output} is in {taken.pop()}, where samples are read, and a next run would take its "
-            "shards for samples; name another output folder"
+            f"{output} is in {folder.resolve()}, where samples are read, and a next run would take "
+            "its shards for samples; name another output folder"
         )
 
 

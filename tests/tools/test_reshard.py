@@ -1,14 +1,13 @@
 """`reshard`: the same samples in other shards; what is changed is what was asked for."""
 
 from functools import partial
-from pathlib import Path
 
 import pytest
 from webdataset.writer import ShardWriter
 
-from lightning_shards.shards.tar.tar_streams import read_samples
 from lightning_shards.tools import reshard
-from tests.tools.conftest import write_members
+from tests.tools.conftest import samples_of, write_members
+from tests.tools.packing.conftest import packed_samples
 
 FUNCTIONS = """
 def is_even(sample):
@@ -62,47 +61,35 @@ def refused(tmp_path, refused_by):
     return lambda *arguments: refused_by(reshard, *arguments, "--out", tmp_path / "out")
 
 
-def samples(paths):
+@pytest.fixture(scope="module")
+def samples(shards):
     """Key and fields of all samples, in order."""
-    found = []
-    for path in paths:
-        for sample in read_samples(str(path)):
-            key = sample.pop("__key__")
-            del sample["__url__"]
-            found.append((key, sample))
-    return found
+    return [item for path in shards for item in samples_of(path).items()]
 
 
-def tars(folder):
-    return sorted(Path(folder).glob("*.tar"))
+def written(report):
+    return list(packed_samples(report).items())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sizes"),
-    [
-        ((), [50]),
-        (("--max-samples", 15), [15, 15, 15, 5]),
-        (("--max-bytes", 20_480), [9, 9, 9, 9, 9, 5]),
-    ],
+    ("limit", "sizes"),
+    [(("--max-samples", 15), [15, 15, 15, 5]), (("--max-bytes", 20_480), [9, 9, 9, 9, 9, 5])],
 )
-def test_shards_are_cut_and_merged_in_order(run, shards, tmp_path, arguments, sizes):
-    report = run(*shards, *arguments)
-    assert samples(tars(tmp_path / "out")) == samples(shards)
-    assert [len(samples([path])) for path in tars(tmp_path / "out")] == sizes
-    assert report["data_sets"][""]["samples"] == 50
+def test_shards_are_cut_and_merged_in_order(run, shards, samples, tmp_path, limit, sizes):
+    assert written(run(*shards, *limit)) == samples
+    assert [len(samples_of(path)) for path in sorted((tmp_path / "out").glob("*.tar"))] == sizes
 
 
-def test_a_filter_keeps_what_it_says_and_shards_stay_full(run, shards, tmp_path, functions):
+def test_a_filter_keeps_what_it_says_and_shards_stay_full(run, shards, samples, functions):
     report = run(*shards, "--filter", f"{functions}:is_even", "--max-samples", 10)
-    assert samples(tars(tmp_path / "out")) == samples(shards)[::2]
+    assert written(report) == samples[::2]
     assert (report["data_sets"][""]["shards"], report["read"]) == (3, 50)
 
 
-def test_a_function_gives_the_samples_to_write(run, shards, tmp_path, functions):
-    run(shards[0], "--map", f"{functions}.shout")
-    assert samples(tars(tmp_path / "out")) == [
+def test_a_function_gives_the_samples_to_write(run, shards, samples, functions):
+    assert written(run(*shards, "--map", f"{functions}.shout")) == [
         (key, fields | {"txt": fields["txt"].upper(), "note": "née".encode()})
-        for key, fields in samples(shards[:1])
+        for key, fields in samples
     ]
 
 
@@ -113,16 +100,15 @@ def test_members_that_are_apart_are_joined_and_others_counted(run, tmp_path):
     names = ["a.jpg", "README", "b.jpg", "__meta__/x.json", "a.cls", "b.cls", ".hidden"]
     path = write_members(tmp_path / "in.tar", [(name, name.encode()) for name in names])
     report = run(path)
-    assert samples(tars(tmp_path / "out")) == [
-        ("a", {"jpg": b"a.jpg", "cls": b"a.cls"}),
-        ("b", {"jpg": b"b.jpg", "cls": b"b.cls"}),
-    ]
+    assert packed_samples(report) == {
+        key: {"jpg": f"{key}.jpg".encode(), "cls": f"{key}.cls".encode()} for key in "ab"
+    }
     assert report["in_no_sample"] == 3
 
 
 def test_a_tar_whose_last_samples_became_zeros_is_refused(run, refused, shards, tmp_path):
     run(*shards, out="in")
-    [path] = tars(tmp_path / "in")
+    [path] = (tmp_path / "in").glob("*.tar")
     data = path.read_bytes()
     half = data.index(b"0022.")
     path.write_bytes(data[:half] + bytes(len(data) - half))
@@ -135,9 +121,10 @@ def test_output_in_the_folder_of_the_tars_is_refused_and_below_it_written(
     run, refused_by, tmp_path
 ):
     path = write_members(tmp_path / "in" / "0.tar", [("0.cls", b"1")])
-    assert "is in " in refused_by(reshard, path, "--out", path.parent)
-    run(path, out="in/new")
-    assert len(samples(tars(tmp_path / "in" / "new"))) == 1
+    assert "in holds shards, and not from a run with" in refused_by(
+        reshard, path, "--out", path.parent
+    )
+    assert packed_samples(run(path, out="in/new")) == samples_of(path)
 
 
 # --- what is refused
