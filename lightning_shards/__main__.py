@@ -18,7 +18,7 @@ _TRAINING: Final = {
 }
 _TOOLS: Final = {
     "pack": "pack files, tables and tars into shards",
-    "reshard": "cut, merge, shuffle, sort or edit shards into new ones",
+    "reshard": "cut, merge, shuffle, filter or edit shards into new ones",
     "index": "count samples, and write the index files of shards",
     "info": "show the contents of shards in numbers",
     "show": "make a contact sheet of samples",

@@ -99,15 +99,13 @@ def list_folder(
     ]
     if not has_classes or not (given or any("/" in stem for stem in files_by_stem)):
         return Listing(samples, ignored)
-    labels: list[str] = []
-    for stem in files_by_stem:
-        label, slash, _ = stem.partition("/")
-        if not slash:
-            raise ConfigError(
-                f"{folder} has files beside its folders ({stem}), so the folders are no classes; "
-                "move the files, or pack without classes"
-            )
-        labels.append(label)
+    beside = next((stem for stem in files_by_stem if "/" not in stem), None)
+    if beside is not None:
+        raise ConfigError(
+            f"{folder} has files beside its folders ({beside}), so the folders are no classes; "
+            "move the files, or pack without classes"
+        )
+    labels = [stem.partition("/")[0] for stem in files_by_stem]
     return _with_classes(samples, labels, given)._replace(ignored=ignored)
 
 

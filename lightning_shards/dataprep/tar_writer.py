@@ -15,7 +15,6 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from numbers import Real
 from operator import index
 from pathlib import Path
@@ -91,8 +90,9 @@ def check_sample(key: str, fields: Sequence[str]) -> None:
     for number, field in enumerate(fields):
         if field in fields[:number]:
             raise SampleError(f"sample {key!r} has two members for the field {field!r}; rename one")
+        is_taken = field in _RESERVED_FIELDS or field.startswith(".") or not field.isprintable()
         # the second as of `__a` and `label__`, whose member would be in no sample
-        if not _is_suffix(field) or split_name(f"{key}.{field}") != (key, field):
+        if is_taken or not field or split_name(f"{key}.{field}") != (key, field):
             raise SampleError(
                 f"{field!r} cannot be a field of sample {key!r}: fields are suffixes in lower case "
                 "without slashes and without the dot that follows the key, like jpg or seg.png, "
@@ -117,16 +117,6 @@ def _check_key(key: str) -> None:
             "like __x__, or a dot after the last slash, where the suffix begins; "
             "lightning_shards.dataprep.tar_writer.escape_key makes a key of any name"
         )
-
-
-@lru_cache(maxsize=1024)
-def _is_suffix(field: str) -> bool:
-    return (
-        not field.startswith(".")
-        and field not in _RESERVED_FIELDS
-        and field.isprintable()
-        and field != ""
-    )
 
 
 @dataclass(frozen=True, slots=True)
