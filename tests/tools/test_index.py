@@ -6,9 +6,6 @@ import os
 
 import pytest
 
-from lightning_shards.shards.counts import load_index
-from lightning_shards.shards.private_files import CacheFolder
-from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index
 from tests.tools.conftest import flip, members_of, write_members, write_samples
 
@@ -42,15 +39,6 @@ def test_the_wids_json_counts_names_and_sums(run, folder):
         }
         for path, count in zip(sorted(folder.glob("*.tar")), COUNTS, strict=True)
     ]
-
-
-def test_training_takes_the_counts_that_were_written(run, folder, tmp_path):
-    run(folder / "*.tar")
-    urls = [str(path) for path in sorted(folder.glob("*.tar"))]
-    found = load_index(urls, cache=CacheFolder(tmp_path / "unused"))
-    assert found.counts.tolist() == COUNTS
-    scanned = [path.name for path in (tmp_path / "unused").glob("members/*/*")]
-    assert scanned == ["train-000001.tar.members"]  # it is empty
 
 
 def test_an_index_of_other_shards_is_not_overwritten(run, tmp_path):
@@ -103,18 +91,3 @@ def test_what_is_unusual_is_noted(run, tmp_path):
     notes = {each["rule"]: each for each in document["findings"]}
     assert (status, set(notes)) == (0, {"missing field", "passed over"})
     assert notes["missing field"]["message"].startswith("3 of 4 samples have no 'y'; ")
-
-
-# --- other bytes than before
-
-
-def test_an_index_without_checksums_does_not_replace_them(run, folder, tmp_path):
-    shard, store = folder / "train-000000.tar", TableStore(CacheFolder(tmp_path / "cache"))
-    run(folder / "*.tar", "--checksums")
-    before = store.table_of(shard).crc32.tolist()
-    flip(shard, members_of(shard)[1].offset_data)
-    os.utime(shard)  # it was written again
-    assert run(folder / "*.tar")[0] == 0
-    assert store.table_of(shard).crc32.tolist() == before
-    assert run(folder / "*.tar", "--checksums")[0] == 0
-    assert store.table_of(shard).crc32.tolist() != before

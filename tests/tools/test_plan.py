@@ -15,7 +15,7 @@ COUNTS = [7, 4, 12]
 def config(tmp_path):
     folder = write_samples(tmp_path / "data", COUNTS)
 
-    def write(**changes):
+    def write(trainer=None, **changes):
         data = {
             "train": {"urls": str(folder / "*.tar"), "sampling": "shuffled"},
             "val": {"urls": str(folder / "*.tar")},
@@ -25,8 +25,7 @@ def config(tmp_path):
             "loader": {"cache_dir": str(tmp_path / "cache"), "prefetch_factor": 3},
         }
         path = tmp_path / "config.yaml"
-        trainer = {"devices": 2, "num_nodes": 2}
-        path.write_text(yaml.safe_dump({"trainer": trainer, "data": data | changes}))
+        path.write_text(yaml.safe_dump({"trainer": trainer or {}, "data": data | changes}))
         return path
 
     write.shards = str(folder / "*.tar")
@@ -59,13 +58,9 @@ def test_the_numbers_are_those_of_the_loader(config, run, split):
 def test_the_trainer_s_ranks_are_the_default_and_a_note_says_where_they_are_unknown(
     config, run, capsys
 ):
-    path = config()
-    settings = yaml.safe_load(path.read_text())
     for trainer, size in [({"devices": 2, "num_nodes": 2}, 4), ({"devices": [0, 1]}, 2)]:
-        path.write_text(yaml.safe_dump(settings | {"trainer": trainer}))
-        assert run("--config", path)[1]["world_size"] == size
-    path.write_text(yaml.safe_dump(settings | {"trainer": {"devices": "auto"}}))
-    plan.main(["--config", str(path)])
+        assert run("--config", config(trainer))[1]["world_size"] == size
+    plan.main(["--config", str(config({"devices": "auto"}))])
     told = capsys.readouterr().err
     assert "the trainer's devices ('auto') are no number, and are taken to be 1" in told
 
@@ -101,21 +96,13 @@ def test_what_a_filter_leaves_is_planned_and_said(config, run, capsys):
 # --- mixtures
 
 
-def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(tmp_path, capsys):
+def test_the_table_names_the_passes_of_an_epoch_and_of_the_run(config, tmp_path, capsys):
     """Of a mixture with rounds of 8 in epochs of 40 samples."""
     names = ("web", "labels", "more")  # with weights of 5, 2 and 1
     train = {"mix": mix_of(tmp_path / "shards", names), "round": 8, "sampling": "shuffled"}
     train |= {"dataset_size": 40, "schedule": [{"epoch": 2, "weights": {"more": 1}}]}
-    data = {
-        "train": train,
-        "fields": {"image": "png", "label": "cls"},
-        "decode": {"image": "gray"},
-        "batch_size": 8,
-        "num_workers": 0,
-        "loader": {"cache_dir": str(tmp_path / "cache")},
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({"trainer": {"max_epochs": 3}, "data": data}))
+    images = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}
+    path = config({"max_epochs": 3}, train=train, val=None, batch_size=8, **images)
     plan.main(["--config", str(path), "--world-size", "5"])
     assert capsys.readouterr().out.endswith(
         "\n"

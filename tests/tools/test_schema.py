@@ -51,8 +51,6 @@ def test_every_setting_has_its_sentence(validator: Draft202012Validator) -> None
     [
         (lambda data: data.update(batchsize=3), ["data"]),
         (lambda data: data["train"].pop("urls"), ["data", "train"]),
-        (lambda data: data["train"].update(mix={"web": {"urls": "a.tar"}}), ["data", "train"]),
-        (lambda data: data.update(batch_size="many"), ["data", "batch_size"]),
         (lambda data: data.update(loader={"pool": "spark"}), ["data", "loader", "pool"]),
         (lambda data: data.pop("fields"), ["data"]),
     ],
