@@ -19,9 +19,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
-from lightning_shards.build.classes import names_of_classes, warn_of_other_numbers
+from lightning_shards.build.found_shards import (
+    find_shards,
+    names_of_classes,
+    warn_of_other_numbers,
+    warn_of_shared_shards,
+)
 from lightning_shards.build.loaders import describe, end_workers, facts_of, make_loader
-from lightning_shards.build.sources import find_shards, make_source, warn_of_shared_shards
+from lightning_shards.build.sources import make_source
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config, plain_settings

@@ -146,12 +146,6 @@ def errors_about(what: str, *kinds: type[ShardError]) -> Generator[None]:
         raise
 
 
-def name_set(error: BaseException, name: str) -> None:
-    """Let a message say which of several evaluation sets, as in ``val/web``, it is about."""
-    if "/" in name and isinstance(error, ShardError) and name not in str(error):
-        error.args = (f"{name}: {error}", *error.args[1:])
-
-
 _MOST = 2**63 - 1
 """The greatest int64."""
 
@@ -159,28 +153,20 @@ MOST_SEED = 2**64 - 1
 """The greatest seed of a random stream (`plan.draws`)."""
 
 
-def require_at_least(name: str, value: int, least: int, most: int = _MOST) -> None:
-    """Check a whole number against its least value, and against what an integer of 64 bits holds.
-
-    Raises:
-        ConfigError: It is smaller or greater, or not a whole number.
-    """
-    if type(value) is not int or value < least:
-        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    if value > most:
-        raise ConfigError(f"{name} must be at most {most}, got {value}")
-
-
-def plain_number(name: str, value: Any, least: int, most: int = _MOST) -> int:
+def require_at_least(name: str, value: Any, least: int, most: int = _MOST) -> int:
     """A whole number as a plain int; one of numpy or torch is a whole number, and a bool is none.
 
     Raises:
-        ConfigError: It is smaller or greater, or not a whole number.
+        ConfigError: It is smaller than the least or greater than the most, by default what an
+            integer of 64 bits holds, or not a whole number.
     """
     if not isinstance(value, bool):
         with suppress(TypeError):
             value = index(value)
-    require_at_least(name, value, least, most)
+    if type(value) is not int or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if value > most:
+        raise ConfigError(f"{name} must be at most {most}, got {value}")
     return value
 
 

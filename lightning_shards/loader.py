@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol, Self
 
 import torch.distributed
 
-from lightning_shards.errors import ConfigError, ShardError, name_set, plain_number
+from lightning_shards.errors import ConfigError, ShardError, errors_about, require_at_least
 from lightning_shards.plan.epoch import EpochPlan, EpochSchedule
 from lightning_shards.plan.place import WAYS_TO_A_PLACE, Cursor, Place
 from lightning_shards.readers.bad_samples import Served, require_budget
@@ -126,7 +126,7 @@ class ShardLoader:
         Raises:
             ConfigError: `steps` is not a whole number of at least 1, or more than the plan has.
         """
-        planned, steps = self.plan.steps, plain_number("steps", steps, 1)
+        planned, steps = self.plan.steps, require_at_least("steps", steps, 1)
         if steps > planned:
             raise ConfigError(
                 f"an epoch of {steps} steps cannot be cut from a plan of {planned}; give 1 to "
@@ -159,7 +159,7 @@ class ShardLoader:
         """
         if self.epochs.pinned:
             return
-        epoch = plain_number("epoch", epoch, 0)
+        epoch = require_at_least("epoch", epoch, 0)
         is_kept = self._resumed is not None and epoch <= self._resumed.epoch
         if epoch != self.epoch and not is_kept:
             self._resumed, self._trained = None, Cursor(epoch)
@@ -358,10 +358,10 @@ class ShardLoader:
             if loaded.bad:
                 served.bad.extend(loaded.bad)
                 require_budget(served.bad, self.source.describe().max_bad, served.begin.epoch)
-        except BaseException as error:
+        except BaseException:
             self.close()
-            name_set(error, self.name)
-            raise
+            with errors_about(self.name if "/" in self.name else "", ShardError):
+                raise
         self._count(loaded, samples, time.perf_counter() - begin)
         self._open = OpenStream(self._open.stream, following, self._open.limit)
         return loaded

@@ -147,8 +147,7 @@ def make_loader(
     plan.require_steps(name, is_nominal=description.is_nominal)
     _require_weights(plan, description.reserved)
     pool = make_pool(config, num_workers, source, here, sample=sample, **of_machine)
-    loader = ShardLoader(source, pool, place, name=name, progress=progress)
-    return loader.with_epoch(plan.steps).with_length(plan.steps)
+    return ShardLoader(source, pool, place, name=name, progress=progress)
 
 
 def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
@@ -164,14 +163,13 @@ def _require_weights(plan: EpochPlan, reserved: Sequence[str]) -> None:
 
 def facts_of(loaders: "Mapping[SplitName, ShardLoader]") -> dict[str, int | str]:
     """The values that must be equal on all ranks; those of several sets say which it is."""
-    if not any(map(set_of, loaders)):
-        return {what: fact for loader in loaders.values() for what, fact in loader.facts.items()}
-    each = {
-        f"{what} of {name}": fact
+    has_sets = any(map(set_of, loaders))
+    facts: dict[str, int | str] = {"the evaluation sets": ", ".join(loaders)} if has_sets else {}
+    return facts | {
+        f"{what} of {name}" if has_sets else what: fact
         for name, loader in loaders.items()
         for what, fact in loader.facts.items()
     }
-    return {"the evaluation sets": ", ".join(loaders), **each}
 
 
 def describe(

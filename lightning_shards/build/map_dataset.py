@@ -13,18 +13,24 @@ from typing import Any, cast
 import torch
 from torch.utils.data import Dataset
 
-from lightning_shards.build.sources import find_shards, make_source, transport_settings
+from lightning_shards.build.found_shards import find_shards
+from lightning_shards.build.sources import make_source
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig
-from lightning_shards.errors import MOST_SEED, plain_number, urls_as_texts
+from lightning_shards.errors import require_at_least
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.readers.recipe import Recipe
-from lightning_shards.remote.storage import remote_storages
 from lightning_shards.samples.fields import GivenClasses
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals
 from lightning_shards.samples.transforms import SampleTransform, SampleTransforms, Transform
+
+_OF_SAMPLES = (
+    *("fields", "defaults", "decode", "classes", "transforms", "sample_transforms"),
+    *("seed", "allow_unsafe"),
+)
+"""Settings that are those of a data module."""
 
 
 class ShardDataset(Dataset[dict[str, Any]]):
@@ -75,21 +81,12 @@ class ShardDataset(Dataset[dict[str, Any]]):
         cache_dir: str | None = None,
         storage_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        settings: dict[str, Any] = {
-            "fields": fields,
-            "decode": decode,
-            "classes": classes,
-            "transforms": transforms,
-            "sample_transforms": sample_transforms,
-            "defaults": defaults,
-            "allow_unsafe": allow_unsafe,
-            "seed": plain_number("seed", seed, 0, MOST_SEED),
-        }
-        in_order: dict[str, Any] = {"sampling": "sequential", "reader": "indexed", "join": join}
-        of_stores: dict[str, Any] = {"storage_options": storage_options or {}}
-        train = SplitConfig(urls_as_texts(urls), **in_order)
-        loader = LoaderConfig(cache_dir=cache_dir, **of_stores)
-        self._data = DataConfig(train, batch_size=1, num_workers=0, loader=loader, **settings)
+        given: dict[str, Any] = locals()
+        split = SplitConfig(given["urls"], "sequential", reader="indexed", join=given["join"])
+        stores: dict[str, Any] = given["storage_options"] or {}
+        loader = LoaderConfig(cache_dir=cache_dir, storage_options=stores)
+        of_samples = {name: given[name] for name in _OF_SAMPLES}
+        self._data = DataConfig(split, batch_size=1, num_workers=0, loader=loader, **of_samples)
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -98,7 +95,7 @@ class ShardDataset(Dataset[dict[str, Any]]):
         Raises:
             ConfigError: It is not a whole number from 0 to 2**63 - 1.
         """
-        self._epoch = plain_number("epoch", epoch, 0)
+        self._epoch = require_at_least("epoch", epoch, 0)
 
     def __len__(self) -> int:
         return self._source.order.samples
@@ -145,10 +142,10 @@ class ShardDataset(Dataset[dict[str, Any]]):
 
     @cached_property
     def _shards(self) -> OpenShards:
-        index, joined = self._source.index, self._source.joined
-        is_local = self._source.storages is None
-        storages = None if is_local else remote_storages(transport_settings(self._data))
-        shards = OpenShards(index, self._source.cache, storages=storages, joined=joined)
+        source = self._source
+        shards = OpenShards(
+            source.index, source.cache, storages=source.storages, joined=source.joined
+        )
         weakref.finalize(self, shards.__exit__)
         return shards
 

@@ -1,27 +1,20 @@
-"""The shards of a split, and the source that makes its batches."""
+"""From the settings of a split and its shards to the source that makes its batches."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lightning_shards.build.mixtures import make_order, make_slots
-from lightning_shards.build.reader_choice import (
-    choose_reader,
-    find_index,
-    is_published,
-    require_forkable,
+from lightning_shards.build.found_shards import (
+    key_of,
+    one_of_each_scheme,
+    transport_settings,
 )
+from lightning_shards.build.mixtures import make_order, make_slots
 from lightning_shards.config.fields import with_kinds
 from lightning_shards.config.module import DataConfig
 from lightning_shards.config.splits import SplitConfig, SplitName
-from lightning_shards.errors import (
-    ConfigError,
-    PlanError,
-    ShardNotFoundError,
-    count_of,
-    errors_about,
-)
+from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, errors_about
 from lightning_shards.plan.alike import AlikeOrder
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.kept_order import KeptOrder
@@ -33,22 +26,17 @@ from lightning_shards.readers.recipe import Recipe
 from lightning_shards.readers.source import Source
 from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.remote.ahead import need_of_source
-from lightning_shards.remote.backend import RetryPolicy, TransportSettings
-from lightning_shards.remote.cache import cache_of_run
+from lightning_shards.remote.cache import PieceCache, cache_of_run
 from lightning_shards.remote.storage import remote_storages
-from lightning_shards.samples.collate import BatchFormat
-from lightning_shards.samples.fields import lack_classes, with_found_classes
-from lightning_shards.shards.classes import ClassNames
-from lightning_shards.shards.filters.settings import SampleFilter, sample_filter
-from lightning_shards.shards.index import ShardIndex, join_indexes
+from lightning_shards.samples.fields import with_found_classes
+from lightning_shards.shards.classes import ClassNames, same_classes
+from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import join_settings
-from lightning_shards.shards.patterns import expand_urls
 from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published_tables import index_command
-from lightning_shards.shards.scheme_table import has_ranges
-from lightning_shards.shards.storage.schemes import MakeStorage, Storages
-from lightning_shards.shards.tables import TableStore
-from lightning_shards.shards.urls import is_local, redact, split_url
+from lightning_shards.shards.scheme_table import SCHEMES, has_ranges
+from lightning_shards.shards.storage.schemes import MakeStorage
+from lightning_shards.shards.urls import is_local, redact, scheme_of
 from lightning_shards.system.process import job_name
 
 if TYPE_CHECKING:
@@ -57,118 +45,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _BUFFER = 1000  # samples, of a stream's shuffle
-
-
-def _key(split: str, component: str) -> str:
-    """What messages call a component, or a data set alone."""
-    return f"{split}.mix.{component}" if component else split
-
-
-def _with_filter(
-    key: str, config: SplitConfig, index: ShardIndex, chosen: SampleFilter, data: DataConfig
-) -> ShardIndex:
-    """The index, which knows what the filter leaves.
-
-    Raises:
-        ConfigError: The filter names what is not there, or leaves nothing; or a remote shard has no
-            member table, as far as the first one shows.
-        ShardError: The tables cannot be had.
-    """
-    from lightning_shards.shards.filters.applying import filtered_index
-
-    cache = CacheFolder(data.loader.cache_dir)
-    remote = [url for url in index.urls if not is_local(url)]
-    can_have = index.counts is not None and all(map(has_ranges, remote))
-    with closing(Storages(remote_storages(transport_settings(data)))) as storages:
-        tables = TableStore(cache, storages=storages)
-        if not remote or (
-            can_have
-            and (index.has_tables or is_published(remote[0], tables, storages, or_kept=True))
-        ):
-            return filtered_index(index, chosen, tables, cache)
-    remedy = f"make them by {index_command(config.patterns)}"
-    if not all(map(has_ranges, remote)):  # pipe: and the like are for streams alone
-        remedy = "copy the shards to a store that gives ranges"
-    raise ConfigError(
-        f"{chosen.names} of {key!r} needs the member tables of the shards, and "
-        f"{redact(remote[0])} has no member table or no count beside it; {remedy}, or "
-        "leave samples out by a function in `stages`"
-    )
-
-
-def warn_of_shared_shards(split: SplitName, indexes: Mapping[SplitName, ShardIndex]) -> None:
-    """Warn if a split is evaluated on shards of the training, and no samples of them are left out.
-
-    `indexes` are those of this split and of others.
-    """
-    for other in indexes.keys() - {split}:
-        pair = indexes[split], indexes[other]
-        shared = sorted({*pair[0].urls} & {*pair[1].urls})
-        leave_out = any(part.kept_identity for index in pair for part in index.parts)
-        if "train" in (split, other) and shared and not leave_out:
-            _log.warning(
-                "%s and train read the same %s, first %s, so that the model is judged by samples "
-                "that it was trained on; give each its own shards, or its own samples by keep or "
-                "exclude",
-                other if split == "train" else split,
-                count_of(len(shared), "shard"),
-                redact(shared[0]),
-            )
-
-
-def find_shards(data: DataConfig, split: SplitName) -> ShardIndex:
-    """The shards of a split and what is known of their counts; those of local ones are counted.
-
-    Raises:
-        ShardError: The split is not configured, or its shards cannot be found or counted.
-    """
-    found: list[ShardIndex] = []
-    config = data.split(split)
-    for name, part in config.component_splits().items():
-        with errors_about(_key(split, name), ConfigError, ShardNotFoundError):
-            found.append(_find(data, part, _key(split, name)))
-    return join_indexes(found) if config.mix else found[0]
-
-
-def _find(data: DataConfig, config: SplitConfig, key: str) -> ShardIndex:
-    """The shards of a split or of a component with these settings; `key` is for messages."""
-    urls = expand_urls(config.urls or [], allow_pipe="pipe" in (data.allow_unsafe or ()))
-    is_remote = not all(map(is_local, urls))
-    if config.index is not None and any(map(is_local, urls)):
-        raise ConfigError(
-            f"index={config.index!r} of {key!r} is for remote shards, and {redact(urls[0])} is "
-            "of this machine, where indexes lie beside shards; leave it out"
-        )
-    wants_classes = is_remote and lack_classes(data.fields_from(config))
-    settings = transport_settings(data)
-    index = find_index(key, config, urls, settings, wants_classes=wants_classes)
-    chosen = sample_filter(config.keep, config.exclude)
-    return index if chosen is None else _with_filter(key, config, index, chosen, data)
-
-
-def transport_settings(data: DataConfig, ranks: int = 1) -> TransportSettings:
-    """How a worker of so many ranks of a node reaches remote shards, by its own connections."""
-    config = data.loader
-    workers = 1 if config.pool == "inline" else data.num_workers * config.threads_per_worker
-    connections = max(1, config.connections // (ranks * max(1, workers)))
-    return TransportSettings(
-        config.storage_options,
-        connections,
-        RetryPolicy(),
-        cache_dir=config.cache_dir,
-        indexes=_local_indexes(data),
-    )
-
-
-def _local_indexes(data: DataConfig) -> dict[str, str]:
-    """By the folder of remote shards the folder of this machine that has their index."""
-    found: dict[str, str] = {}
-    for split in data.splits.values():
-        for part in split.component_splits().values() if split is not None else ():
-            if part.index is not None:
-                urls = expand_urls(part.urls or [])
-                found |= dict.fromkeys({split_url(url)[0] for url in urls}, part.index)
-    return found
 
 
 def make_source(
@@ -184,12 +60,12 @@ def make_source(
     """
     configs, of_both = data.split(split).component_splits(), _of_both(data, split, index)
     _require_forkable(data, configs.values(), index)
-    slots, named = of_both["slots"], {_key(split, name): each for name, each in configs.items()}
+    slots, named = of_both["slots"], {key_of(split, name): each for name, each in configs.items()}
     is_indexed = choose_reader(named, index.parts, is_mixture=slots is not None) == "indexed"
     parts, orders = list[_Part](), list[Order]()
     of_each = zip(configs.items(), index.parts, index.first_shards.tolist(), strict=True)
     for (name, each), shards, first in of_each:
-        with errors_about(_key(split, name), ConfigError, ShardNotFoundError):
+        with errors_about(key_of(split, name), ConfigError, ShardNotFoundError):
             parts.append(_make_part(data, name, each, shards, first if is_indexed else None))
             orders += [_order_of(data, each, parts[-1])] if is_indexed else []
     _require_same_classes(parts)
@@ -199,15 +75,16 @@ def make_source(
         from lightning_shards.readers.stream import StreamSource
 
         sampling = next(iter(configs.values())).sampling or "sequential"
-        storages = _streamed_storages(data, index, ranks)
+        storages = _storages(data, index, ranks)
         return StreamSource(**of_both, recipes=recipes, sampling=sampling, storages=storages)
     order = make_order(slots, index.parts, recipes, orders) if slots else orders[0]
+    cache = _cache_of(data, split, index, order, ranks, nodes)
     return IndexedSource(
         **of_both,
         recipes=recipes,
         order=order,
         cache=CacheFolder(data.loader.cache_dir),
-        storages=_storages(data, split, index, order, ranks, nodes),
+        storages=_storages(data, index, ranks, cache),
         joined=tuple(part.joined for part in parts if part.joined),
     )
 
@@ -227,9 +104,62 @@ def _of_both(data: DataConfig, split: SplitName, index: ShardIndex) -> dict[str,
         "seed": seed,
         "slots": slots,
         "batch_format": data.batch_format,
-        "max_bad": _max_bad(split, config, data.batch_format),
+        "max_bad": config.max_bad or None,
         "collation": data.collation_of(split),
     }
+
+
+def choose_reader(
+    configs: Mapping[str, SplitConfig], indexes: Sequence[ShardIndex], *, is_mixture: bool
+) -> Literal["stream", "indexed"]:
+    """The one reader of these components, or of the one data set that is no mixture.
+
+    Args:
+        configs: Their settings, by what messages call them.
+        indexes: Their shards.
+        is_mixture: Whether they are those of a mixture.
+
+    Raises:
+        ConfigError: One cannot be read by the reader that is asked for, or serves each sample once
+            and the mixture has to be streamed.
+    """
+    of_each = zip(configs.items(), indexes, strict=True)
+    reasons = [
+        why for (key, config), index in of_each if (why := _why_streamed(key, config, index))
+    ]
+    if not reasons:
+        return "indexed"
+    for key, config in configs.items() if is_mixture else ():
+        if config.sampling != "resampled":
+            raise ConfigError(
+                f"{key} has sampling={config.sampling!r}, and a mixture that is streamed "
+                f"cannot serve each sample once a pass; it is streamed because {reasons[0]}: take "
+                "sampling='resampled' for it, or make all components local or put member tables "
+                "beside them, without stages"
+            )
+    return "stream"
+
+
+def _why_streamed(key: str, config: SplitConfig, index: ShardIndex) -> str:
+    """Why these shards are read by the stream reader; empty if by the indexed one."""
+    if config.reader == "stream":
+        return "of reader='stream'"
+    remote = one_of_each_scheme(index.urls)
+    streamed = next((url for url in remote if not has_ranges(url)), "")
+    made = f"{index_command(config.patterns)} makes them"
+    obstacles = (
+        (config.stages, "has stages", "use transforms"),
+        (streamed, f"has {redact(streamed)}, which can only be streamed", "copy it"),
+        (index.counts is None, "has no counts of samples beside its shards", made),
+        (remote and not index.has_tables, "is remote, without member tables beside it", made),
+    )
+    what, remedy = next((obstacle[1:] for obstacle in obstacles if obstacle[0]), ("", ""))
+    if what and config.reader == "indexed":
+        raise ConfigError(
+            f"reader='indexed' of {key!r} reads samples by their offsets, and the split {what}; "
+            f"{remedy}, or take reader='stream'"
+        )
+    return what and f"{key} {what}"
 
 
 class _Part(NamedTuple):
@@ -282,14 +212,14 @@ def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
     index, counts = part.shards, part.shards.kept_counts
     seed = component_seed(data.seed, part.name) if part.name else data.seed
     assert counts is not None  # the choice of the reader sees to it
-    cache, storages = CacheFolder(data.loader.cache_dir), _streamed_storages(data, index)
+    fields = {field.name: field for field in part.recipe.fields}
+    read_by = CacheFolder(data.loader.cache_dir), _storages(data, index)
     if config.balance:
-        from lightning_shards.build.balancing import ClassLabels
+        from lightning_shards.build.orders import ClassLabels
 
-        (field,) = (field for field in part.recipe.fields if field.name == config.balance)
         joins = part.joined.joins if part.joined else ()
         joins = tuple(join for join in joins if join.settings.name == config.balance)
-        labels = ClassLabels(index, field, joins, cache, storages)
+        labels = ClassLabels(index, fields[config.balance], joins, *read_by)
         order: Order = labels.order(config.balance_weights or {}, seed)
     else:
         mixed = config.shuffle_run, config.shuffle_block
@@ -299,10 +229,10 @@ def _order_of(data: DataConfig, config: SplitConfig, part: _Part) -> Order:
         order = order if index.kept is None else KeptOrder(order, index.kept)
     if (alike := config.batch_alike) is None:
         return order
-    from lightning_shards.build.alike import MemberSizes, suffixes_compared
+    from lightning_shards.build.orders import MemberSizes
 
-    suffixes = suffixes_compared(alike.field, data.fields_from(config))
-    sizes = MemberSizes(suffixes, index, cache, storages)
+    suffixes = fields[alike.field].suffixes
+    sizes = MemberSizes(suffixes, index, *read_by)
     return AlikeOrder(order, seed, alike.group, ";".join(suffixes), sizes)
 
 
@@ -312,18 +242,14 @@ def _require_same_classes(parts: Sequence[_Part]) -> None:
     Raises:
         ConfigError: The classes of a field differ.
     """
-    first_of: dict[str, tuple[str, ClassNames]] = {}
+    found: dict[str, list[ClassNames]] = {}
     for part in parts:
         for field in part.recipe.fields:
-            if field.classes is None:
-                continue
-            other, classes = first_of.setdefault(field.name, (part.name, field.classes))
-            if classes.numbers != field.classes.numbers:
-                raise ConfigError(
-                    f"components {other!r} and {part.name!r} number the classes of {field.name!r} "
-                    f"differently, by {classes.source} and {field.classes.source}; give the split "
-                    f"one list for both: classes: {{{field.name}: [...]}}"
-                )
+            if (classes := field.classes) is not None:
+                source = f"{classes.source} of component {part.name!r}"
+                found.setdefault(field.name, []).append(replace(classes, source=source))
+    for of_field in found.values():
+        same_classes(of_field)
 
 
 def _warn_of_absent(parts: Sequence[_Part]) -> None:
@@ -344,60 +270,44 @@ def _warn_of_absent(parts: Sequence[_Part]) -> None:
 def _require_forkable(data: DataConfig, configs: Iterable[SplitConfig], index: ShardIndex) -> None:
     """Refuse to fork workers after shards or tables of joins were read by what survives no fork."""
     loader = data.loader
-    if loader.pool == "processes" and data.num_workers and loader.multiprocessing_context == "fork":
-        joins = (join for config in configs for join in join_settings(config.join or {}))
-        require_forkable([*index.urls, *(url for join in joins for url in join.table)])
-
-
-def _streamed_storages(
-    data: DataConfig, index: ShardIndex, ranks: int = 1
-) -> dict[str, MakeStorage] | None:
-    """What streams the shards of a split if some are remote, without a cache."""
-    is_remote = not all(map(is_local, index.urls))
-    return remote_storages(transport_settings(data, ranks)) if is_remote else None
+    if loader.pool != "processes" or loader.multiprocessing_context != "fork":
+        return
+    joins = (join for config in configs for join in join_settings(config.join or {}))
+    remote = one_of_each_scheme([*index.urls, *(url for join in joins for url in join.table)])
+    for scheme in map(scheme_of, remote):
+        if data.num_workers and scheme in SCHEMES and SCHEMES[scheme].client == "cloud":
+            raise ConfigError(
+                f"multiprocessing_context='fork' does not go with {scheme}:// shards, whose client "
+                "does not survive a fork; take 'forkserver' or 'spawn'"
+            )
 
 
 def _storages(
-    data: DataConfig,
-    split: SplitName,
-    index: ShardIndex,
-    order: Order,
-    ranks: int,
-    nodes: int,
+    data: DataConfig, index: ShardIndex, ranks: int = 1, cache: PieceCache | None = None
 ) -> dict[str, MakeStorage] | None:
-    """What reads the shards of a split if some are remote, with the cache of the run."""
-    if all(map(is_local, index.urls)):
-        return None
-    loader, settings = data.loader, transport_settings(data, ranks)
-    folder = CacheFolder(loader.cache_dir)
-    batch_size = data.split(split).batch_size
-    assert batch_size is not None  # the settings are complete
-    prepared = ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker)
+    """What reads the shards of a split if some are remote, through this cache."""
+    is_remote = not all(map(is_local, index.urls))
+    return remote_storages(transport_settings(data, ranks), cache) if is_remote else None
+
+
+def _cache_of(
+    data: DataConfig, split: SplitName, index: ShardIndex, order: Order, ranks: int, nodes: int
+) -> PieceCache | None:
+    """The cache of a run for the remote shards of a split, with room for what all ranks prepare."""
+    loader, folder = data.loader, CacheFolder(data.loader.cache_dir)
+    batch_size = data.split(split).batch_size or 1
     need = need_of_source(
         index,
         order,
         folder,
-        settings,
-        prepared=prepared,
+        transport_settings(data, ranks),
+        prepared=ranks * batch_size * max(1, data.num_workers * loader.threads_per_worker),
         messages=ranks * data.num_workers * loader.prefetch_factor,
         batch_size=batch_size,
         nodes=nodes,
     )
     run = f"{job_name(ranks)} {split} {order.identity()['seed']} {loader.cache_gib}"
-    cache = need and cache_of_run(folder, run, need, loader.cache_gib)
-    return remote_storages(settings, cache)
-
-
-def _max_bad(split: SplitName, config: SplitConfig, batch_format: BatchFormat) -> int | None:
-    """How many bad samples of an epoch may be replaced; None: the first one raises."""
-    if config.on_bad_sample != "substitute":
-        return None
-    if batch_format == "tuple":
-        raise ConfigError(
-            f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand for "
-            "bad ones, and batch_format='tuple' has none; take batch_format='dict'"
-        )
-    return config.max_bad
+    return need and cache_of_run(folder, run, need, loader.cache_gib)
 
 
 def epoch_samples(split: str, config: SplitConfig, index: ShardIndex) -> int:
@@ -413,12 +323,10 @@ def epoch_samples(split: str, config: SplitConfig, index: ShardIndex) -> int:
         nominal = index.total if dataset_size is None else dataset_size
         if sampling == "resampled" and nominal is not None:
             return nominal
-        needed = f"sampling={sampling!r} of {split!r} needs the number of samples of each shard"
-        if sampling == "resampled":
-            needed = f"the number of samples of {split!r} is unknown"
         raise ConfigError(
-            f"{needed}, and its remote shards have no wids JSON or sizes.json beside them; put one "
-            "there, or, under sampling='resampled', set dataset_size"
+            f"sampling={sampling!r} of {split!r} needs the number of samples, and its remote "
+            "shards have no wids JSON or sizes.json beside them; put one there, or, under "
+            "sampling='resampled', set dataset_size"
         )
     if known == 0:
         hold = f"the {index.num_shards} shards of {split!r} hold"

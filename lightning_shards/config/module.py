@@ -158,6 +158,13 @@ class DataConfig(Settings):
                 f"balance={config.balance!r} is none of the fields, which are "
                 f"{[field.name for field in made]}; name one of them, or a join"
             )
+        alike = config.batch_alike
+        with_members = [field.name for field in made if not field.is_joined]
+        if alike is not None and alike.field not in with_members:
+            raise ConfigError(
+                f"batch_alike compares the members of the field {alike.field!r}, and the fields "
+                f"that have one are {with_members}; name one of these"
+            )
         return with_given_classes(made, config.classes or {})
 
     def _require_device_names(self) -> None:
@@ -211,24 +218,23 @@ class DataConfig(Settings):
         return Collation(config.collate_fn, self._reserved_of(split, config))
 
     def _reserved_of(self, split: SplitName, config: SplitConfig) -> tuple[str, ...]:
-        if config.batch_keys is None:
-            return RESERVED_KEYS if self.batch_format == "dict" else ()
-        if self.batch_format == "tuple":
+        keys = config.batch_keys
+        if keys is not None and self.batch_format == "tuple":
             raise ConfigError(
-                f"batch_keys={config.batch_keys} of {split!r} has no effect with "
-                "batch_format='tuple', whose batches have the fields alone; leave it out"
+                f"batch_keys={keys} of {split!r} has no effect with batch_format='tuple', whose "
+                "batches have the fields alone; leave it out"
             )
-        for name in config.batch_keys:
+        for name in keys or ():
             require_choice("batch_keys", name, RESERVED_KEYS)
-        fills = {"remainder": config.remainder, "on_bad_sample": config.on_bad_sample}
-        for name, value in fills.items():
-            if value in {"pad", "substitute"} and "__weight__" not in config.batch_keys:
-                raise ConfigError(
-                    f"{name}={value!r} of {split!r} says by `__weight__` which samples only fill a "
-                    f"place, and batch_keys={config.batch_keys} leaves it out; name '__weight__' "
-                    "in batch_keys, and take it out of the batch before the model"
-                )
-        return tuple(config.batch_keys)
+        of_format = RESERVED_KEYS if self.batch_format == "dict" else ()
+        reserved = of_format if keys is None else tuple(keys)
+        if config.on_bad_sample == "substitute" and "__weight__" not in reserved:
+            raise ConfigError(
+                f"on_bad_sample='substitute' of {split!r} says by `__weight__` which samples stand "
+                "for bad ones, and its batches have none; take batch_format='dict', and name "
+                "'__weight__' in batch_keys if you set them"
+            )
+        return reserved
 
 
 _T = TypeVar("_T")

@@ -87,7 +87,7 @@ def _made(name: str, value: Any, kind: Any, least: int) -> object:
     if origin is Literal:
         require_choice(name, value, kinds)
     elif origin is int:
-        require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
+        return require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
     elif origin in _MAY_BE and not _MAY_BE[origin][1](value):
         raise ConfigError(f"{name} must be {_MAY_BE[origin][0]}, got {value!r}")
     if origin is dict:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from lightning_shards.errors import ConfigError, plain_number
+from lightning_shards.errors import ConfigError, require_at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Place:
                 below its total.
         """
         for total in ("world_size", "num_workers", "num_nodes"):
-            value = plain_number(total, getattr(self, total), 1, _MOST)
+            value = require_at_least(total, getattr(self, total), 1, _MOST)
             object.__setattr__(self, total, value)
         for name, total in (("rank", self.world_size), ("worker", self.num_workers)):
-            value = plain_number(name, getattr(self, name), 0, total - 1)
+            value = require_at_least(name, getattr(self, name), 0, total - 1)
             object.__setattr__(self, name, value)
 
     @property

@@ -240,8 +240,9 @@ def same_classes(found: Iterable[ClassNames | None]) -> ClassNames | None:
             raise ConfigError(
                 f"{first.source} and {other.source} have different classes: {name!r} is "
                 f"{first.numbers.get(name, 'absent')} and {other.numbers.get(name, 'absent')}; "
-                "pack their shards again from one folder or table, read them apart, or, if they "
-                "are of two fields, tell the model their numbers in its own settings"
+                "pack their shards again from one folder or table, name the classes of both in one "
+                "list of the split, as in classes: {label: [cat, dog]}, read them apart, or, if "
+                "they are of two fields, tell the model their numbers in its own settings"
             )
     return known[0] if known else None
 

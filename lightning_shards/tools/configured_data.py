@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from lightning_shards.build.sources import find_shards, make_source
+from lightning_shards.build.found_shards import find_shards
+from lightning_shards.build.sources import make_source
 from lightning_shards.config.module import DataConfig, data_from_config, read_setting
 from lightning_shards.config.splits import SplitName
 from lightning_shards.errors import ConfigError

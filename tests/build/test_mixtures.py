@@ -56,11 +56,6 @@ def test_one_reader_reads_all_components(tmp_path):
     streamed = source_of(tmp_path, {"sampling": "resampled"}, stages)
     assert isinstance(streamed, StreamSource)
     assert streamed.describe().mixture.slots == source_of(tmp_path).order.slots
-    with pytest.raises(ConfigError, match=r"reader='indexed' of 'train.mix.web' .* stages"):
-        source_of(tmp_path, {"reader": "indexed"}, stages)
-    message = "train.mix.web has sampling='shuffled', and a mixture that is streamed cannot serve"
-    with pytest.raises(ConfigError, match=message):
-        source_of(tmp_path, {"reader": "stream"})
 
 
 def resumed(tmp_path, state, split=None, components=None, **settings: Any):
@@ -101,15 +96,10 @@ def test_stages_behind_the_cursor_may_change_and_components_come_and_go(tmp_path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"split": {"dataset_size": 64}}, r"with dataset_size=32, this run has 64; set it back"),
         ({"seed": 8}, r"made with seed=7, this run has 8; set it back"),
         (
             {"split": {"schedule": [{"samples": 40, "weights": {"web": 1}}]}},
             r"has the weights web=1 from sample 40 .*; 48 samples .* may change from sample 48 of",
-        ),
-        (
-            {"components": {"more": {"sampling": "resampled"}}},
-            r"the component 'more' of .*sampling=shuffled.*, this run has .*sampling=resampled",
         ),
         (
             {"components": {"web": {"keep": {"hash_of": "key", "of": 2, "parts": [0]}}}},
@@ -164,7 +154,8 @@ def test_components_that_number_classes_differently_are_refused(tmp_path):
     for names in (["dog", "cat"], ["cat", "dog", "cow"]):
         mix["web"]["classes"], mix["more"]["classes"] = {"label": ["cat", "dog"]}, {"label": names}
         data = module_of(tmp_path, mix, {"round": 8}, fields={"label": "cls"}, decode=None)
-        with pytest.raises(ConfigError, match="'web' and 'more' number the classes of 'label' dif"):
+        message = r"'label' of component 'web' and .* of component 'more' have dif.*classes: {label"
+        with pytest.raises(ConfigError, match=message):
             data.source("train")
     for component in mix.values():
         component.pop("classes")

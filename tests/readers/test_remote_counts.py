@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lightning_shards import SplitConfig
-from lightning_shards.build import reader_choice
+from lightning_shards.build import found_shards
 from lightning_shards.errors import ConfigError, StorageError
 from tests.readers.file_server import serving
 from tests.remote.conftest import QUICK
@@ -21,7 +21,7 @@ def urls(pack_shards):
 @pytest.fixture
 def remote_url(monkeypatch):
     """A URL where nobody answers, at once."""
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+    monkeypatch.setattr(found_shards, "LOOK_UP", QUICK)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     return f"http://127.0.0.1:{port}/train-000000.tar"
@@ -55,7 +55,7 @@ def test_remote_shards_of_a_counted_folder_have_its_size(make_module, urls, tmp_
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, r"samples of 'train' is unknown.*set dataset_size"),
+        ({}, r"'resampled' of 'train' needs the number.*set dataset_size"),
         ({"sampling": "shuffled", "dataset_size": 9}, "'shuffled' of 'train' needs the number of"),
         ({"sampling": "sequential", "dataset_size": 9}, "'sequential' of .* needs the .*sizes"),
     ],

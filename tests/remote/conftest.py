@@ -12,7 +12,7 @@ import pytest
 from fault_server import FaultServer, fault_server
 from real_servers import START, RealServer
 
-from lightning_shards.build import reader_choice, sources
+from lightning_shards.build import found_shards
 from lightning_shards.remote.backend import RetryPolicy, TransportSettings
 from lightning_shards.remote.transport import RemoteTransport
 from tests.remote.contract import DATA, Store
@@ -35,8 +35,8 @@ FACES = ("http", "s3", "ais", "hf")
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources of this process try again at once, and give up soon."""
-    monkeypatch.setattr(sources, "RetryPolicy", lambda: QUICK)
-    monkeypatch.setattr(reader_choice, "LOOK_UP", QUICK)
+    monkeypatch.setattr(found_shards, "RetryPolicy", lambda: QUICK)
+    monkeypatch.setattr(found_shards, "LOOK_UP", QUICK)
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import pickle
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fault_server import Fault
 from real_servers import NAMES
 
-from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.build import reader_choice
+from lightning_shards import LoaderConfig, ShardDataModule, ShardIndex, SplitConfig
 from lightning_shards.errors import (
     ConfigError,
     FileAccessError,
@@ -107,10 +107,15 @@ def test_without_tables_the_indexed_reader_names_the_command(published_shards, s
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it():
+def test_a_fork_is_refused_with_the_clients_that_do_not_survive_it(tmp_path):
+    def source_of(*urls):
+        settings = {"num_workers": 1, "loader": {"multiprocessing_context": "fork"}}
+        data = module(list(urls), tmp_path, sampling="sequential", **settings)
+        return data.source("train", ShardIndex(urls, np.array([2, 2]), has_tables=True))
+
     with pytest.raises(ConfigError, match=r"'fork' does not go with s3://.*'forkserver'"):
-        reader_choice.require_forkable(["http://h/0.tar", "s3://b/0.tar"])
-    reader_choice.require_forkable(["http://h/0.tar", "hf://d/0.tar"])
+        source_of("http://h/0.tar", "s3://b/0.tar")
+    source_of("http://h/0.tar", "hf://d/0.tar")
 
 
 # --- bad input

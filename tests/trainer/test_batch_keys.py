@@ -29,7 +29,6 @@ def test_a_batch_has_the_entries_that_are_named(pack_shards, make_module, reader
 @pytest.mark.parametrize(
     ("split", "settings", "message"),
     [
-        ({"remainder": "pad"}, {}, "remainder='pad' of 'train' says by `__weight__` which samples"),
         (
             {"on_bad_sample": "substitute", "max_bad": 1},
             {},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_shards import SplitConfig
-from lightning_shards.build.reader_choice import choose_reader
+from lightning_shards.build.sources import choose_reader
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.index import ShardIndex
 

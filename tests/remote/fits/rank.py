@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_shards import EpochDigest, ExactResume, LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.build import reader_choice
+from lightning_shards.build import found_shards
 from lightning_shards.remote.backend import RetryPolicy
 
 EPOCHS, GLOBAL_BATCH = 2, 4
@@ -65,7 +65,7 @@ def main(path):
     job, folder = json.loads(path.read_text()), path.parent
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    reader_choice.LOOK_UP = RetryPolicy(total_s=18.0, first_pause_s=0.001, stall_s=3.0)
+    found_shards.LOOK_UP = RetryPolicy(total_s=18.0, first_pause_s=0.001, stall_s=3.0)
     trainer = pl.Trainer(
         strategy="ddp" if job["ranks"] > 1 else "auto",
         accelerator="cpu",

@@ -1,4 +1,4 @@
-"""Classes that have other numbers in another split, which a run warns of before it begins."""
+"""What a run warns of before it begins: shared shards, and classes that have other numbers."""
 
 import json
 import logging
@@ -6,6 +6,36 @@ import logging
 import pytest
 
 from lightning_shards import ShardWriter, SplitConfig
+
+
+@pytest.fixture
+def warnings_of(make_module, caplog):
+    """What the log warns of when train and val are found, one after the other."""
+
+    def found(train, val, **settings):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lightning_shards.build.found_shards"):
+            module = make_module(train, val=val, **settings)
+            for name in ("train", "val", "val", "train"):
+                module.source(name)
+        return [record.getMessage() for record in caplog.records]
+
+    return found
+
+
+def test_shards_of_train_and_an_evaluation_are_told_once(pack_shards, warnings_of):
+    urls = pack_shards([2, 2, 2])
+    [message] = warnings_of(SplitConfig(urls[:2]), SplitConfig(urls[1:]))
+    assert message.startswith(f"val and train read the same 1 shard, first {urls[1]}, so")
+    assert "keep or exclude" in message
+    assert warnings_of(SplitConfig(urls[:1]), SplitConfig(urls[2:])) == []
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_where_one_of_them_leaves_samples_out_nothing_is_said(pack_shards, warnings_of, kept):
+    urls, filters = pack_shards([6]), [{}, {}]
+    filters[kept] = {"keep": {"hash_of": "key", "of": 2, "parts": [0]}}
+    assert warnings_of(*(SplitConfig(urls, **each) for each in filters)) == []
 
 
 @pytest.fixture
@@ -22,21 +52,6 @@ def split(tmp_path):
         return SplitConfig(str(tmp_path / folder / "*.tar"))
 
     return written
-
-
-@pytest.fixture
-def warnings_of(make_module, caplog):
-    """What the log warns of when train and val are found, one after the other."""
-
-    def found(train, val, **settings):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "lightning_shards.build.classes"):
-            module = make_module(train, val=val, **settings)
-            for name in ("train", "val", "val", "train"):
-                module.source(name)
-        return [record.getMessage() for record in caplog.records]
-
-    return found
 
 
 ALL, FEWER = {"a": 0, "b": 1, "c": 2}, {"a": 0, "c": 1}
@@ -57,6 +72,5 @@ def test_numbers_that_agree_are_no_news(split, warnings_of, other):
 
 def test_folders_of_one_split_are_compared_too(split, warnings_of):
     patterns = [split("one", ALL).urls, split("two", FEWER).urls]
-    messages = warnings_of(SplitConfig(patterns), split("val", None))
-    assert len(messages) == 1
-    assert "labels of train do not mean the same" in messages[0]
+    [message] = warnings_of(SplitConfig(patterns), split("val", None))
+    assert "labels of train do not mean the same" in message

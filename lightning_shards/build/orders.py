@@ -1,4 +1,4 @@
-"""The labels of all samples, for orders that draw all classes equally often.
+"""What orders ask of the samples: their classes (`balance`), and their sizes (`batch_alike`).
 
 Each label is read once. What was found is kept in the cache: the samples sorted by class as a .npy
 file that each process maps, and the names of the classes and where each begins as JSON, which is
@@ -8,6 +8,7 @@ written last. The name of both has all that labels depend on, such as the stamps
 import hashlib
 import json
 import operator
+import os
 from array import array
 from collections.abc import Collection, Mapping
 from contextlib import closing
@@ -24,6 +25,7 @@ from lightning_shards.plan.draws import FileOrder
 from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
+from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.shards.files import new_file
 from lightning_shards.shards.filters.applying import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
@@ -34,6 +36,9 @@ from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local, redact
+
+_FETCHED_TOGETHER = 16
+"""Tables of remote shards that one process fetches at once before it looks for those of others."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +149,47 @@ def _read(path: Path) -> tuple[list[str], list[int], str]:
     if len(MappedNumbers(path.with_suffix(".npy")).values()) != starts[len(names)]:
         raise ValueError("it has other samples")
     return names, starts, digest
+
+
+@dataclass(frozen=True)
+class MemberSizes:
+    """The size of one member of each sample, as the member tables say; 0 where there is none.
+
+    Tables are opened when they are asked for, and fetched before where shards are remote.
+
+    Attributes:
+        suffixes: Of the member: the first of these that a sample has.
+        index: The shards and their counts.
+        cache: Folder of the tables.
+        storages: By scheme, what makes the storages of remote shards; None: all are local.
+    """
+
+    suffixes: tuple[str, ...]
+    index: ShardIndex
+    cache: CacheFolder
+    storages: Mapping[str, MakeStorage] | None
+
+    def __call__(self, ids: Ints) -> Ints:
+        """The sizes in bytes of these samples, int64 of shape (n,), by ids of shape (n, 2).
+
+        Raises:
+            ShardError: A table cannot be had, or is of another shard than was counted.
+        """
+        sizes, counts = np.zeros(len(ids), np.int64), self.index.counts
+        assert counts is not None  # the indexed reader has them
+        by_shard = np.argsort(ids[:, 0], kind="stable")
+        shards, firsts = np.unique(ids[by_shard, 0], return_index=True)
+        rows = dict(zip(shards.tolist(), np.split(by_shard, firsts)[1:], strict=True))
+        # Processes that need the same tables begin with others, and find those of each other.
+        numbers: list[int] = np.roll(shards, os.getpid() * _FETCHED_TOGETHER).tolist()
+        with closing(Storages(self.storages)) as storages:
+            store = TableStore(self.cache, storages=storages)
+            for first in range(0, len(numbers), _FETCHED_TOGETHER):
+                near = numbers[first : first + _FETCHED_TOGETHER]
+                store.fetch([self.index.urls[shard] for shard in near])
+                for shard in near:
+                    url, count = self.index.urls[shard], int(counts[shard])
+                    table, chosen = store.table_of(url, expected_samples=count), rows[shard]
+                    members = table.members_with(self.suffixes)[ids[chosen, 1]]
+                    sizes[chosen] = np.where(members >= 0, table.sizes[members], 0)
+        return sizes
