@@ -27,6 +27,9 @@ class RoundRobinPool:
         self.streams.append(RoundRobinStream(itertools.cycle(workers), cursor))
         return self.streams[-1]
 
+    def __getstate__(self):
+        return self.__dict__ | {"streams": []}
+
 
 class RoundRobinStream:
     def __init__(self, workers, cursor):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numbered_batches import NumberedSource, RoundRobinPool, make_loader
 
-from lightning_shards import Place, ShardLoader, SplitConfig
+from lightning_shards import Place, ShardLoader
 from lightning_shards.errors import StateError
 from lightning_shards.plan.epoch import EpochSchedule
 
@@ -145,44 +145,3 @@ def test_epochs_of_another_length_are_refused_and_the_setting_is_named(samples):
 def test_a_state_that_is_no_dict_is_refused(state):
     with pytest.raises(StateError, match="must be a dict of plain values, got"):
         make_loader().load_state_dict(state)
-
-
-@pytest.fixture
-def make_stream_loader(shards_by_count, make_module):
-    """A loader of a single rank, 18 samples in steps of 3."""
-    urls = [shards_by_count[6, copy] for copy in range(3)]
-
-    def make(sampling):
-        split = SplitConfig(urls, sampling, reader="stream", batch_size=3)
-        return make_module(split).loader("train")
-
-    return make
-
-
-def ids(batch):
-    return tuple(map(tuple, batch["__id__"].tolist()))
-
-
-def test_a_resumed_stream_draws_anew(make_stream_loader):
-    loader = make_stream_loader("resampled")
-    first = [ids(batch) for _, batch in zip(range(2), loader, strict=False)]
-    restored = make_stream_loader("resampled")
-    restored.load_state_dict(loader.state_dict())
-    rest = [ids(batch) for batch in restored]
-    assert len(rest) == 4
-    assert not set(first) & set(rest)
-
-
-def test_a_resumed_stream_goes_on_with_the_epochs_of_a_run_without_a_stop(make_stream_loader):
-    loader, restored = make_stream_loader("resampled"), make_stream_loader("resampled")
-    list(loader)
-    restored.load_state_dict({**restored.state_dict(), "samples": 6})
-    list(restored)
-    assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]
-
-
-def test_exact_sampling_can_be_resumed_at_an_epoch_end(make_stream_loader):
-    loader, restored = make_stream_loader("shuffled"), make_stream_loader("shuffled")
-    list(loader)
-    restored.load_state_dict(loader.state_dict())
-    assert [ids(batch) for batch in restored] == [ids(batch) for batch in loader]

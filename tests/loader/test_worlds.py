@@ -1,44 +1,72 @@
 """In any world a loader gives as many batches as it says, and each sample as planned."""
 
+import itertools
 from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given
-from worlds import World, worlds
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from numbered_batches import RoundRobinPool
+
+from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig, plan_epoch
+
+MAX_COUNT, MAX_SHARDS = 6, 6
 
 
-@given(world=worlds())
-def test_the_length_is_the_batches_delivered_in_any_world(shards_by_count, world):
-    for rank, loader in enumerate(world.loaders(shards_by_count)):
-        for _epoch in range(2):
-            sizes = [len(batch["__key__"]) for batch in loader]
-            assert len(sizes) == len(loader) == world.plan.steps
-            assert sizes == [world.plan.size(step, rank) for step in range(len(sizes))]
+@pytest.fixture(scope="module")
+def loaders_of(pack_into, tmp_path_factory):
+    """Makes the loaders of all ranks, each with workers, of shards with so many samples."""
+    folder = tmp_path_factory.mktemp("worlds")
+    cells = list(itertools.product(range(MAX_COUNT + 1), range(MAX_SHARDS)))
+    urls = dict(zip(cells, pack_into(folder, [count for count, _ in cells]), strict=True))
+
+    def loaders(counts, world_size, num_workers, **split):
+        shards = [urls[count, copy] for copy, count in enumerate(counts)]
+        module = ShardDataModule(
+            SplitConfig(shards, **split),
+            fields={"label": "cls"},
+            num_workers=0,
+            loader=LoaderConfig(cache_dir=str(folder / "cache")),
+        )
+        for rank in range(world_size):
+            loader = module.loader("train", rank=rank, world_size=world_size)
+            if num_workers:
+                loader.pool = RoundRobinPool(num_workers)
+            yield loader
+
+    return loaders
 
 
-@given(world=worlds(samplings=("shuffled", "sequential")))
-def test_exact_samplings_serve_each_planned_sample_once(shards_by_count, world):
+@given(
+    counts=st.lists(st.integers(0, MAX_COUNT), min_size=1, max_size=MAX_SHARDS),
+    world_size=st.integers(1, 5),
+    num_workers=st.integers(0, 4),
+    batch_size=st.integers(1, 5),
+    sampling=st.sampled_from(["resampled", "shuffled", "sequential"]),
+    remainder=st.sampled_from(["drop", "pad", "balanced"]),
+    reader=st.sampled_from(["stream", "auto"]),
+)
+def test_batches_are_as_many_as_said_and_serve_each_planned_sample_once(
+    loaders_of, counts, world_size, num_workers, **split
+):
+    """Also with fewer shards than ranks and workers."""
+    assume(sum(counts))
+    plan = plan_epoch(sum(counts), split["batch_size"], world_size, split["remainder"])
+    assume(plan.steps)
     served, weightless = Counter(), 0
-    for loader in world.loaders(shards_by_count):
-        for batch in loader:
-            weights = batch.get("__weight__", torch.ones(len(batch["__id__"])))
-            served.update(map(tuple, batch["__id__"][weights == 1].tolist()))
-            weightless += int((weights == 0).sum())
-    everything = {(s, i) for s, count in enumerate(world.counts) for i in range(count)}
-    assert served.keys() <= everything
-    assert set(served.values()) == {1}
-    assert (len(served), weightless) == (world.plan.served, world.plan.padded)
-
-
-@pytest.mark.parametrize("sampling", ["resampled", "shuffled", "sequential"])
-def test_an_epoch_is_the_same_rolled_into_and_started_at(shards_by_count, sampling):
-    """With 3 workers and 4 steps the second epoch begins with another worker."""
-    split = {"batch_size": 3, "sampling": sampling, "remainder": "drop", "reader": "stream"}
-    world = World([5, 0, 6, 2], 1, 3, split)
-    (rolled,), (started,) = world.loaders(shards_by_count), world.loaders(shards_by_count)
-    for _batch in rolled:
-        pass
-    started.set_epoch(1)
-    assert len(rolled) % 3
-    assert [b["__id__"].tolist() for b in rolled] == [b["__id__"].tolist() for b in started]
+    for rank, loader in enumerate(loaders_of(counts, world_size, num_workers, **split)):
+        for epoch in range(2):
+            batches = list(loader)
+            sizes = [len(batch["__key__"]) for batch in batches]
+            assert sizes == [plan.size(step, rank) for step in range(plan.steps)]
+            assert len(loader) == plan.steps
+            for batch in batches:
+                weights = batch.get("__weight__", torch.ones(len(batch["__id__"])))
+                ids = batch["__id__"][weights == 1].tolist()
+                served.update((epoch, *sample) for sample in ids)
+                weightless += int((weights == 0).sum())
+    assert weightless == 2 * plan.padded
+    assert all(sample < counts[shard] for _, shard, sample in served)
+    if split["sampling"] != "resampled":
+        assert (len(served), set(served.values())) == (2 * plan.served, {1})
