@@ -12,7 +12,6 @@ the batch by samples.
 """
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,11 +28,9 @@ from lightning_shards.readers.read_ahead import ReadAhead, ReadBuffer
 from lightning_shards.readers.recipe import ShardSource, joined_column
 from lightning_shards.samples.collate import (
     Column,
-    GrowingColumn,
     LoadedBatch,
     Sample,
     column_of,
-    fields_of,
     join_columns,
     numbers_or_list,
 )
@@ -354,19 +351,12 @@ class BatchReader:
     ) -> dict[str, Column]:
         """These columns and those that transforms take or make, in their order."""
         arena = self._arena if part.rows is None else None
-        decoders, recipe = self._decoders[part.recipe], self._source.recipes[part.recipe]
-        samples: list[Sample] = []
-        growing = defaultdict[str, GrowingColumn](partial(GrowingColumn, len(part.ids), arena))
-        for made in self._samples(part, keys, decoders):
-            begin = self._clock.begin("collate")
-            for name in fields_of(made) if recipe.sample_transforms else decoders:
-                made[name] = growing[name].put(made[name])
-            samples.append(made)
-            self._clock.lap("collate", begin, "collate")
+        recipe = self._source.recipes[part.recipe]
+        samples = list(self._samples(part, keys, self._decoders[part.recipe]))
         begin = self._clock.begin("collate")
         named = self._names[part.recipe], self._source.batch_format, recipe.sample_transforms
         finished = {
-            name: columns[name] if name in columns else growing[name].finished(samples, name)
+            name: columns[name] if name in columns else column_of(samples, name, arena)
             for name in batch_fields_of(samples, *named)
         }
         self._clock.lap("collate", begin, "collate")

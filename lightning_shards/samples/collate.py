@@ -25,12 +25,10 @@ from lightning_shards.samples.generators import callable_name, watched
 from lightning_shards.samples.tensors import (
     NUMBERS,
     Arena,
-    bytes_of,
     is_tensor,
     load_torch,
     new_array,
     new_tensor,
-    tensor_class,
     tensor_of,
     torch_has,
 )
@@ -105,9 +103,6 @@ BatchFormat: TypeAlias = Literal["dict", "tuple"]
 
 Column: TypeAlias = "NDArray[Any] | torch.Tensor | list[Any]"
 """One field of a batch."""
-
-_PLACED_BYTES = 2**14
-"""Arrays of at least this size are copied to their row of a batch one by one, others together."""
 
 _RESERVED: dict[str, type[Any] | None] = {
     "__key__": None,
@@ -296,57 +291,6 @@ def _stacked(values: list[Any], arena: Arena | None) -> "NDArray[Any] | torch.Te
     if not torch_has(dtype):
         raise TypeError(f"torch has no {dtype}")
     return np.stack(values, out=new_array(shape, dtype.newbyteorder("="), arena))
-
-
-class GrowingColumn:
-    """A field whose values come one by one: large arrays are copied to their rows as they come.
-
-    If they were kept until the batch is full, they would fill fresh memory, which costs as much as
-    the copy: 5 to 10 % of the time of a batch of images.
-
-    Args:
-        count: Number of samples of the batch.
-        arena: Where the column is made, if it fits.
-    """
-
-    def __init__(self, count: int, arena: Arena | None = None) -> None:
-        self._count, self._num_put, self._arena = count, 0, arena
-        self._rows: Any = None
-
-    def put(self, value: Any) -> Any:
-        """Copy the next value to its row and return the row; or the value if it does not fit."""
-        if not _is_large(value):
-            return value
-        if self._rows is None:
-            new: Any = new_tensor if is_tensor(value) else new_array
-            self._rows = new((self._count, *value.shape), value.dtype, self._arena)
-        rows = self._rows
-        if (type(value), value.shape, value.dtype) != (type(rows), rows.shape[1:], rows.dtype):
-            return value
-        row, self._num_put = rows[self._num_put], self._num_put + 1
-        row[...] = value
-        return row
-
-    def finished(self, samples: Sequence[Sample], field: str) -> Column:
-        """The column of these samples, whose values `put` gave; errors as in `column_of`."""
-        if self._num_put == self._count:
-            return self._rows
-        column = column_of(samples, field, self._arena)
-        if isinstance(column, list):  # rows are copied: their memory may be an arena's
-            column = [row.copy() if type(row) is np.ndarray else row for row in column]
-        return column
-
-
-def _is_large(value: Any) -> bool:
-    """Whether it is a large array or tensor of native numbers, which a row can take.
-
-    One of a class of its own, such as an image of torchvision, is none.
-    """
-    if type(value) not in (np.ndarray, tensor_class()) or bytes_of(value) < _PLACED_BYTES:
-        return False
-    if is_tensor(value):
-        return value.is_cpu and not value.requires_grad
-    return torch_has(value.dtype) and value.dtype.isnative
 
 
 def _is_numeric(value: Any) -> bool:

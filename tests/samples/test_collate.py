@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lightning_shards.errors import SampleError
-from lightning_shards.samples.collate import Collation, GrowingColumn, column_of
-from lightning_shards.samples.tensors import Arena, with_tensors
+from lightning_shards.samples.collate import Collation
+from lightning_shards.samples.tensors import with_tensors
 
 
 def samples(*values, field="x"):
@@ -80,49 +80,6 @@ def test_a_key_that_was_dropped_is_an_error(key):
         collate(rows, ["x"], [])
 
 
-PIXELS = np.arange(160 * 160, dtype=np.int32).reshape(160, 160)
-LARGE = {
-    "arrays": (PIXELS, PIXELS + 1),
-    "tensors": (torch.as_tensor(PIXELS), torch.as_tensor(PIXELS + 1)),
-    "flipped": (PIXELS[:, ::-1], PIXELS),
-    "big-endian": (PIXELS.astype(">i4"), PIXELS.astype(">i4")),
-    "with gradients": (torch.ones(160, 160, requires_grad=True),) * 2,
-    "arrays and tensors": (torch.as_tensor(PIXELS), PIXELS),
-    "an array, then a text": (PIXELS, "a"),
-    "another shape": (PIXELS, PIXELS[:159]),
-    "numbers that torch has not": (PIXELS.astype(np.longdouble),) * 2,
-}
-
-
-@pytest.mark.parametrize("values", LARGE.values(), ids=LARGE)
-def test_a_column_that_grows_is_that_of_all_values_together(values):
-    def described(collated):
-        try:
-            column = collated()
-        except SampleError as error:
-            return str(error)
-        rows = [x if type(x) is str else torch.as_tensor(x).tolist() for x in column]
-        return type(column), getattr(column, "dtype", None), rows
-
-    def growing():
-        rows = GrowingColumn(len(values))
-        return rows.finished(samples(*map(rows.put, values)), "x")
-
-    assert described(growing) == described(lambda: column_of(samples(*values), "x"))
-
-
-class OwnTensor(torch.Tensor):
-    """As images of torchvision are."""
-
-
-def test_tensors_of_a_class_of_their_own_take_the_memory_of_one_column():
-    arena, values = Arena(), [torch.as_tensor(PIXELS).as_subclass(OwnTensor)] * 3
-    arena.use(np.empty(8 * PIXELS.nbytes, np.uint8))
-    rows = GrowingColumn(3, arena)
-    assert len(rows.finished(samples(*map(rows.put, values)), "x")) == 3
-    assert arena.claimed == 3 * PIXELS.nbytes
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -130,6 +87,7 @@ def test_tensors_of_a_class_of_their_own_take_the_memory_of_one_column():
         ((1, np.uint64(2**64 - 1)), r"field 'x' of sample 'k1' is 18446744073709551615, and"),
         ((1.5, 10**400), r"field 'x' of sample 'k1' is 1000+, and .* decode it as 'text'"),
         ((np.uint64(1), np.int64(1)), "the numbers of its batch fit no type of torch's"),
+        ((np.ones(2, np.longdouble),) * 2, r"\(2,\) float.* in sample 'k0': torch has no float"),
         ((torch.tensor(1), 2), r"is a tensor or array of no dimension in some samples, and a n"),
         ((np.ma.masked_equal([1, 2], 2),) * 2, "field 'x' of sample 'k0' is an array with mask"),
         ((torch.ones(2), np.ma.masked_equal(np.ones(2), 1)), "of sample 'k1' is an array with mas"),

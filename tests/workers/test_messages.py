@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_shards.errors import ConfigError, SampleError
-from lightning_shards.samples.collate import BadSample, GrowingColumn, LoadedBatch
+from lightning_shards.samples.collate import BadSample, LoadedBatch
 from lightning_shards.samples.generators import are_same
 from lightning_shards.samples.tensors import with_tensors
 from lightning_shards.workers.connection import TrainerEnd, WorkerEnd, new_buffers
@@ -277,24 +277,3 @@ def test_a_fork_of_the_trainer_releases_no_buffer():
     assert link.in_use() == [True, False, False]
     batch.clear()
     assert link.in_use() == [False, False, False]
-
-
-def growing(values, arena=None):
-    made = GrowingColumn(len(values), arena)
-    return made.finished([{"x": made.put(value), "__key__": ""} for value in values], "x")
-
-
-def test_arrays_that_fit_no_tensor_are_not_left_in_a_buffer_that_is_used_again():
-    def batch(value, last):
-        arrays = [np.full(KEPT_BYTES, each, np.uint8) for each in (value, value, last) if each]
-        link.worker.begin(1)
-        return {"x": growing(arrays if last else [*arrays, None], link.worker.arena)}
-
-    link = Link(3)
-    for value, last in ((1, 1), (2, None), (8, 8), (9, 9)):
-        link.worker.send([LoadedBatch(batch(value, last))])
-        if value == 1:
-            link.trainer.receive()
-    (received,) = link.trainer.receive()
-    first, second, third = received.batch["x"]
-    assert (set(first.tolist()), set(second.tolist()), third) == ({2}, {2}, None)
