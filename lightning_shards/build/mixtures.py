@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning_shards.config.splits import SplitConfig
-from lightning_shards.errors import ConfigError, count_of
+from lightning_shards.errors import ConfigError, PlanError, count_of
 from lightning_shards.plan.epoch import EpochPlan
-from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder, require_samples
+from lightning_shards.plan.mixture import MixtureComponent, MixtureOrder
 from lightning_shards.plan.mixture_schedule import (
     default_round,
     epoch_of_mixture,
@@ -79,8 +79,11 @@ def _samples_of(config: SplitConfig, components: Mapping[str, ShardIndex]) -> di
             "or make what is lacking by `lightning-shards index`"
         )
     for name, samples in known.items():
-        if samples is not None:
-            require_samples(name, samples)
+        if samples == 0:
+            raise PlanError(
+                f"component {name!r} has 0 samples; check its shards and the counts in their "
+                "index, or remove it from the mix"
+            )
     return {name: samples or 0 for name, samples in known.items()}
 
 
@@ -90,11 +93,7 @@ def make_order(
     recipes: Sequence[Recipe],
     orders: Sequence[Order],
 ) -> MixtureOrder:
-    """The order of a mixture of components with these shards, recipes and orders of their own.
-
-    Raises:
-        PlanError: One has no sample.
-    """
+    """The order of a mixture of components with these shards, recipes and orders of their own."""
     mix: list[MixtureComponent] = []
     for name, index, recipe, order in zip(slots.names, indexes, recipes, orders, strict=True):
         classes = "".join(f" classes={text}" for text in classes_identity(recipe.fields).values())

@@ -18,14 +18,13 @@ the number of ranks changes the order.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_shards.plan.digest import id_digests
 from lightning_shards.plan.draws import Purpose, mix, random_words, stable_order
-from lightning_shards.plan.order import BLOCKS_KEPT, ENDLESS, Order, in_blocks
+from lightning_shards.plan.order import ENDLESS, Order, in_blocks, remembered
 
 _Ints = NDArray[np.int64]
 
@@ -69,7 +68,7 @@ class AlikeOrder(Order):
         if not (0 <= start < stop and self.samples):
             return self.inner.at(epoch, start, stop)
         places = in_blocks(start, stop, self._length, self._window_at)
-        return np.concatenate([self._windows(epoch, number)[place] for number, place in places])
+        return np.concatenate([self._window(epoch, number)[place] for number, place in places])
 
     def identity(self) -> dict[str, int | str]:
         """That of the inner order, what is compared, and the group."""
@@ -110,12 +109,9 @@ class AlikeOrder(Order):
         number = position // self.window
         return number, number * self.window, min((number + 1) * self.window, self._length)
 
-    @cached_property
-    def _windows(self) -> Callable[[int, int], _Ints]:
-        """The ids of a window in their sequence, by (epoch, number of the window)."""
-        return lru_cache(maxsize=BLOCKS_KEPT)(self._sort_window)
-
-    def _sort_window(self, epoch: int, number: int) -> _Ints:
+    @remembered()
+    def _window(self, epoch: int, number: int) -> _Ints:
+        """The ids of a window in their sequence."""
         ids = self.inner.at(epoch, *self._window_at(number * self.window)[1:])
         # words: what draws the samples that are left over, shuffles within groups, and shuffles
         # groups, shape (3, len(ids)); of the last row as many as there are groups are used.

@@ -232,15 +232,8 @@ def shard_order(num_shards: int, seed: int, epoch: int, shuffled: bool) -> NDArr
 
 
 def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The same as ``argsort(words, kind="stable")``, four times as fast if words seldom repeat.
-
-    It sorts along the last axis.
-    """
-    order = np.argsort(words)
-    ordered = np.take_along_axis(words, order, axis=-1)
-    has_ties = (ordered[..., 1:] == ordered[..., :-1]).any()
-    order = np.argsort(words, kind="stable") if has_ties else order
-    return order.astype(np.int64, copy=False)
+    """The places of the words in ascending order, along the last axis; equal ones as they come."""
+    return np.argsort(words, kind="stable").astype(np.int64, copy=False)
 
 
 def spans(plan: EpochPlan, place: Place, weight: int) -> list[tuple[int, int]]:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import StateError
 from lightning_shards.plan.draws import ORDER_VERSION
-from lightning_shards.plan.mixture_schedule import RUN_END, require_samples
-from lightning_shards.plan.order import Order
+from lightning_shards.plan.order import ENDLESS, Order
 from lightning_shards.plan.slots import MixtureSlots
 
 
@@ -109,19 +108,11 @@ class MixtureComponent:
     num_shards: int
     fingerprint: str = ""
 
-    def __post_init__(self) -> None:
-        """Refuse a component without samples.
-
-        Raises:
-            PlanError: It has none.
-        """
-        require_samples(self.name, self.order.samples)
-
     @property
     def pass_samples(self) -> int:
         """Samples of its sequence before the next epoch of its order begins."""
         is_endless = self.order.identity()["sampling"] == "resampled"
-        return RUN_END if is_endless else self.order.samples
+        return ENDLESS if is_endless else self.order.samples
 
     def passes(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
         """These samples of its sequence, pass by pass: its number, and first and last position."""
@@ -156,19 +147,12 @@ class MixtureOrder(Order):
     repeat those of the epoch.
 
     Attributes:
-        mix: The components.
+        mix: The components, with the names of `slots`.
         slots: Where in the sequence each of them stands.
     """
 
     mix: tuple[MixtureComponent, ...]
     slots: MixtureSlots
-
-    def __post_init__(self) -> None:
-        assert tuple(each.name for each in self.mix) == self.slots.names  # as the build makes them
-
-    def __reduce__(self) -> "tuple[type[MixtureOrder], tuple[object, ...]]":
-        """Pickle the arguments only: workers compute the rest again."""
-        return MixtureOrder, (self.mix, self.slots)
 
     @property
     def samples(self) -> int:

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError, PlanError, StateError
+from lightning_shards.errors import ConfigError, StateError
 
 MAX_ROUND: Final = 2**20
 """More units a round are refused: a round is dealt as a whole, some 40 bytes a unit."""
@@ -42,25 +42,11 @@ def check_component_names(names: Sequence[str]) -> None:
     if not names:
         raise ConfigError("a mixture needs at least one component, got none; name one below mix")
     for name in names:
-        is_text = isinstance(cast("object", name), str)
-        if not is_text or not name.isidentifier() or name in _RESERVED:
+        if not str(name).isidentifier() or name in _RESERVED:
             raise ConfigError(
                 f"the name of a component must be an identifier other than "
                 f"{' and '.join(_RESERVED)}, got {name!r}; use letters, digits and underscores"
             )
-
-
-def require_samples(name: str, samples: int) -> None:
-    """Refuse a component without samples.
-
-    Raises:
-        PlanError: It has none.
-    """
-    if samples < 1:
-        raise PlanError(
-            f"component {name!r} has {samples} samples; check its shards and the counts in their "
-            "index, or remove it from the mix"
-        )
 
 
 def weigh_components(
@@ -77,7 +63,7 @@ def weigh_components(
     {'web': 9, 'labels': 1}
 
     Args:
-        samples: Samples of each component, by name.
+        samples: Samples of each component, by name; at least 1 where it is weighed by them.
         weights: Weights as users write them. A name may be left out, or be None.
         passes: For components without a weight: how often each is passed while the others are
             passed as often as theirs say. It is a weight of that many times its samples.
@@ -86,7 +72,6 @@ def weigh_components(
 
     Raises:
         ConfigError: Weights that give no mixture, or names that are not those of components.
-        PlanError: A component without samples that is weighed by them.
     """
     check_component_names(list(samples))
     passes = passes or {}
@@ -220,7 +205,6 @@ def _weight(name: str, weights: _Written, passes: _Written, samples: int) -> Fra
     if weight is not None and times is None:
         return _exact(f"weight of {name!r}", weight)
     if weight is None and times is not None:
-        require_samples(name, samples)
         return _exact(f"passes of {name!r}", times) * samples
     both = "neither" if weight is None else f"weight={weight} and passes={times}"
     raise ConfigError(
@@ -263,8 +247,6 @@ def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str,
             f"temperature must be from 0 to 1, got {temperature!r:.40}; 1 weighs by samples, 0 "
             "weighs all alike, and where the power is said to be 1 / T, give that"
         )
-    for name, number in samples.items():
-        require_samples(name, number)
     with localcontext() as context:
         context.prec, context.rounding = _DIGITS, ROUND_HALF_EVEN
         power = Decimal(repr(float(temperature)))
@@ -276,10 +258,6 @@ def _by_temperature(samples: Mapping[str, int], temperature: float) -> dict[str,
 
 def _shown(weights: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={weight}" for name, weight in weights.items())
-
-
-RUN_END: Final = 2**62
-"""Where the sequence of a run ends: what is counted with its positions stays in int64."""
 
 
 @dataclass(frozen=True)
@@ -321,10 +299,6 @@ class MixtureSchedule:
     stages: tuple[MixtureStage, ...]
     round_units: int
     unit: int
-
-    def __reduce__(self) -> "tuple[type[MixtureSchedule], tuple[object, ...]]":
-        """Pickle the arguments only: workers compute the rest again."""
-        return MixtureSchedule, (self.names, self.stages, self.round_units, self.unit)
 
     @property
     def round_samples(self) -> int:
@@ -447,7 +421,13 @@ def schedule_mixture(
     for change in changes:
         first = _first_sample(change, epoch_samples) // round_samples
         whole = weigh_stage(weights, change.weights)
-        _require_later(before, first, round_samples)
+        if first <= before:
+            raise ConfigError(
+                f"stages must begin one after the other, by a round of {round_samples} samples at "
+                f"least, got one at sample {first * round_samples} of the run behind one "
+                f"at {before * round_samples}; put them in order, and write the weights of the "
+                "first round of the run as those of its components"
+            )
         check_round(round_units, whole, f" from sample {first * round_samples} of the run on")
         stage = MixtureStage(first, tuple(whole[name] for name in names))
         if stage.weights != stages[-1].weights:
@@ -463,21 +443,6 @@ def _first_sample(change: WeightChange, epoch_samples: int) -> int:
             f"epoch={change.epoch} and samples={change.samples}; give one of them"
         )
     return change.samples if change.samples is not None else (change.epoch or 0) * epoch_samples
-
-
-def _require_later(before: int, first: int, round_samples: int) -> None:
-    """Check that a stage begins in a later round than the one before."""
-    if before == first == 0:
-        raise ConfigError(
-            f"a stage begins in the first round of the run, which has {round_samples} samples, "
-            "where the components' own weights hold; write its weights there, or let it begin later"
-        )
-    if first <= before:
-        raise ConfigError(
-            f"stages must begin one after the other, by a round of {round_samples} samples at "
-            f"least, got one at sample {first * round_samples} of the run behind one "
-            f"at {before * round_samples}; put them in order"
-        )
 
 
 def _described(stage: list[Any] | None) -> str:

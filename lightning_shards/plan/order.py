@@ -19,7 +19,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +45,23 @@ MAX_BLOCK = 2**20
 """A few blocks are held in memory at a time, 8 bytes a sample. To mix more than a block can, take
 a smaller run: runs of 1 are a full shuffle without any block."""
 
-BLOCKS_KEPT = 4
-"""Blocks remembered: batches are consecutive positions, so a few blocks serve each of them."""
+_BLOCKS_KEPT = 4
+"""Batches are consecutive positions, so a few blocks serve each of them."""
 
 MAX_UNWANTED = 4
 """`at_spans` computes up to this many times the wanted positions to save a call per span."""
 
 ENDLESS = 2**63 - 1
 """Where an endless sequence ends: positions are int64."""
+
+_T = TypeVar("_T")
+
+
+def remembered(
+    number: int = _BLOCKS_KEPT,
+) -> Callable[[Callable[..., _T]], "cached_property[Callable[..., _T]]"]:
+    """Decorates a method: each object remembers so many of its last results."""
+    return lambda method: cached_property(lambda owner: lru_cache(number)(partial(method, owner)))
 
 
 class Order(Protocol):
@@ -261,7 +270,7 @@ class SampleOrder(Order):
         require_range(self.samples, epoch, start, stop)
         places = in_blocks(start, stop, self._length, self._block_at)
         if self._has_blocks:
-            return self._ids_of(self._blocks(epoch, number)[place] for number, place in places)
+            return self._ids_of(self._block(epoch, number)[place] for number, place in places)
         spans = ((place.start, min(place.stop, self._length)) for _, place in places)
         return self._ids_of(self._mixed(epoch, *span) for span in spans)
 
@@ -327,28 +336,21 @@ class SampleOrder(Order):
         """Positions after which the sequence repeats."""
         return ENDLESS if self.sampling == "resampled" else self.samples
 
-    @cached_property
-    def _blocks(self) -> Callable[[int, int], NDArray[np.int64]]:
-        """Sample numbers of a block, by (epoch, number of the block)."""
-        return lru_cache(maxsize=BLOCKS_KEPT)(self._shuffle_block)
-
     # Of two epochs, since workers run ahead into the next one.
 
-    @cached_property
-    def _shard_orders(self) -> Callable[[int], tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        return lru_cache(maxsize=2)(self._order_shards)
-
-    def _order_shards(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    @remembered(2)
+    def _shard_order(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The shards in their sequence, and the position after the last sample of each of them."""
         shards = shard_order(len(self.counts), self.seed, epoch, shuffled=True)
         return shards, np.cumsum(self.counts[shards], dtype=np.int64)
 
-    @cached_property
-    def _run_orders(self) -> Callable[[int], tuple[Table | Feistel, int]]:
-        num_runs = -(-self.samples // self.run)
-        return lru_cache(maxsize=2)(partial(order_runs, num_runs, self.seed))
+    @remembered(2)
+    def _run_order(self, epoch: int) -> tuple[Table | Feistel, int]:
+        return order_runs(-(-self.samples // self.run), self.seed, epoch)
 
-    def _shuffle_block(self, epoch: int, number: int) -> NDArray[np.int64]:
+    @remembered()
+    def _block(self, epoch: int, number: int) -> NDArray[np.int64]:
+        """The sample numbers of a block in their sequence."""
         _, start, stop = self._block_at(number * self.block)
         key, span = (self.seed, epoch), (0, stop - start)
         words = random_words(Purpose.SAMPLE_BLOCKS, key, span, stream=number)
@@ -381,7 +383,7 @@ class SampleOrder(Order):
         """Slot k of the sequence holds the run number permutation(k)."""
         # slots, offsets: one entry per position, shape (len(positions),).
         # permuted: the run in each slot from `first` to `last`, shape (last + 1 - first,).
-        permutation, short_slot = self._run_orders(epoch)
+        permutation, short_slot = self._run_order(epoch)
         # If every run were full, position p would be in slot p // run. The short run lacks
         # `missing` samples, so the positions after it are moved on by that many.
         missing = -self.samples % self.run
@@ -393,7 +395,7 @@ class SampleOrder(Order):
 
     def _in_shards(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whole shards one after the other, in the order of the epoch."""
-        order, ends = self._shard_orders(epoch)
+        order, ends = self._shard_order(epoch)
         slots = np.searchsorted(ends, positions, side="right")
         shards = order[slots]
         # A sample is as far from its shard's end in file order as in the order of the epoch.

@@ -12,18 +12,17 @@ Components are dealt in the order of their names: neither the order in which a u
 a component without weight changes anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_shards.errors import ConfigError
 from lightning_shards.plan.draws import Purpose, random_words, stable_order
-from lightning_shards.plan.mixture_schedule import RUN_END, MixtureSchedule
-from lightning_shards.plan.order import BLOCKS_KEPT
+from lightning_shards.plan.mixture_schedule import MixtureSchedule
+from lightning_shards.plan.order import remembered, require_range
 
 _Ints = NDArray[np.int64]
 
@@ -65,17 +64,8 @@ class MixtureSlots:
         Raises:
             ConfigError: Numbers that no epoch or range has.
         """
-        if epoch < 0 or (epoch + 1) * self.epoch_samples > RUN_END:
-            raise ConfigError(
-                "epoch must be at least 0 and end before sample 2**62 of the run, got "
-                f"{epoch} with {self.epoch_samples} samples each; epochs count from 0"
-            )
-        for start, stop in spans:
-            if not 0 <= start <= stop < 2**63:
-                raise ConfigError(
-                    f"positions must be 0 <= start <= stop < 2**63, got {start} to {stop}; "
-                    "take them from EpochPlan.rank_span"
-                )
+        for span in spans:
+            require_range(self.epoch_samples, epoch, *span)
         # starts, stops: shape (spans,); positions, run_positions: one span after the other.
         starts, stops = np.array(spans, np.int64).T
         ends = np.cumsum(stops - starts, dtype=np.int64)
@@ -91,7 +81,7 @@ class MixtureSlots:
             whole run: those at positions that follow each other have consecutive numbers.
         """
         unit, at_once = self.schedule.unit, self._rounds_dealt * self.schedule.round_units
-        units, offsets = (run_positions, 0) if unit == 1 else np.divmod(run_positions, unit)
+        units, offsets = np.divmod(run_positions, unit)
         components = np.empty(len(run_positions), np.int32)
         samples = np.empty(len(run_positions), np.int64)
         start = 0
@@ -142,12 +132,9 @@ class MixtureSlots:
     def _rounds_dealt(self) -> int:
         return max(1, _DEALT_AT_ONCE // self.schedule.round_units)
 
-    @cached_property
-    def _dealt(self) -> Callable[[int], tuple[NDArray[np.int32], _Ints]]:
+    @remembered()
+    def _dealt(self, group: int) -> tuple[NDArray[np.int32], _Ints]:
         """The component and the number of each of the units that are dealt together."""
-        return lru_cache(maxsize=BLOCKS_KEPT)(self._deal)
-
-    def _deal(self, group: int) -> tuple[NDArray[np.int32], _Ints]:
         # counts: units of each component before each round, shape (rounds + 1, components).
         # words, slots, dealt, components: one entry per unit, shape (rounds, units of a round).
         rounds, units = self._rounds_dealt, self.schedule.round_units

@@ -18,9 +18,8 @@ Ranks and nodes have no place in the sequence. It is the same for any number of 
 on with others at any position.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import gcd
 
 import numpy as np
@@ -35,7 +34,7 @@ from lightning_shards.plan.draws import (
     random_words,
     stable_order,
 )
-from lightning_shards.plan.order import BLOCKS_KEPT, Order, SampleOrder, in_blocks, require_range
+from lightning_shards.plan.order import Order, SampleOrder, in_blocks, remembered, require_range
 
 _Ints = NDArray[np.int64]
 
@@ -110,7 +109,7 @@ class StrandOrder(Order):
         """
         require_range(self.samples, epoch, start, stop)
         places = in_blocks(start, stop, self.samples, self._block_at)
-        return self._ids([self._blocks(epoch, number)[place] for number, place in places])
+        return self._ids([self._block(epoch, number)[place] for number, place in places])
 
     def footing(self, epoch: int, start: int, stop: int) -> _Ints:
         """The ids of the blocks of all strands that these positions lie in, each block once.
@@ -168,16 +167,6 @@ class StrandOrder(Order):
         """The runs of strand 0, then those of strand 1, and so on, and then those of the tail."""
         return permute(self._full_runs, Purpose.STRANDS, (self.inner.seed, 0))
 
-    @cached_property
-    def _orders(self) -> Callable[[int], Table | Feistel]:
-        """The order of the runs of each strand, by epoch; of two, since workers run ahead."""
-        return lru_cache(maxsize=2)(self._order_strands)
-
-    @cached_property
-    def _blocks(self) -> Callable[[int, int], _Ints]:
-        """The sample numbers of a block in their sequence, by (epoch, number of the block)."""
-        return lru_cache(maxsize=BLOCKS_KEPT)(self._shuffle_block)
-
     def _parts(self, epoch: int, number: int) -> _Ints:
         """The sample numbers of a block, run by run: a row for each strand, or one for the tail."""
         # runs: shape (strands, runs of a strand in this block), or (1, runs of the tail). Behind
@@ -186,7 +175,7 @@ class StrandOrder(Order):
         if first < self._runs_of_strand:
             slots = np.arange(first, min(last, self._runs_of_strand), dtype=np.int64)
             begins = np.arange(self.strands, dtype=np.int64)[:, None] * self._runs_of_strand
-            runs = self._dealt.forward((begins + self._orders(epoch).forward(slots)).ravel())
+            runs = self._dealt.forward((begins + self._order(epoch).forward(slots)).ravel())
             runs = runs.reshape(self.strands, -1)
         else:
             left = np.arange(self.strands * self._runs_of_strand, self._full_runs, dtype=np.int64)
@@ -194,11 +183,15 @@ class StrandOrder(Order):
         numbers = runs[..., None] * self.inner.run + np.arange(self.inner.run, dtype=np.int64)
         return numbers[numbers < self.samples].reshape(len(runs), -1)
 
-    def _order_strands(self, epoch: int) -> Table | Feistel:
+    @remembered(2)  # since workers run ahead into the next epoch
+    def _order(self, epoch: int) -> Table | Feistel:
+        """The order of the runs of each strand."""
         key, strands = (self.inner.seed, epoch), (self.strands,)
         return permute(self._runs_of_strand, Purpose.STRAND_RUNS, key, strands)
 
-    def _shuffle_block(self, epoch: int, number: int) -> _Ints:
+    @remembered()
+    def _block(self, epoch: int, number: int) -> _Ints:
+        """The sample numbers of a block in their sequence."""
         parts, key = self._parts(epoch, number), (self.inner.seed, epoch)
         span = (0, parts.size)
         words = random_words(Purpose.STRAND_BLOCKS, key, span, stream=number)

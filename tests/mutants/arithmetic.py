@@ -81,7 +81,7 @@ def workers_begin_each_epoch_with_the_first_one(before, self, place, cursor):
         yield replace(worker_epoch, place=place)
 
 
-@breaks("purity", "stable_order", "plan/test_draws.py")
+@breaks("purity", "stable_order", "plan/test_a_plan.py")
 def orders_are_others_than_in_the_last_release(before, words):
     return before(words)[..., ::-1]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from small_mixtures import component, example_mixture, mixture
-from small_orders import HUGE, JUST_ABOVE, SAMPLINGS, UNEQUAL, make, orders, pairs
+from small_orders import HUGE, JUST_ABOVE, SAMPLINGS, UNEQUAL, file_ids, make, orders, pairs
 from small_strands import strands
 
 from lightning_shards.plan import draws
@@ -24,7 +24,7 @@ from lightning_shards.plan.draws import (
 from lightning_shards.plan.epoch import plan_epoch
 from lightning_shards.plan.mixture import component_seed
 from lightning_shards.plan.mixture_schedule import MAX_ROUND, WeightChange
-from lightning_shards.plan.order import BLOCKS_KEPT, MAX_BLOCK
+from lightning_shards.plan.order import MAX_BLOCK
 
 # --- orders stay what they are. The files are written anew only with a new ORDER_VERSION:
 # python tests/plan/test_a_plan.py
@@ -117,7 +117,7 @@ def test_each_sample_comes_once(order, epoch, max_table):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(draws, "MAX_TABLE", max_table)
         found = pairs(order, epoch, 0, order.samples)
-    assert sorted(found) == [(s, i) for s, n in enumerate(order.counts.tolist()) for i in range(n)]
+    assert sorted(found) == file_ids(order.counts.tolist())
 
 
 @given(orders(), st.integers(1, 9), st.integers(1, 12), st.integers(0, 3))
@@ -169,15 +169,6 @@ def test_seeking_among_ten_billion_samples_takes_little_memory(ordered, limit):
         assert tracemalloc.get_traced_memory()[1] / 2**20 < limit
     finally:
         tracemalloc.stop()
-
-
-@pytest.mark.parametrize(
-    "order", [make([50_000], run=1, block=1000), strands([50_000], 2, run=8, block=1000)]
-)
-def test_remembered_blocks_are_few(order):
-    for start in range(0, 50_000, 1000):
-        order.at(0, start, start + 10)
-    assert order._blocks.cache_info().currsize == BLOCKS_KEPT
 
 
 if __name__ == "__main__":

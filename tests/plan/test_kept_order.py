@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_kept import KEPT, MASKS, ids_left, kept_order, kept_orders, small_kept
+from small_kept import KEPT, MASKS, ids_left, kept_orders, small_kept
 
-from lightning_shards.plan.kept_order import HeldNumbers, KeptOrder, kept_samples
+from lightning_shards.plan.kept_order import HeldNumbers, kept_samples
 from lightning_shards.plan.order import SampleOrder
 
 
@@ -59,11 +59,3 @@ def test_damaged_words_are_told():
 def test_the_identity_has_always_been_the_same():
     """Checkpoints hold it."""
     assert small_kept([[True, False, True], [], [False, True] * 40]).identity == "92b33040d7a8b7dd"
-
-
-def test_the_identity_is_that_of_the_inner_order_and_of_what_is_left():
-    one, two = kept_order([[True, False, True]]), kept_order([[False, True, True]])
-    assert one.identity() == one.inner.identity() | {"kept": one.kept.identity}
-    assert one != two
-    assert one.inner != one
-    assert one == KeptOrder(one.inner, small_kept([[True, False, True]]))

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from small_mixtures import NAMES, component, example_mixture, mixture
+from small_orders import philox, sorted_by
 
-from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import Purpose
 from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.plan.mixture import MixtureOrder
@@ -42,13 +42,9 @@ def naive_units(order, rounds):
     """(name, number) of each unit."""
     schedule, size = order.slots.schedule, order.slots.schedule.round_units
     counts = list(naive_stretches(schedule, rounds))
-    philox = np.random.Philox(
-        key=np.array([order.slots.seed, 0], np.uint64),
-        counter=np.array([0, 0, 0, int(Purpose.MIX_SLOTS)], np.uint64),
-    )
-    words = philox.random_raw(rounds * size).tolist()
+    words = iter(philox(order.slots.seed, 0, Purpose.MIX_SLOTS, rounds * size))
     for number in range(rounds):
-        slots = sorted(range(size), key=lambda slot: words[number * size + slot])
+        slots = sorted_by(range(size), words)
         dealt = [
             name
             for name, begin, end in zip(
@@ -161,13 +157,6 @@ def test_following_is_of_the_same_component_and_pass():
             assert len(set(map(tuple, following))) == order.mix[number].order.samples
 
 
-def test_spans_that_are_far_apart_are_given_one_after_the_other():
-    order = example_mixture(rounds=1000)
-    ids = order.at_spans(0, [(0, 3), (6000, 6003)])
-    assert ids.tolist() == [*order.at(0, 0, 3).tolist(), *order.at(0, 6000, 6003).tolist()]
-    assert len(order.footing(0, 7, 7)) == 0
-
-
 def test_the_footing_has_a_block_of_each_component():
     components = [component(name, [4096], block=64, run=16) for name in ("a", "b", "c")]
     order = mixture(components, {"a": 6, "b": 2, "c": 0}, rounds=100)
@@ -186,28 +175,3 @@ def test_pieces_are_looked_at_until_a_component_leaves_its_block():
     stretches = [(each.start, each.stop) for each, _ in zip(ahead, range(9), strict=False)]
     before = [order.slots.before(stop).tolist() for _, stop in stretches]
     assert [any(number % 64 == 0 for number in counts) for counts in before] == [True] * 9
-
-
-@pytest.mark.parametrize(
-    ("query", "message"),
-    [
-        ((2**60, 0, 1), r"epoch must be at least 0 .*, got 1152921504606846976 with 24"),
-        ((0, 0, 2**63), "positions must be .*, got 0 to 9223372036854775808;"),
-    ],
-)
-def test_impossible_queries_are_refused(query, message):
-    for ask in (example_mixture().at, example_mixture().footing):
-        with pytest.raises(ConfigError, match=message):
-            ask(*query)
-
-
-def test_the_last_epoch_of_a_run_can_be_asked_for():
-    order = example_mixture()
-    last = 2**62 // 24 - 1
-    assert len(order.at(last, 0, 24)) == 24
-    assert order.slots.before((last + 1) * 24).sum() == (last + 1) * 24
-
-
-def test_a_component_without_samples_is_refused():
-    with pytest.raises(PlanError, match="component 'web' has 0 samples; check its shards"):
-        component("web", [0, 0])

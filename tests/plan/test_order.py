@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_orders import EITHER, EPOCHS, UNEQUAL, make, pairs
+from small_mixtures import example_mixture
+from small_orders import EITHER, EPOCHS, UNEQUAL, file_ids, make, pairs, philox, sorted_by
+from small_strands import strands
 
 from lightning_shards.errors import ConfigError, PlanError
 from lightning_shards.plan.draws import Purpose, scale_words
@@ -15,22 +17,9 @@ from lightning_shards.plan.order import MAX_BLOCK
 # A naive model: Python's integers, whole lists, one sample at a time.
 
 
-def raw(order, epoch, purpose, stream, number):
-    philox = np.random.Philox(
-        key=np.array([order.seed, epoch], np.uint64),
-        counter=np.array([0, stream, 0, int(purpose)], np.uint64),
-    )
-    return philox.random_raw(number).tolist()
-
-
-def sorted_by(words, values):
-    return [value for _, value in sorted(zip(words, values, strict=True), key=lambda pair: pair[0])]
-
-
 def naive_draws(order, epoch, length):
-    ids = [(s, i) for s, count in enumerate(order.counts.tolist()) for i in range(count)]
-    found = []
-    for word in raw(order, epoch, Purpose.SAMPLE_DRAWS, 0, -(-length // order.run)):
+    ids, found = file_ids(order.counts.tolist()), []
+    for word in philox(order.seed, epoch, Purpose.SAMPLE_DRAWS, -(-length // order.run)):
         shard, first = ids[word * len(ids) >> 64]
         found += [(shard, (first + i) % int(order.counts[shard])) for i in range(order.run)]
     return found[:length]
@@ -38,7 +27,7 @@ def naive_draws(order, epoch, length):
 
 def naive_mixed(order, epoch):
     """One whole epoch before blocks, for few runs."""
-    ids = [(s, i) for s, count in enumerate(order.counts.tolist()) for i in range(count)]
+    ids = file_ids(order.counts.tolist())
     if order.sampling == "sequential":
         return ids
     if order.run:
@@ -47,7 +36,7 @@ def naive_mixed(order, epoch):
     else:
         runs = [[pair for pair in ids if pair[0] == s] for s in range(len(order.counts))]
         purpose = Purpose.SHARD_ORDER
-    runs = sorted_by(raw(order, epoch, purpose, 0, len(runs)), runs)
+    runs = sorted_by(runs, philox(order.seed, epoch, purpose, len(runs)))
     return [pair for run in runs for pair in run]
 
 
@@ -65,7 +54,7 @@ def naive(order, epoch, length):
             for number, block in enumerate(blocks)
             if not endless or len(block) == order.block
             for pair in sorted_by(
-                raw(order, epoch, Purpose.SAMPLE_BLOCKS, number, len(block)), block
+                block, philox(order.seed, epoch, Purpose.SAMPLE_BLOCKS, len(block), number)
             )
         ]
     return [mixed[position % len(mixed)] for position in range(length)]
@@ -142,8 +131,10 @@ def test_impossible_orders_are_refused(changes, message):
     ],
 )
 def test_impossible_queries_are_refused(query, message):
-    with pytest.raises(ConfigError, match=message):
-        make(UNEQUAL).at(*query)
+    for order in (make(UNEQUAL), strands(UNEQUAL, 2), example_mixture()):
+        for ask in (order.at, order.footing):
+            with pytest.raises(ConfigError, match=message):
+                ask(*query)
 
 
 def test_no_samples_are_refused_as_such():

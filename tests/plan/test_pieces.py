@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_mixtures import example_mixture
-from small_orders import orders
+from small_orders import file_ids, orders
 from small_strands import STRANDS
 
 from lightning_shards.errors import PlanError
@@ -26,8 +26,8 @@ class Shuffled(Order):
 
     def __init__(self, counts, seed):
         self.counts = counts
-        ids = [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
-        self._ids = np.random.default_rng(seed).permutation(np.array(ids, np.int64))
+        ids = np.array(file_ids(counts), np.int64)
+        self._ids = np.random.default_rng(seed).permutation(ids)
 
     @property
     def samples(self):

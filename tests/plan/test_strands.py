@@ -2,11 +2,10 @@
 
 from itertools import chain, product, takewhile
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_orders import make, pairs
+from small_orders import file_ids, pairs, philox, sorted_by
 from small_strands import STRANDS, strands
 
 from lightning_shards.errors import ConfigError
@@ -16,19 +15,6 @@ from lightning_shards.plan.pieces import pieces_ahead
 from lightning_shards.plan.place import Cursor
 
 # A naive model: Python's lists, one run after the other.
-
-
-def words(order, epoch, purpose, stream, number):
-    philox = np.random.Philox(
-        key=np.array([order.inner.seed, epoch], np.uint64),
-        counter=np.array([0, stream, 0, int(purpose)], np.uint64),
-    )
-    return iter(philox.random_raw(number).tolist())
-
-
-def shuffled(values, drawn):
-    keyed = [(next(drawn), value) for value in values]
-    return [value for _, value in sorted(keyed, key=lambda pair: pair[0])]
 
 
 def joined(runs):
@@ -43,14 +29,14 @@ def in_turns(parts, width):
 
 def naive_strands(order, epoch):
     """One whole epoch of few runs."""
-    run, number = order.inner.run, order.strands
+    run, number, seed = order.inner.run, order.strands, order.inner.seed
     numbers = list(range(order.samples))
     runs = [numbers[first : first + run] for first in range(0, len(numbers), run)]
     short = runs.pop() if len(runs[-1]) < run else []
-    dealt = shuffled(runs, words(order, 0, Purpose.STRANDS, 0, len(runs)))
+    dealt = sorted_by(runs, philox(seed, 0, Purpose.STRANDS, len(runs)))
     length = len(dealt) // number
-    drawn = words(order, epoch, Purpose.STRAND_RUNS, 0, number * length)
-    of_strands = [shuffled(dealt[s * length : (s + 1) * length], drawn) for s in range(number)]
+    drawn = iter(philox(seed, epoch, Purpose.STRAND_RUNS, number * length))
+    of_strands = [sorted_by(dealt[s * length : (s + 1) * length], drawn) for s in range(number)]
     most = order.inner.block // number // run
     fits = [
         n for n in range(1, most + 1) if not (n * run % order.width and order.width % (n * run))
@@ -63,9 +49,9 @@ def naive_strands(order, epoch):
     parts.append([joined([*dealt[number * length :], short])])
     sequence = []
     for block, of_block in enumerate(parts):
-        drawn = words(order, epoch, Purpose.STRAND_BLOCKS, block, len(numbers))
-        sequence += in_turns([shuffled(part, drawn) for part in of_block], order.width)
-    ids = pairs(make(order.inner.counts, sampling="sequential"), 0, 0, order.samples)
+        drawn = iter(philox(seed, epoch, Purpose.STRAND_BLOCKS, len(numbers), block))
+        sequence += in_turns([sorted_by(part, drawn) for part in of_block], order.width)
+    ids = file_ids(order.inner.counts.tolist())
     return [ids[number] for number in sequence]
 
 
@@ -126,9 +112,3 @@ def test_a_node_reads_its_own_runs_and_the_same_ones_in_every_epoch(nodes, numbe
 def test_strands_that_no_epoch_has_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         strands([13], **settings)
-
-
-def test_positions_that_no_epoch_has_are_refused():
-    for ask in (strands([9], 2).at, strands([9], 2).footing):
-        with pytest.raises(ConfigError, match="positions must be 0 <= start <= stop"):
-            ask(0, 3, 1)
