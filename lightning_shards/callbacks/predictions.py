@@ -289,14 +289,10 @@ def _on_all_ranks() -> Generator[None]:
 
 
 def _require_no_results(folder: Path) -> None:
-    """Refuse a folder that holds predictions, or other Parquet files."""
-    results = sorted(
-        path.name
-        for path in folder.glob("[!.]*")
-        if path.suffix == ".parquet" or path.match(f"{_STEM}*")
-    )
+    """Refuse a folder that holds Parquet files, of predictions or others."""
+    results = sorted(folder.glob("*.parquet"))
     if results:
         raise ConfigError(
-            f"{folder} already holds {results[0]}, and predictions are not mixed with other "
+            f"{folder} already holds {results[0].name}, and predictions are not mixed with other "
             "results: delete them, or name another folder"
         )

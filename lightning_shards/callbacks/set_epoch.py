@@ -57,16 +57,10 @@ class SetEpoch(pl.Callback):
 
 
 def find_set_epochs(loader: object) -> Iterator[Callable[[int], object]]:
-    """The `set_epoch` methods of a loader and of its parts, each object once."""
+    """The `set_epoch` methods of a loader and of its parts; of a part with two roles twice."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    parts: list[Any] = [
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-        getattr(loader, "dataset", None),
-    ]
-    for part in {id(part): part for part in parts}.values():
+    samplers = (getattr(each, "sampler", None) for each in (loader, batch_sampler))
+    for part in (loader, batch_sampler, *samplers, getattr(loader, "dataset", None)):
         set_epoch = getattr(part, "set_epoch", None)
         if callable(set_epoch):
             yield set_epoch

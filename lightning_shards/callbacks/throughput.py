@@ -14,7 +14,6 @@ from lightning_shards.measure.rates import (
     RunContext,
     Throughput,
     TimeTotals,
-    WaitClock,
     find_slow_rank,
     in_lockstep,
 )
@@ -59,7 +58,11 @@ class DataThroughputMonitor(pl.Callback):
 
     def _watch(self, loader: ShardLoader | None, device: torch.device) -> None:
         """Begin to measure this loader, if there is one, with nothing measured before."""
-        self._loader, self._clock = loader, WaitClock(device)
+        self._loader = loader
+        # The trainer's thread runs ahead of a CUDA device, so while it waits for a batch, the
+        # device may still be at work. This event behind the last kernel of a step shows it.
+        self._step_end = torch.cuda.Event() if device.type == "cuda" else None
+        self._starved_s = 0.0
         self._began: TimeTotals | None = None
         self._logged = TimeTotals()
         self._waited_s = 0.0 if loader is None else loader.times.wait_s
@@ -83,14 +86,17 @@ class DataThroughputMonitor(pl.Callback):
             return
         times = self._loader.times
         self._transfer_s += time.perf_counter() - times.handed_at
-        self._clock.batch_came(times.wait_s - self._waited_s)
+        # a device that ran dry just before the batch came counts as idle for the whole wait
+        if self._step_end is None or self._step_end.query():
+            self._starved_s += times.wait_s - self._waited_s
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: object, **__: object) -> None:
         """Begin to measure after the first batch; log when the loggers are due."""
         if self._loader is None:
             return
         self._waited_s = self._loader.times.wait_s
-        self._clock.step_ended()
+        if self._step_end is not None:
+            self._step_end.record()
         if self._began is None:
             self._began = self._logged = self._measure(self._loader)
         elif trainer.loggers and should_log(trainer) and trainer.is_global_zero:
@@ -142,7 +148,7 @@ class DataThroughputMonitor(pl.Callback):
         now_s = time.perf_counter() if self._stopped_at is None else self._stopped_at
         wall_s = now_s - self._left_out_s - times.start_s
         # in the order of its fields
-        trained = (times.batches, times.samples, wall_s, times.wait_s, self._clock.starved_s)
+        trained = (times.batches, times.samples, wall_s, times.wait_s, self._starved_s)
         made = (times.produce_s, self._transfer_s, *times.stages.values())
         return TimeTotals._make((*trained, *made, *times.fetched[:4]))
 

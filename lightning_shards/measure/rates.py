@@ -1,4 +1,4 @@
-"""Rates of loader and trainer, the clocks behind them, and the rank that holds up the others.
+"""Rates of loader and trainer, and the rank that holds up the others.
 
 Ranks are in lockstep: if one is late, all others wait for it inside the backward pass, which their
 own clocks count as training. So the times of a job are the largest of its ranks and not the mean,
@@ -9,8 +9,6 @@ import statistics
 from collections.abc import Sequence
 from operator import sub
 from typing import Literal, NamedTuple
-
-import torch
 
 from lightning_shards.samples.stage_clock import STAGES
 
@@ -236,39 +234,3 @@ def find_slow_rank(ranks: Sequence[TimeTotals]) -> int | None:
     if largest - median <= max(cost, median) or ranks[0].batches < ENOUGH_STEPS:
         return None
     return waits.index(largest)
-
-
-# --- what is lost while a device waits for data ---------------------------------------------------
-#
-# On a CPU all waiting is lost. The trainer's thread runs ahead of a CUDA device, so while it waits
-# for a batch, the device may still be at work. An event behind the last kernel of a step shows it:
-# if the event has been reached when the next batch comes, the device ran dry during the wait, and
-# the whole wait counts as lost; if not, nothing was lost. The sum is an upper bound, because a
-# device that ran dry just before the batch came counts as idle for the whole wait. Events are
-# queried, never waited for.
-
-
-class WaitClock:
-    """Counts the waits of a rank for its loader that cost its device time.
-
-    Args:
-        device: The rank's device. All waiting is lost unless it is a CUDA device: that is exact for
-            a CPU, which does the work itself, and an upper bound for other devices.
-
-    Attributes:
-        starved_s: Seconds of waiting that count as lost.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.starved_s = 0.0
-        self._step_end = torch.cuda.Event() if device.type == "cuda" else None
-
-    def batch_came(self, waited_s: float) -> None:
-        """Count the wait, unless the device still has work to do."""
-        if self._step_end is None or self._step_end.query():
-            self.starved_s += waited_s
-
-    def step_ended(self) -> None:
-        """Put the event behind the step."""
-        if self._step_end is not None:
-            self._step_end.record()

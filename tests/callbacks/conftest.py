@@ -3,15 +3,12 @@
 import logging
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from ignored_warnings import ignored_below
-from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import Ledger, ToyData, make_trainer
 
 from lightning_shards import DataThroughputMonitor, Place, ShardLoader, SourceDescription
 from lightning_shards.callbacks import throughput
@@ -45,8 +42,8 @@ class Clock:
 class FakeFit:
     """Calls the hooks of a monitor as a fit does; its clock and its loader do as they are told."""
 
-    def __init__(self, clock: Clock, world_size: int = 1, pool: Any = None) -> None:
-        self.clock = clock
+    def __init__(self, world_size: int = 1, pool: Any = None) -> None:
+        self.clock = Clock()
         place = Place(0, world_size)
         source = SimpleNamespace(identity=dict, describe=lambda: SourceDescription("none", "none"))
         self.make_loader = lambda: ShardLoader(cast("Any", source), pool or InlinePool(), place)
@@ -137,19 +134,12 @@ class FakeFit:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time in the monitor."""
-    clock = Clock()
-    monkeypatch.setattr(throughput, "time", clock)
-    return clock
-
-
-@pytest.fixture
-def make_fit(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeFit]:
+def make_fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeFit]:
     """A fit of a monitor with a world size and a pool; nothing runs but its hooks."""
 
     def made(world_size: int = 1, pool: Any = None) -> FakeFit:
-        fit = FakeFit(clock, world_size, pool)
+        fit = FakeFit(world_size, pool)
+        monkeypatch.setattr(throughput, "time", fit.clock)
         monkeypatch.setattr(throughput, "rank_zero_info", fit.reported.append)
         monkeypatch.setattr(throughput, "gather", fit.gather)
         return fit
@@ -171,12 +161,3 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], dict[str, str]]:
     return lambda: {
         match[1]: match[2] for match in map(pattern.fullmatch, caplog.messages) if match
     }
-
-
-@pytest.fixture(scope="session")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of one fit with ExactResume by step, as ModelCheckpoint makes them."""
-    folder = tmp_path_factory.mktemp("saved")
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(folder, [saver]).fit(Ledger(), ToyData())
-    return {path.stem: path for path in folder.glob("*.ckpt")}

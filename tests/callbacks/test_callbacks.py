@@ -45,44 +45,28 @@ def test_the_digest_refuses_a_loader_of_another_rank_in_an_evaluation(stage, dat
         getattr(make_trainer(EpochDigest()), stage)(EvaluatedWeight(), loader)
 
 
-class Keys(EvaluatedWeight):
-    """Keeps the keys of the batches of each epoch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.epochs: dict[int, list[list[str]]] = {}
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.epochs.setdefault(self.current_epoch, []).append(batch["__key__"])
-        return super().training_step(batch, batch_idx)
-
-
 @pytest.mark.parametrize("callbacks", [[], [SetEpoch()]], ids=["alone", "SetEpoch"])
 def test_a_loader_given_by_hand_goes_on_with_the_next_epoch_where_epochs_are_cut(
     callbacks, data, make_trainer
 ):
     options: dict[str, Any] = {"limit_val_batches": 0, "limit_train_batches": 2, "max_epochs": 3}
-    model, whole = Keys(), data.loader("train")
+    model, whole = EvaluatedWeight(), data.loader("train")
     make_trainer(*callbacks, **options).fit(model, data.loader("train"))
-    orders = [[batch["__key__"] for batch in whole][:2] for _ in range(3)]
-    assert [model.epochs[epoch] for epoch in range(3)] == orders
-    assert orders[0] != orders[1]
+    epochs = [torch.cat([batch["__id__"] for batch in whole]).tolist()[:4] for _ in range(3)]
+    assert model.ids == [each for epoch in epochs for each in epoch]
+    assert epochs[0] != epochs[1]
 
 
 def plain_loader() -> Any:
     return DataLoader(torch.ones(4, 1))
 
 
-@pytest.mark.parametrize("loader", ["plain", "ours, by hand", "two"])
-def test_exact_resume_says_that_there_is_nothing_to_resume(loader, data, make_trainer):
-    loaders = {
-        "plain": plain_loader,
-        "ours, by hand": lambda: data.loader("train"),
-        "two": lambda: {"a": plain_loader(), "b": plain_loader()},
-    }
-    trainer = make_trainer(ExactResume(), limit_val_batches=0)
-    with pytest.warns(UserWarning, match=r"ExactResume\(\) .* nothing .*datamodule="):
-        trainer.fit(EvaluatedWeight(), loaders[loader]())
+def test_exact_resume_says_that_there_is_nothing_to_resume(data, make_trainer):
+    two = {"a": plain_loader(), "b": plain_loader()}
+    for loaders in (plain_loader(), data.loader("train"), two):
+        trainer = make_trainer(ExactResume(), limit_val_batches=0)
+        with pytest.warns(UserWarning, match=r"ExactResume\(\) .* nothing .*datamodule="):
+            trainer.fit(EvaluatedWeight(), loaders)
 
 
 def test_set_epoch_says_that_nothing_asks_for_the_epoch(make_trainer):

@@ -1,7 +1,5 @@
 """The proof at each epoch's end: right runs are proven in one line, and no wrong one is."""
 
-from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +11,7 @@ from lightning_shards.callbacks import digest as digest_module
 from lightning_shards.errors import DigestError, SampleError, count_of
 from lightning_shards.plan.digest import digest_ids
 from lightning_shards.readers.indexed import IndexedSource
-from lightning_shards.samples.collate import BadSample, Collation
+from lightning_shards.samples.collate import BadSample
 from tests.callbacks.quiet_fits import EvaluatedWeight, quiet_trainer
 
 pytestmark = pytest.mark.usefixtures("held_fork_server")
@@ -148,36 +146,27 @@ def test_a_look_at_a_batch_is_not_taken_for_the_epoch(
 # --- wrong runs -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WrongSource(IndexedSource):
-    """Spoils what is made: `spoil` gets the ids of a batch and gives others."""
-
-    spoil: Any = None
-
-    def batches(self, place, cursor, arena=None):
-        for made in super().batches(place, cursor, arena):
-            rows = [
-                {"__key__": "", "__id__": tuple(each), "label": 0}
-                for each in self.spoil(made.batch["__id__"].tolist())
-            ]
-            weights = made.batch.get("__weight__", np.array([])).astype(int).tolist()
-            yield Collation().begun(rows, ["label"], weights, self.batch_format)
+def lost(made):
+    """The first sample is not in the batch, and the last one twice."""
+    ids = made.batch["__id__"]
+    return made._replace(digest=digest_ids(np.concatenate([ids[-1:], ids[1:]])))
 
 
-def lost(ids):
-    return [ids[-1], *ids[1:]]
+def exchanged(made):
+    """Shards and samples have each other's numbers."""
+    return made._replace(digest=digest_ids(made.batch["__id__"][:, ::-1]))
 
 
-def exchanged(ids):
-    return [[sample, shard] for shard, sample in ids]
-
-
-def spoil_sources(monkeypatch, spoil):
+def spoil_sources(monkeypatch, spoil, **changes):
+    """The batches of each source are what `spoil` makes of them."""
     plain = ShardDataModule.source
 
+    class SpoiltSource(IndexedSource):
+        def batches(self, place, cursor, arena=None):
+            yield from map(spoil, super().batches(place, cursor, arena))
+
     def source(self, split, index=None):
-        made = plain(self, split, index)
-        return WrongSource(**vars(made), spoil=spoil)
+        return SpoiltSource(**vars(plain(self, split, index)) | changes)
 
     monkeypatch.setattr(ShardDataModule, "source", source)
 
@@ -199,12 +188,6 @@ def test_other_samples_than_planned_end_an_evaluation(stage, make_data, make_tra
     name = {"validate": "validation", "predict": "prediction"}.get(stage, stage)
     with pytest.raises(DigestError, match=f"{name}: the samples"):
         getattr(make_trainer(), stage)(EvaluatedWeight(), make_data())
-
-
-def test_samples_in_another_order_are_the_same_samples(make_data, make_trainer, monkeypatch, said):
-    spoil_sources(monkeypatch, partial(sorted, reverse=True))
-    make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
-    assert len(said()) == 2
 
 
 def test_a_checkpoint_of_a_wrong_epoch_is_not_written(
@@ -236,25 +219,15 @@ def test_processes_that_share_a_rank_count_once(make_data, make_trainer, monkeyp
 # --- bad samples ----------------------------------------------------------------------------------
 
 
-def with_bad_samples(monkeypatch, max_bad):
-    """In each step the first sample cannot be read, and has a substitute."""
-    plain = ShardDataModule.source
-
-    class BadSource(IndexedSource):
-        def batches(self, place, cursor, arena=None):
-            for made in super().batches(place, cursor, arena):
-                ids = made.batch["__id__"]
-                bad = (BadSample(*ids[0].tolist(), "SampleError"),)
-                yield made._replace(digest=digest_ids(ids[1:]), bad=bad)
-
-    def source(self, split, index=None):
-        return replace(BadSource(**vars(plain(self, split, index))), max_bad=max_bad)
-
-    monkeypatch.setattr(ShardDataModule, "source", source)
+def bad(made):
+    """The first sample cannot be read, and has a substitute."""
+    ids = made.batch["__id__"]
+    told = (BadSample(*ids[0].tolist(), "SampleError"),)
+    return made._replace(digest=digest_ids(ids[1:]), bad=told)
 
 
 def test_bad_samples_are_counted_in_the_line(make_data, make_trainer, monkeypatch, said):
-    with_bad_samples(monkeypatch, max_bad=5)
+    spoil_sources(monkeypatch, bad, max_bad=5)
     make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())
     assert "as the order says" in said()["epoch 1"]
     assert said()["epoch 1"].endswith(
@@ -265,7 +238,7 @@ def test_bad_samples_are_counted_in_the_line(make_data, make_trainer, monkeypatc
 def test_more_bad_samples_than_allowed_on_all_ranks_end_the_fit(
     make_data, make_trainer, monkeypatch
 ):
-    with_bad_samples(monkeypatch, max_bad=9)
+    spoil_sources(monkeypatch, bad, max_bad=9)
     monkeypatch.setattr(digest_module, "gather", lambda part: [part, part._replace(rank=1)])
     with pytest.raises(SampleError, match=r"10 samples \(10 SampleError\).*max_bad=9"):
         make_trainer(limit_val_batches=0).fit(EvaluatedWeight(), make_data())

@@ -52,7 +52,7 @@ def predicted(batch: Any) -> dict[str, Any]:
     return {"label": batch["label"], "text": [f"is\n{key}" for key in batch["__key__"]]}
 
 
-def predict_rank(writer, trainer, step, look):
+def predict_rank(writer, trainer, step):
     """Call the hooks of one rank in the order of a prediction; the error that ended it."""
     loaders = trainer.predict_loop._combined_loader.flattened
     try:
@@ -62,8 +62,6 @@ def predict_rank(writer, trainer, step, look):
             for step_number, batch in enumerate(loader):
                 outputs = step(batch)
                 writer.on_predict_batch_end(trainer, None, outputs, batch, step_number, number)
-        if look:
-            look()
         writer.on_predict_end(trainer, None)
     except Exception as error:  # noqa: BLE001 the test looks at it
         writer.on_exception(trainer, None, error)
@@ -89,7 +87,7 @@ def make_data(urls, make_module):
 def predict(make_data, monkeypatch):
     """Predict on as many ranks as there are writers: the error of each, or None."""
 
-    def run(writers, data=None, *, step=predicted, num_loaders=1, places=None, look=None):
+    def run(writers, data=None, *, step=predicted, num_loaders=1, places=None):
         size, data = len(writers), data or make_data()
         places = places or range(size)
         ranks = Ranks(size)
@@ -111,7 +109,7 @@ def predict(make_data, monkeypatch):
                 state=SimpleNamespace(fn=TrainerFn.PREDICTING),
                 predict_loop=SimpleNamespace(_combined_loader=SimpleNamespace(flattened=loaders)),
             )
-            return predict_rank(writers[number], trainer, step, look)
+            return predict_rank(writers[number], trainer, step)
 
         with ThreadPoolExecutor(size) as pool:
             return list(pool.map(rank, range(size)))
@@ -165,27 +163,24 @@ def test_several_loaders_have_a_file_each(tmp_path, predict):
 def test_no_file_is_seen_before_the_end_nor_after_an_error(tmp_path, predict):
     seen: list[str] = []
 
-    def fail() -> None:
+    def fail(batch: Any) -> Any:
         seen.extend(names(tmp_path / "out"))
-        raise KeyError("of the model")
+        return {} if seen else predicted(batch)
 
-    [error] = predict(writers(tmp_path / "out"), look=fail)
-    assert isinstance(error, KeyError)
+    [error] = predict(writers(tmp_path / "out"), step=fail)
+    assert "returned {} for a batch of 3 samples" in str(error)
     [part] = seen
     assert part.startswith(".predictions-00000-of-00001.parquet.")
     assert names(tmp_path / "out") == []
     assert predict(writers(tmp_path / "out")) == [None]
 
 
-@pytest.mark.parametrize("name", ["predictions-00000-of-00001.csv", "other.parquet"])
-def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(
-    tmp_path, predict, name
-):
+def test_a_folder_with_other_results_is_refused_by_all_ranks_before_any_batch(tmp_path, predict):
     (tmp_path / "used").mkdir()
-    (tmp_path / "used" / name).touch()
+    (tmp_path / "used/other.parquet").touch()
     errors = predict(writers(tmp_path / "new", tmp_path / "used"), step=pytest.fail)
     assert [type(error) for error in errors] == [ConfigError, ConfigError]
-    assert f"used already holds {name}, and" in str(errors[0])
+    assert "used already holds other.parquet, and" in str(errors[0])
     assert "name another folder" in str(errors[1])
 
 

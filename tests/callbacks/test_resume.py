@@ -1,19 +1,23 @@
-"""ExactResume: its state, what it refuses, and what it computes; `tests/resume` has the fits."""
+"""ExactResume: its state, what it refuses, and what it resumes; `tests/resume` has the chains."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from toy import Ledger, ShouldStop, ToyData, bare_trainer, make_trainer, positions_of, resumed
+from toy import (
+    Ledger,
+    Snapshots,
+    StopHereError,
+    StopsAt,
+    ToyData,
+    bare_trainer,
+    make_trainer,
+    positions_of,
+    resumed,
+    saved_by_step,
+)
 
-from lightning_shards import plan_epoch
-from lightning_shards.callbacks.resume import position_after
 from lightning_shards.errors import StateError
-from lightning_shards.plan.epoch import EpochSchedule
-
-STEPS = 6  # of 4 samples, of 26
 
 
 class RenamedData(ToyData):
@@ -21,19 +25,22 @@ class RenamedData(ToyData):
 
 
 @pytest.fixture(scope="module")
-def saved_bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Checkpoints of a fit without ExactResume by step."""
-    folder = tmp_path_factory.mktemp("bare")
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    bare_trainer(folder, callbacks=[saver]).fit(Ledger(), ToyData())
-    return {path.stem: path for path in folder.glob("*.ckpt")}
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Checkpoints of a fit by step."""
+    return saved_by_step(tmp_path_factory.mktemp("saved"))
+
+
+@pytest.fixture(scope="module")
+def saved_bare(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The same without ExactResume."""
+    return saved_by_step(tmp_path_factory.mktemp("bare"), make=bare_trainer)
 
 
 # --- the state -----------------------------------------------------------------------------------
 
 
 def test_the_state_is_plain_and_complete(saved):
-    state = torch.load(saved["step=8"], weights_only=True)["callbacks"]["ExactResume"]
+    state = torch.load(saved[8], weights_only=True)["callbacks"]["ExactResume"]
     assert state == {
         "version": 1,
         "epoch": 1,
@@ -54,18 +61,13 @@ def test_the_state_is_plain_and_complete(saved):
 
 
 def test_an_open_accumulation_window_is_not_in_the_state(tmp_path):
-    class Failing(Ledger):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            if batch_idx == 5:  # the third batch of the second window
-                raise ArithmeticError
-            return super().training_step(batch, batch_idx)
-
-    trainer = make_trainer(tmp_path, [OnExceptionCheckpoint(tmp_path)], accumulate_grad_batches=3)
-    with pytest.raises(ArithmeticError):
-        trainer.fit(Failing(), ToyData())
-    state = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["callbacks"]
-    assert state["ExactResume"]["samples"] == 3 * 4
-    model = resumed(tmp_path, tmp_path / "on_exception.ckpt", accumulate_grad_batches=3)
+    stop = Snapshots(tmp_path, ("on_train_batch_end", 4))  # the second batch of the second window
+    with pytest.raises(StopHereError):
+        make_trainer(tmp_path, [stop], accumulate_grad_batches=3).fit(Ledger(), ToyData())
+    (path,) = stop.saved.values()
+    state = torch.load(path, weights_only=True)["callbacks"]["ExactResume"]
+    assert state["samples"] == 3 * 4
+    model = resumed(tmp_path, path, accumulate_grad_batches=3)
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
 
 
@@ -74,8 +76,8 @@ def test_an_open_accumulation_window_is_not_in_the_state(tmp_path):
 def test_the_state_is_complete_after_an_evaluation_too(resumes, stop, saved, tmp_path):
     """Lightning forgets its train loader then."""
     model, data = Ledger(), ToyData()
-    trainer = make_trainer(tmp_path, [ShouldStop(stop)], enable_checkpointing=False)
-    trainer.fit(model, data, ckpt_path=saved["step=3"] if resumes else None)
+    trainer = make_trainer(tmp_path, [StopsAt(stop)], enable_checkpointing=False)
+    trainer.fit(model, data, ckpt_path=saved[3] if resumes else None)
     states = []
     for name in ("fitted", "validated"):
         trainer.save_checkpoint(tmp_path / f"{name}.ckpt")
@@ -93,40 +95,27 @@ def test_the_state_is_complete_after_an_evaluation_too(resumes, stop, saved, tmp
     [
         (9, 4, "sample 12 of 26 in epoch 1, step 3 of 6"),
         (9, 2, "sample 12 of 26 in epoch 1, step 6 of 13"),
-        (STEPS, 4, "sample 0 of 26 in epoch 1, step 0 of 6, after the validation that is due"),
+        (6, 4, "sample 0 of 26 in epoch 1, step 0 of 6, after the validation that is due"),
     ],
 )
 def test_the_log_says_where_a_resumed_fit_goes_on(step, batch_size, told, saved, tmp_path, caplog):
     with caplog.at_level("INFO"):
-        resumed(tmp_path, saved[f"step={step}"], ToyData(batch_size))
+        resumed(tmp_path, saved[step], ToyData(batch_size))
     lines = [line for line in caplog.messages if line.startswith("ExactResume: ")]
     assert lines == [f"ExactResume: goes on at {told}"]
-
-
-@pytest.mark.parametrize("step", [5, 6, 9])
-@pytest.mark.parametrize("batch_size", [3, 8])
-def test_another_batch_size_goes_on_with_the_next_sample(batch_size, step, saved, tmp_path):
-    model = resumed(tmp_path, saved[f"step={step}"], ToyData(batch_size))
-    epoch, batches = divmod(step, STEPS)
-    rest = plan_epoch(26, batch_size, 1, "drop", done=4 * batches).served
-    ends = [24] * epoch + [4 * batches + rest] + [26 - 26 % batch_size] * (2 - epoch)
-    if batches == 0:  # all of the epoch was trained before
-        ends = [24] * epoch + [26 - 26 % batch_size] * (3 - epoch)
-    assert positions_of(model.steps) == {e: list(range(end)) for e, end in enumerate(ends)}
-    assert [each[0] for each in model.validations] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("step", [1, 6, 12])
 def test_without_it_another_batch_size_is_refused_and_it_is_named(step, saved, tmp_path):
     with pytest.raises(StateError, match=r"global_batch=4, this run has 2; .*ExactResume\(\)"):
-        bare_trainer(tmp_path).fit(Ledger(), ToyData(2), ckpt_path=saved[f"step={step}"])
+        bare_trainer(tmp_path).fit(Ledger(), ToyData(2), ckpt_path=saved[step])
 
 
 @pytest.mark.parametrize("estimates", [False, True])
 def test_a_checkpoint_made_without_it_resumes_with_the_same_batch_size_alone(
     estimates, saved_bare, tmp_path
 ):
-    path = saved_bare["step=4"]
+    path = saved_bare[4]
     model = resumed(tmp_path, path, model=Ledger(estimates=estimates))
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
     with pytest.raises(StateError, match=r"global_batch=4, this run has 2; .*ExactResume\(\)"):
@@ -149,19 +138,18 @@ def test_another_order_is_refused_with_both_values_and_the_ways_out(
     """Also by a data module of another name, which Lightning gives no state."""
     data = (RenamedData if has_own_name else ToyData)(**changes)
     with pytest.raises(StateError, match=rf"{message}; set it back to resume, or start anew"):
-        make_trainer(tmp_path).fit(Ledger(), data, ckpt_path=saved["step=8"])
+        make_trainer(tmp_path).fit(Ledger(), data, ckpt_path=saved[8])
 
 
 def test_the_settings_of_a_trainer_are_its_own_again_after_a_resume(saved, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=18, val_check_interval=0.5)
-    trainer.fit(Ledger(), ToyData(), ckpt_path=saved["step=18"])
+    trainer.fit(Ledger(), ToyData(), ckpt_path=saved[18])
     assert (trainer.max_steps, trainer.val_check_batch, trainer.global_step) == (18, 3, 18)
 
 
 def test_a_validation_that_was_due_after_a_batch_of_another_size_is_run(tmp_path):
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(tmp_path, [saver], val_check_interval=3).fit(Ledger(), ToyData())
-    model = resumed(tmp_path, tmp_path / "step=3.ckpt", ToyData(5), val_check_interval=0.5)
+    path = saved_by_step(tmp_path, max_steps=3, val_check_interval=3)[3]
+    model = resumed(tmp_path, path, ToyData(5), val_check_interval=0.5)
     # after 12 samples, 3 of 5 batches of the new size; else after batches 2 and 4 of an epoch
     assert model.validations[0] == [0, 3, 5]
     assert [each[0] for each in model.validations] == [0, 0, 1, 1, 2, 2]
@@ -169,9 +157,8 @@ def test_a_validation_that_was_due_after_a_batch_of_another_size_is_run(tmp_path
 
 def test_an_epoch_that_the_batch_size_ends_steps_its_schedule_and_validates(tmp_path):
     """10 of 26 samples are left, which fill no step of 13."""
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
-    make_trainer(tmp_path, [saver], max_steps=4).fit(Ledger(schedule="epoch"), ToyData())
-    model = resumed(tmp_path, tmp_path / "step=4.ckpt", ToyData(13), Ledger(schedule="epoch"))
+    path = saved_by_step(tmp_path, Ledger(schedule="epoch"), max_steps=4)[4]
+    model = resumed(tmp_path, path, ToyData(13), Ledger(schedule="epoch"))
     assert {(epoch, rate) for epoch, _, rate in model.steps} == {(0, 1.0), (1, 0.5), (2, 0.25)}
     assert positions_of(model.steps)[0] == list(range(16))
     assert [each[:2] for each in model.validations] == [[0, 4], [1, 6], [2, 8]]
@@ -192,24 +179,10 @@ def test_an_epoch_that_the_batch_size_ends_is_not_validated_where_lightning_woul
     options, validated, tmp_path
 ):
     """6 of 26 samples are left, which fill no step of 8; an epoch has 3 of them."""
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=5)
-    make_trainer(tmp_path, [saver], max_steps=5, **options).fit(Ledger(), ToyData())
-    model = resumed(tmp_path, tmp_path / "step=5.ckpt", ToyData(8), **options)
+    path = saved_by_step(tmp_path, max_steps=5, **options)[5]
+    model = resumed(tmp_path, path, ToyData(8), **options)
     assert [each[:2] for each in model.validations if each[1] > 4] == validated
     assert positions_of(model.steps) == {0: list(range(20)), 1: list(range(24)), 2: list(range(24))}
-
-
-# --- the arithmetic ------------------------------------------------------------------------------
-
-
-def test_an_epoch_that_was_trained_to_its_last_batch_is_over_for_every_batch_size():
-    """48 samples in steps of 5: three are dropped, and stay so."""
-    state: dict[str, int | str] = {
-        "epoch": 1, "samples": 0, "ended": 0, "batches": 9, "validation": "done",
-    }  # fmt: skip
-    position = position_after(state, EpochSchedule(48, 2, "drop"), world_size=1, end=24)
-    assert (position.epoch, position.batches, position.is_over) == (0, 24, True)
-    assert not position.validation_due
 
 
 # --- checkpoints that do not say where they stand, or that are damaged
@@ -230,7 +203,7 @@ def test_a_renamed_data_module_with_another_batch_size_is_refused_within_an_epoc
     step, make, saved_bare, tmp_path
 ):
     with pytest.raises(StateError, match=r"global_batch=4, this run has 8; .*ExactResume\(\)"):
-        make(tmp_path).fit(Ledger(), RenamedData(8), ckpt_path=saved_bare[f"step={step}"])
+        make(tmp_path).fit(Ledger(), RenamedData(8), ckpt_path=saved_bare[step])
 
 
 @pytest.mark.parametrize("make", [bare_trainer, make_trainer])
@@ -239,7 +212,7 @@ def test_a_renamed_data_module_with_another_batch_size_is_refused_within_an_epoc
 def test_a_checkpoint_without_our_state_is_refused_within_an_epoch(
     estimates, batch_size, make, saved_bare, tmp_path
 ):
-    path = without_our_state(saved_bare["step=11"], tmp_path)
+    path = without_our_state(saved_bare[11], tmp_path)
     data = ToyData(batch_size)
     with pytest.raises(StateError, match=r"before its end.* how many samples .*weights alone"):
         make(tmp_path).fit(Ledger(estimates=estimates), data, ckpt_path=path)
@@ -258,7 +231,7 @@ MISSING = object()
     ],
 )  # fmt: skip
 def test_a_damaged_value_is_named_with_what_it_should_be(name, value, saved, tmp_path):
-    checkpoint, path = torch.load(saved["step=9"], weights_only=True), tmp_path / "damaged.ckpt"
+    checkpoint, path = torch.load(saved[9], weights_only=True), tmp_path / "damaged.ckpt"
     checkpoint["callbacks"]["ExactResume"].pop(name)
     if value is not MISSING:
         checkpoint["callbacks"]["ExactResume"][name] = value

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_shards.callbacks import throughput
 from lightning_shards.measure.rates import TimeTotals
@@ -56,6 +57,33 @@ def test_a_loader_that_replaces_another_one_is_measured_from_its_second_batch_on
     assert fake_fit.windows("transfer_fraction") == pytest.approx([1 / 3, 1 / 2])
     assert fake_fit.run("samples_per_s") == pytest.approx(2 / 4)
     assert fake_fit.run("loader_decode_fraction") == pytest.approx(1)
+
+
+class FakeEvent:
+    """As a CUDA event: it is reached once the device has done what was queued before it."""
+
+    is_reached = True
+
+    def record(self) -> None:
+        self.is_reached = False
+
+    def query(self) -> bool:
+        return self.is_reached
+
+
+@pytest.mark.parametrize(("device", "lost_s"), [("cuda", 1010), ("cpu", 1111), ("mps", 1111)])
+def test_a_cuda_device_has_lost_the_waits_at_whose_end_it_had_ended_its_step(
+    make_fit: Any, monkeypatch: pytest.MonkeyPatch, device: str, lost_s: float
+) -> None:
+    event, fit = FakeEvent(), make_fit()
+    monkeypatch.setattr("torch.cuda.Event", lambda: event)
+    fit.trainer.strategy.root_device = torch.device(device)
+    begun(fit)
+    for step in range(4):
+        event.is_reached = step in (1, 3)
+        fit.step(wait_s=10.0**step, busy_s=1)
+    fit.end()
+    assert fit.run("trainer_samples_per_s") == pytest.approx(4 * 8 / (1111 + 4 - lost_s))
 
 
 # --- the network

@@ -4,13 +4,11 @@ import math
 from typing import Any
 
 import pytest
-import torch
 
 from lightning_shards.measure.rates import (
     RunContext,
     Throughput,
     TimeTotals,
-    WaitClock,
     find_slow_rank,
     in_lockstep,
 )
@@ -123,32 +121,6 @@ def test_the_rank_that_costs_all_others_more_than_five_percent_is_named(
     assert find_slow_rank(ranks) == slow
 
 
-class FakeEvent:
-    """As a CUDA event: it is reached once the device has done what was queued before it."""
-
-    is_reached = True
-
-    def record(self) -> None:
-        self.is_reached = False
-
-    def query(self) -> bool:
-        return self.is_reached
-
-
-@pytest.mark.parametrize(("device", "lost_s"), [("cuda", 1010), ("cpu", 1111), ("mps", 1111)])
-def test_a_cuda_device_has_lost_the_waits_at_whose_end_it_had_ended_its_step(
-    monkeypatch: pytest.MonkeyPatch, device: str, lost_s: float
-) -> None:
-    event = FakeEvent()
-    monkeypatch.setattr("torch.cuda.Event", lambda: event)
-    clock = WaitClock(torch.device(device))
-    for step in range(4):
-        clock.step_ended()
-        event.is_reached = step in (1, 3)
-        clock.batch_came(10.0**step)
-    assert clock.starved_s == lost_s
-
-
 # --- the line at the end of a fit -----------------------------------------------------------------
 
 
@@ -196,11 +168,6 @@ HELD = [rank(0, 5), rank(3, 5), rank(0.1, 5)]
         ([rank(4, 40)], TWOS, "set num_workers to 4 (now 2)"),
         ([rank(8, 40)], TWOS._replace(cores=7), "set num_workers to 3, all cores of a rank: 10 w"),
         ([rank(8, 8)], context(0), "set num_workers to 4 (now 0: the trainer's own thread makes"),
-        (
-            [rank(8, 8)],
-            context(0, cores=3),
-            "set num_workers to 3, all cores of a rank: 4 would do",
-        ),
         ([rank(2, 5)], context(2), "raise prefetch_factor: the workers are fast enough, but their"),
         ([rank(0.5, 5)], context(2), "nothing in the loader: more workers change nothing, only"),
         ([rank(0, 20)], context(2), "nothing: neither waits for the other; a faster model will"),

@@ -36,39 +36,13 @@ class Segment:
     raises: bool = True
 
 
-class Expectation:
-    """How far each epoch must be trained, from the plans and from where the chain was cut."""
-
-    def __init__(self, variant: Variant) -> None:
-        self._remainder = variant.data.get("remainder", "drop")
-        self._limit = variant.trainer.get("limit_train_batches")
-        self.totals: dict[int, int] = {}
-        self._open = (0, 0)  # the epoch, and samples of it that earlier segments trained
-
-    def cut(self, segment: Segment, positions: dict[int, list[int]]) -> None:
-        """The segment was stopped when these positions had been trained."""
-        first, last = self._open[0], max([0, *positions])
-        for epoch in range(first, last + 1):
-            if len(positions.get(epoch, [])) == self._total(segment, epoch):
-                self.totals[epoch] = self._total(segment, epoch)
-        self._open = (last, len(positions.get(last, [])))
-        if last in self.totals:
-            self._open = (last + 1, 0)
-
-    def end(self, segment: Segment) -> dict[int, list[int]]:
-        """The positions of each epoch when the segment was not stopped."""
-        for epoch in range(self._open[0], EPOCHS):
-            self.totals[epoch] = self._total(segment, epoch)
-        return {epoch: list(range(total)) for epoch, total in self.totals.items()}
-
-    def _total(self, segment: Segment, epoch: int) -> int:
-        done = self._open[1] if epoch == self._open[0] else 0
-        epochs = EpochSchedule(SAMPLES, segment.batch_size, self._remainder)
-        limit = self._limit
-        if isinstance(limit, float):
-            limit = int(limit * epochs.steps(1))
-        steps = epochs.with_limit(limit).steps(1, done)
-        return epochs.plan(1, done).trained(steps)
+def trained_to(variant: Variant, batch_size: int, done: int) -> int:
+    """How far an epoch is trained by a fit that begins after so many of its samples."""
+    epochs = EpochSchedule(SAMPLES, batch_size, variant.data.get("remainder", "drop"))
+    limit = variant.trainer.get("limit_train_batches")
+    if isinstance(limit, float):
+        limit = int(limit * epochs.steps(1))
+    return epochs.plan(1, done).trained(epochs.with_limit(limit).steps(1, done))
 
 
 def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> int:
@@ -76,8 +50,15 @@ def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> in
 
     A segment whose stop does not come runs to its end, which is then that of the chain.
     """
-    expectation, checkpoint = Expectation(variant), None
+    totals: dict[int, int] = {}  # samples that each epoch is to be trained on
+    trained, checkpoint = dict[int, list[int]](), None
     for number, segment in enumerate(segments):
+        epoch = max(trained, default=0)
+        done = len(trained.get(epoch, []))
+        if done == totals.get(epoch):
+            epoch, done = epoch + 1, 0
+        for each in range(epoch, EPOCHS):
+            totals[each] = trained_to(variant, segment.batch_size, done * (each == epoch))
         data = ToyData(segment.batch_size, **variant.data)
         stop, model = (segment.stop, segment.raises), Ledger(**variant.model)
         part = folder / str(number)
@@ -85,11 +66,10 @@ def run_chain(folder: Path, variant: Variant, segments: Sequence[Segment]) -> in
         checkpoint = told["saved"]
         if checkpoint is None:
             break
-        state = torch.load(checkpoint, weights_only=True)
-        expectation.cut(segment, positions_of(state["ledger"]["steps"]))
+        trained = positions_of(torch.load(checkpoint, weights_only=True)["ledger"]["steps"])
     else:
         raise AssertionError("the last segment of a chain has no stop")
-    assert positions_of(told["steps"]) == expectation.end(segment)
+    assert positions_of(told["steps"]) == {each: [*range(end)] for each, end in totals.items()}
     epochs, ends = [epoch for epoch, _, _ in told["validations"]], told["epoch_ends"]
     if not all(segment.raises for segment in segments):
         # Lightning validates where it should stop, and counts that as an epoch's end

@@ -82,17 +82,6 @@ def test_a_fit_resumed_from_any_hook_ends_as_if_it_had_never_stopped(variant, tm
     assert failures(tmp_path, variant, slice(None)) == {}
 
 
-def test_a_fit_resumed_many_times_within_one_epoch_is_the_same_fit(tmp_path):
-    whole = fit(tmp_path, Variant("whole"))
-    checkpoint = None
-    for number in range(5):
-        snapshots = Snapshots(tmp_path / str(number), stop=("on_train_batch_end", 0))
-        with pytest.raises(Exception, match="on_train_batch_end"):
-            fit(tmp_path, Variant("part"), checkpoint, [snapshots])
-        (checkpoint,) = snapshots.saved.values()
-    assert fit(tmp_path, Variant("rest"), checkpoint) == whole
-
-
 @pytest.mark.filterwarnings("ignore:When using `Trainer.accumulate_grad_batches != 1.` and over")
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 def test_a_schedule_of_accumulation_holds_in_the_rest_of_an_epoch(make, tmp_path):

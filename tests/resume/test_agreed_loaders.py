@@ -1,4 +1,4 @@
-"""All ranks agree on a loader once; who asks for it again asks no other rank."""
+"""All ranks agree on a loader once; who asks for it again, or after the fit, asks no other rank."""
 
 from typing import Any
 
@@ -90,6 +90,17 @@ def test_a_rank_that_fails_meets_the_others_only_where_they_make_new_loaders_too
     with pytest.raises(ShardError, match=f"no {stage} on this rank"):
         make_trainer(tmp_path, callbacks, **options).fit(Ledger(), FailingData(stage))
     assert len(asking.agreed) == agreements
+
+
+@pytest.mark.parametrize("evaluates", ["validate", "fit"])
+def test_an_evaluation_loader_that_is_asked_for_after_the_trainer_has_stopped_is_whole(
+    evaluates, tmp_path
+):
+    model, data = Ledger(), ToyData()
+    trainer = make_trainer(tmp_path, limit_val_batches=1, max_epochs=1)
+    getattr(trainer, evaluates)(model, data)
+    loader: Any = data.val_dataloader()
+    assert [pair for batch in loader for pair in batch["pairs"]] == [(0, i) for i in range(5)]
 
 
 @pytest.mark.parametrize(("batch_size", "is_said"), [(4, True), (2, False)])

@@ -5,8 +5,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
-from toy import Ledger, ToyData, bare_trainer, make_trainer
+from toy import Ledger, ToyData, bare_trainer, make_trainer, resumed, saved_by_step
 
 from lightning_shards.errors import StateError
 
@@ -34,15 +33,11 @@ def halve_batches(data: ToyData) -> None:
 @pytest.mark.parametrize("change", [take_other_shards, halve_batches])
 def test_a_checkpoint_is_compared_with_the_loader_that_the_fit_begins_with(change, make, tmp_path):
     options = {"reload_dataloaders_every_n_epochs": 1, "max_epochs": 4}
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=3, save_top_k=-1)
-    whole = Ledger()
-    make(tmp_path, callbacks=[saver, Changes(change)], **options).fit(whole, ToyData())
+    whole, changes = Ledger(), {"callbacks": [Changes(change)]}
+    saved = saved_by_step(tmp_path, whole, every=3, make=make, **changes, **options)
     for step in (3, 6, 9):
-        resumed, path = Ledger(), tmp_path / f"step={step}.ckpt"
-        trainer = make(tmp_path, callbacks=[Changes(change)], enable_checkpointing=False, **options)
-        trainer.fit(resumed, ToyData(), ckpt_path=path)
-        assert resumed.steps == whole.steps
+        assert resumed(tmp_path, saved[step], make=make, **changes, **options).steps == whole.steps
     data = ToyData()
     take_other_shards(data)
     with pytest.raises(StateError, match="shards='toy-26', this run has 'toy-35'"):
-        make(tmp_path, **options).fit(Ledger(), data, ckpt_path=tmp_path / "step=6.ckpt")
+        resumed(tmp_path, saved[6], data, make=make, **options)

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of, resumed
+from toy import Ledger, ToyData, bare_trainer, make_trainer, positions_of, resumed, saved_by_step
 
 from lightning_shards.errors import ConfigError
 
@@ -56,10 +56,8 @@ def test_an_epoch_that_does_not_end_with_our_loader_is_refused(other, told, mode
     ("other", "mode"), [(range(10), "min_size"), (range(6), None), (range(4), None)]
 )
 def test_an_epoch_that_ends_with_our_loader_is_resumed_within(other, mode, tmp_path):
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
-    trainer = bare_trainer(tmp_path, callbacks=[saver], max_steps=4)
-    trainer.fit(Pairs(), CombinedData(other, mode))
-    data, path = CombinedData(other, mode), tmp_path / "step=4.ckpt"
+    data = CombinedData(other, mode)
+    path = saved_by_step(tmp_path, Pairs(), data, make=bare_trainer, max_steps=4)[4]
     model = resumed(tmp_path, path, data, Pairs(), bare_trainer)
     assert positions_of(model.steps) == {epoch: list(range(24)) for epoch in range(3)}
 
@@ -72,9 +70,8 @@ class ContainedData(ToyData):
 
 
 def test_our_loader_alone_in_a_container_is_resumed_at_the_sample(tmp_path):
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4)
-    make_trainer(tmp_path, [saver], max_steps=4).fit(Pairs(), ContainedData(4))
-    model = resumed(tmp_path, tmp_path / "step=4.ckpt", ContainedData(2), Pairs())
+    path = saved_by_step(tmp_path, Pairs(), ContainedData(4), max_steps=4)[4]
+    model = resumed(tmp_path, path, ContainedData(2), Pairs())
     assert positions_of(model.steps) == {epoch: list(range(26)) for epoch in range(3)}
 
 

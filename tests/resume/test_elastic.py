@@ -40,11 +40,15 @@ def draw_chain(draws: random.Random) -> list[Segment]:
     return segments
 
 
+MANY = pytest.param(400, marks=[pytest.mark.slow, pytest.mark.matrix])
+
+
+@pytest.mark.parametrize("least", [3, MANY])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_a_chain_of_batch_sizes_trains_each_sample_once(variant, tmp_path):
+def test_a_chain_of_batch_sizes_trains_each_sample_once(variant, least, tmp_path):
     draws = random.Random(variant.name)
     resumes = number = 0
-    while resumes < 3:  # where a stop does not come there is none
+    while resumes < least:  # where a stop does not come there is none
         resumes += run_chain(tmp_path / str(number), variant, draw_chain(draws))
         number += 1
 
@@ -65,14 +69,3 @@ def test_an_epoch_whose_limit_is_in_larger_batches_is_over(tmp_path):
     chain = [Segment(4, stop=("on_train_batch_end", 1)), Segment(13)]
     variant = Variant("limit_train_batches .5", {"limit_train_batches": 0.5})
     assert run_chain(tmp_path, variant, chain) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.matrix
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_any_chain_of_batch_sizes_trains_each_sample_once(variant, seed, tmp_path):
-    draws = random.Random(f"{variant.name} {seed}")
-    for number in range(20):
-        chain = draw_chain(draws)
-        run_chain(tmp_path / str(number), variant, chain)

@@ -4,8 +4,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
-from toy import SeenSamples, ToyData, bare_trainer, make_trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from toy import SeenSamples, ToyData, bare_trainer, make_trainer, resumed, saved_by_step
 
 from lightning_shards.errors import StateError
 
@@ -41,11 +41,8 @@ def rate_finder() -> LearningRateFinder:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """The folder of the checkpoints of a fit by step."""
-    folder = tmp_path_factory.mktemp("saved")
-    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(folder, [saver]).fit(Rated(), ToyData(val_samples=0))
-    return folder
+    """Checkpoints of a fit by step."""
+    return saved_by_step(tmp_path_factory.mktemp("saved"), Rated(), ToyData(val_samples=0))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +58,7 @@ def test_a_finder_in_a_fit_that_resumes_is_refused_by_its_name(step, finder, mak
     name = type(callback).__name__
     with pytest.raises(StateError, match=f"{name} cannot be .*step={step}.*; run it before"):
         make(tmp_path, callbacks=[callback]).fit(
-            model, ToyData(val_samples=0), ckpt_path=saved / f"step={step}.ckpt"
+            model, ToyData(val_samples=0), ckpt_path=saved[step]
         )
     assert model.seen == WHOLE[: 4 * step]
     assert not list(tmp_path.glob(".*.ckpt"))
@@ -72,10 +69,6 @@ def test_a_finder_at_the_start_of_an_epoch_leaves_a_fit_where_it_is(step, tmp_pa
     def finder():
         return AtEpochStarts(num_training_steps=3, early_stop_threshold=None)
 
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-    make_trainer(tmp_path, [finder(), saver]).fit(Rated(), ToyData(val_samples=0))
-    model = Rated()
-    make_trainer(tmp_path, [finder()]).fit(
-        model, ToyData(val_samples=0), ckpt_path=tmp_path / f"step={step}.ckpt"
-    )
-    assert model.seen == WHOLE
+    data = ToyData(val_samples=0)
+    path = saved_by_step(tmp_path, Rated(), data, callbacks=[finder()])[step]
+    assert resumed(tmp_path, path, data, Rated(), callbacks=[finder()]).seen == WHOLE

@@ -15,28 +15,26 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExcept
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from toy import (
     Ledger,
-    ShouldStop,
     Snapshots,
     StopHereError,
+    StopsAt,
     ToyData,
     bare_trainer,
     make_trainer,
     positions_of,
     resumed,
+    saved_by_step,
 )
 
 WHOLE = {epoch: list(range(24)) for epoch in range(3)}  # 26 samples in steps of 4
 
 
-class SignalAt(ShouldStop):
-    """Sends this process a signal as (name of the hook, which of its calls) says."""
+def sent(number: signal.Signals) -> Callable[[pl.Trainer], None]:
+    return lambda _: signal.raise_signal(number)
 
-    def __init__(self, number: signal.Signals, stop: tuple[str, int]) -> None:
-        super().__init__(stop)
-        self.number = number
 
-    def act(self, trainer: pl.Trainer) -> None:
-        signal.raise_signal(self.number)
+def raised(trainer: pl.Trainer) -> None:
+    raise StopHereError
 
 
 class Saver(ModelCheckpoint):
@@ -55,13 +53,13 @@ class SkipsRest(Ledger):
 
 
 STOPS: dict[str, Callable[[], Any]] = {
-    "within an epoch": lambda: ShouldStop(("on_train_batch_end", 7)),
-    "before the fit": lambda: ShouldStop(("on_train_start", 0)),
-    "at its end": lambda: ShouldStop(("on_train_batch_end", 11)),
+    "within an epoch": lambda: StopsAt(("on_train_batch_end", 7)),
+    "before the fit": lambda: StopsAt(("on_train_start", 0)),
+    "at its end": lambda: StopsAt(("on_train_batch_end", 11)),
     "EarlyStopping": lambda: EarlyStopping("val", patience=2, mode="max"),  # the third validation
-    "SIGINT": lambda: SignalAt(signal.SIGINT, ("on_train_batch_end", 7)),
-    "SIGTERM": lambda: SignalAt(signal.SIGTERM, ("on_train_batch_end", 7)),
-    "SIGTERM in a validation": lambda: SignalAt(signal.SIGTERM, ("on_validation_start", 2)),
+    "SIGINT": lambda: StopsAt(("on_train_batch_end", 7), sent(signal.SIGINT)),
+    "SIGTERM": lambda: StopsAt(("on_train_batch_end", 7), sent(signal.SIGTERM)),
+    "SIGTERM in a validation": lambda: StopsAt(("on_validation_start", 2), sent(signal.SIGTERM)),
 }
 SAVERS: dict[str, dict[str, Any]] = {
     "steps": {"every_n_train_steps": 1},
@@ -107,13 +105,6 @@ def test_a_fit_goes_on_with_the_next_sample_after_any_stop(stop, max_steps, tmp_
     assert trained == dict.fromkeys(saved, WHOLE)
 
 
-class RaisesAt(ShouldStop):
-    """Raises an error as (name of the hook, which of its calls) says."""
-
-    def act(self, trainer: pl.Trainer) -> None:
-        raise StopHereError
-
-
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 @pytest.mark.parametrize(
     ("times", "stop", "make"),
@@ -128,7 +119,7 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make
     saver = ModelCheckpoint(
         tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True
     )
-    stops = [RaisesAt(stop) for _ in range(times)]
+    stops = [StopsAt(stop, raised) for _ in range(times)]
     trainer = make(tmp_path, callbacks=[saver, *stops], max_epochs=3)
     for _ in range(times):
         with pytest.raises(StopHereError):
@@ -145,14 +136,13 @@ def test_the_ends_of_epochs_are_known_after_an_interrupted_fit(times, stop, make
 @pytest.mark.parametrize("make", [make_trainer, bare_trainer])
 def test_the_epoch_after_a_checkpoint_of_a_last_batch_is_known_to_be_open(make, tmp_path):
     """Lightning goes on from one without a state of ours and does not count that epoch."""
-    saver = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=6)
-    bare_trainer(tmp_path, callbacks=[saver], max_epochs=1).fit(Ledger(), ToyData())
+    path = saved_by_step(tmp_path, every=6, make=bare_trainer, max_epochs=1)[6]
     savers = [
         Saver(tmp_path / "steps", "{step}", every_n_train_steps=2, save_top_k=-1),
         Saver(tmp_path / "epochs", "{epoch}", save_on_train_epoch_end=True, save_top_k=-1),
     ]
     second = make(tmp_path, callbacks=savers, max_epochs=3)
-    second.fit(Ledger(), ToyData(), ckpt_path=tmp_path / "step=6.ckpt")
+    second.fit(Ledger(), ToyData(), ckpt_path=path)
     saved = sorted(tmp_path.glob("*/*.ckpt"))
     trained = {path: positions_of(resumed(tmp_path, path, make=make).steps) for path in saved}
     assert trained == dict.fromkeys(saved, WHOLE)
@@ -169,7 +159,7 @@ def test_no_epoch_is_left_out_after_a_checkpoint_that_only_the_resumed_run_under
     first = bare_trainer(tmp_path, callbacks=[saver], max_epochs=1)
     first.fit(Ledger(), ToyData())
     first.save_checkpoint(tmp_path / "by_hand.ckpt")
-    second = make_trainer(tmp_path, [ShouldStop(("on_train_batch_end", 2))], **options)
+    second = make_trainer(tmp_path, [StopsAt(("on_train_batch_end", 2))], **options)
     model = Ledger(estimates=estimates)
     second.fit(model, ToyData(), ckpt_path=tmp_path / f"{saved_by}.ckpt")
     second.save_checkpoint(tmp_path / "second.ckpt")
@@ -179,7 +169,7 @@ def test_no_epoch_is_left_out_after_a_checkpoint_that_only_the_resumed_run_under
 
 
 def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path):
-    trainer = make_trainer(tmp_path, [ShouldStop(("on_train_epoch_end", 1))])
+    trainer = make_trainer(tmp_path, [StopsAt(("on_train_epoch_end", 1))])
     trainer.fit(SkipsRest(), ToyData())
     trainer.save_checkpoint(tmp_path / "skipped.ckpt")
     model = resumed(tmp_path, tmp_path / "skipped.ckpt", model=SkipsRest())
@@ -188,13 +178,14 @@ def test_a_rest_of_an_epoch_that_the_model_skips_is_not_trained_later(tmp_path):
 
 @pytest.mark.usefixtures("_own_signals")
 @pytest.mark.parametrize(
-    ("kind", "stop"), [("SIGINT", ("on_train_batch_end", 2)), ("error", ("on_validation_start", 0))]
+    ("stop", "how"),
+    [(("on_train_batch_end", 2), sent(signal.SIGINT)), (("on_validation_start", 0), raised)],
+    ids=["SIGINT", "error"],
 )
-def test_a_validation_is_due_after_an_error_that_came_before_it(kind, stop, tmp_path):
+def test_a_validation_is_due_after_an_error_that_came_before_it(stop, how, tmp_path):
     """The checkpoint is saved when Lightning has ended the fit, by who caught the error."""
-    callback = RaisesAt(stop) if kind == "error" else SignalAt(signal.SIGINT, stop)
     options = {"val_check_interval": 3, "enable_checkpointing": False}
-    trainer = make_trainer(tmp_path, [callback], **options)
+    trainer = make_trainer(tmp_path, [StopsAt(stop, how)], **options)
     with contextlib.suppress(StopHereError, SystemExit):
         trainer.fit(Ledger(), ToyData())
     trainer.save_checkpoint(tmp_path / "by_hand.ckpt")

@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import nn
 
 from lightning_shards import ExactResume, ShardDataModule, SplitConfig
@@ -233,22 +233,23 @@ class Snapshots(Checkpoint):
         return save
 
 
-class ShouldStop(pl.Callback):
-    """Sets `trainer.should_stop` as (name of the hook, which of its calls) says."""
+def end(trainer: pl.Trainer) -> None:
+    trainer.should_stop = True
 
-    def __init__(self, stop: tuple[str, int]) -> None:
+
+class StopsAt(pl.Callback):
+    """Stops a fit as (name of the hook, which of its calls) says; `how` gets the trainer."""
+
+    def __init__(self, stop: tuple[str, int], how: Callable[[pl.Trainer], None] = end) -> None:
         hook, self.calls_before = stop
+        self.how = how
         setattr(self, hook, self._count)
 
     def _count(self, trainer: pl.Trainer, *arguments: Any) -> None:
         if not trainer.sanity_checking:
             self.calls_before -= 1
             if self.calls_before == -1:
-                self.act(trainer)
-
-    def act(self, trainer: pl.Trainer) -> None:
-        """End the fit."""
-        trainer.should_stop = True
+                self.how(trainer)
 
 
 def make_trainer(
@@ -270,6 +271,22 @@ def make_trainer(
     return pl.Trainer(callbacks=[resume, *callbacks], **(defaults | options))
 
 
+def saved_by_step(
+    folder: Path,
+    model: Any = None,
+    data: ToyData | None = None,
+    *,
+    every: int = 1,
+    make: Callable[..., pl.Trainer] = make_trainer,
+    callbacks: Sequence[Any] = (),
+    **options: Any,
+) -> dict[int, Path]:
+    """The checkpoints of a fit by their global steps: one after every so many steps."""
+    saver = ModelCheckpoint(folder, "{step}", every_n_train_steps=every, save_top_k=-1)
+    make(folder, callbacks=[*callbacks, saver], **options).fit(model or Ledger(), data or ToyData())
+    return {int(path.stem.removeprefix("step=")): path for path in folder.glob("step=*.ckpt")}
+
+
 def fit_until(
     folder: Path,
     model: Ledger,
@@ -285,7 +302,7 @@ def fit_until(
     """
     where, raises = stop
     snapshots, saved = Snapshots(folder, where), None
-    callbacks: list[Any] = [snapshots if raises else ShouldStop(where)] if where else []
+    callbacks: list[Any] = [snapshots if raises else StopsAt(where)] if where else []
     options["enable_checkpointing"] = bool(callbacks) and raises
     trainer = make_trainer(folder, callbacks, **options)
     try:
