@@ -110,20 +110,9 @@ def an_actor_begins_as_if_the_open_epoch_were_whole(before, self, cursor, world_
     return before(self, replace(cursor, epoch=cursor.epoch + passed), world_size, rest)
 
 
-@breaks("purity", "EpochSchedule.cursor_after", "plan/test_schedule.py")
-def an_actor_begins_one_epoch_later_in_evaluation(before, self, cursor, world_size, steps):
-    after = before(self, cursor, world_size, steps)
-    return replace(after, epoch=after.epoch + (self.pinned and steps > 0))
-
-
 @breaks("seek", "EpochSchedule.worker_epochs", "plan/test_schedule.py seams/test_source.py")
 def an_epoch_begins_at_its_first_sample(before, self, place, cursor):
     return before(self, place, replace(cursor, samples=0))
-
-
-@breaks("seek", "SampleOrder.footing", "plan/test_order.py")
-def a_footing_begins_with_the_epoch(before, self, epoch, start, stop):
-    return before(self, epoch, 0, stop)
 
 
 @breaks("seek", "EpochPlan.trained", "plan/test_epoch.py")
@@ -214,11 +203,6 @@ def ranks_expect_samples_of_each_other(before, order, epoch, start, stop, place)
     return before(order, epoch, start, stop, replace(place, rank=0, world_size=1))
 
 
-@breaks("purity", "AlikeOrder.window", "plan/test_alike.py")
-def a_window_is_a_block_and_no_whole_groups(before, self):
-    return max(self.group, int(self.inner.identity().get("shuffle_block", 1)))
-
-
 @breaks("each once", "AlikeOrder.at", "plan/test_alike.py")
 def what_is_left_over_repeats_a_sample(before, self, epoch, start, stop):
     ids = before(self, epoch, start, stop)
@@ -229,18 +213,3 @@ def what_is_left_over_repeats_a_sample(before, self, epoch, start, stop):
 @breaks("resume", "AlikeOrder.checksum", "plan/test_alike.py readers/test_batch_alike.py")
 def a_checksum_is_of_the_first_window(before, self, epoch, position):
     return before(self, epoch, 0)
-
-
-@breaks("resume", "AlikeOrder.identity", "readers/test_batch_alike.py")
-def a_checkpoint_of_another_group_is_taken(before, self):
-    return before(self) | {"alike_group": 0}
-
-
-@breaks("digest", "AlikeOrder.as_sets", "plan/test_alike.py")
-def a_digest_takes_cut_windows_for_whole_ones(before, self, start, stop):
-    return [(self.inner, start, stop)]
-
-
-@breaks("purity", "MemberSizes.__call__", "readers/test_batch_alike.py")
-def sizes_are_unknown(before, self, ids):
-    return np.zeros(len(ids), np.int64)

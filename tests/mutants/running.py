@@ -158,11 +158,6 @@ def a_new_version_has_the_pieces_of_the_old_one(before, self):
     return before(self._replace(stat=(0, 0)))
 
 
-@breaks("cache", "Piece.name", "remote/cache/test_pieces.py")
-def pieces_of_one_size_are_one_piece(before, self):
-    return f"0-{self.size}"
-
-
 @breaks("cache", "read_piece", "remote/cache/test_pieces.py")
 def a_torn_piece_is_served(before, path, piece, wanted):
     file = os.open(path, os.O_RDONLY)

@@ -120,11 +120,11 @@ def test_each_row_comes_with_the_name_of_its_component(reader, write_config, tra
 @pytest.mark.parametrize(
     ("options", "given", "said"),
     [
-        ({}, "--steps=3:3", "--steps must be A:B"),
+        *[({}, f"--steps={steps}", "--steps must be A:B") for steps in ("5", "3:3", "-1:2")],
         ({}, "--steps=4:6", "not in an epoch of 5 steps"),
         ({"batch": 2}, "", "batch"),
         ({"seed": "${nowhere}"}, "", "Interpolation key 'nowhere' not found, at 'data.seed'"),
-        ({"text": "model: {}"}, "", "the config has no section `data`"),
+        *[({"text": text}, "", "config") for text in ("[1, 2]", "data: 3", "{", "model: {}")],
         ({}, "--split=nonsense", "there is no 'nonsense' split"),
     ],
 )
