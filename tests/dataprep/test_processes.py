@@ -1,4 +1,4 @@
-"""Processes of a writing tool: all tasks once, errors passed on, none left behind."""
+"""What processes of a writing tool guarantee, in the names of its tests: none is left behind."""
 
 import os
 import signal

@@ -44,6 +44,12 @@ def write_samples(folder, counts, prefix="train"):
     return folder
 
 
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards of 4 and 5 samples."""
+    return write_samples(tmp_path / "data", [4, 5])
+
+
 def samples_of(path):
     """Key to fields of a tar, as `tarfile` reads it."""
     found = {}

@@ -9,24 +9,12 @@ import pytest
 
 from lightning_shards.shards.members import scan_members
 from lightning_shards.tools import index, verify
-from tests.tools.conftest import (
-    contents,
-    flip,
-    members_of,
-    samples_of,
-    write_members,
-    write_samples,
-)
+from tests.tools.conftest import contents, flip, members_of, samples_of, write_members
 
 
 @pytest.fixture
 def run(run_here):
     return run_here(verify.main)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_samples(tmp_path / "data", [4, 5])
 
 
 @pytest.fixture

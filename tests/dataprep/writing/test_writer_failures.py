@@ -42,12 +42,6 @@ def test_a_finished_folder_is_not_touched_by_a_second_try(tmp_path, write):
 # --- folders
 
 
-def test_other_prefixes_may_share_no_folder_with_an_index(write):
-    write(prefix="train")
-    with pytest.raises(ConfigError, match=r"'train' and is now 'val'"):
-        write(prefix="val")
-
-
 @pytest.mark.parametrize("name", ["shard-000007.tar", "wids.json"])
 def test_files_of_others_are_refused(tmp_path, name):
     (tmp_path / name).write_bytes(b"precious")

@@ -13,15 +13,16 @@ import os
 import shutil
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.shards import tables  # noqa: F401 - imported before the forks
 from lightning_shards.tools import index, pack, reshard
+from tests.tools.conftest import seen
 
 OPERATIONS = {"open", "os.rename", "os.remove", "os.mkdir", "os.truncate", "fcntl.flock"}
 MAX_OPERATIONS = 400
+REFUSED = 70  # what a run ends with that raised an error
 
 
 def write_samples(arguments):
@@ -34,18 +35,17 @@ def write_samples(arguments):
 TOOLS = {"pack": pack.main, "reshard": reshard.main, "index": index.main, "writer": write_samples}
 
 
-def start(tool, arguments, disturb=None):
-    """Run the tool in a fork, which first calls `disturb` if that is given."""
+def run(tool, arguments, kill_at=None):
+    """How the tool ends in a fork, which is killed before this file operation on its output."""
     child = os.fork()
     if child:
-        return child
-    status = 70
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = REFUSED
     try:
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        if disturb is not None:
-            os.dup2(silent, 2)
-            disturb()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if kill_at is not None:
+            os.dup2(1, 2)
+            count_operations(kill_at, Path(arguments[-1]).name)
         TOOLS[tool](arguments)
         status = 0
     except SystemExit as error:
@@ -54,13 +54,11 @@ def start(tool, arguments, disturb=None):
         os._exit(status)
 
 
-def disturb_at(operation, out, called):
-    """Kill this process before file operation number `operation` on the output."""
+def count_operations(kill_at, out):
     numbers = itertools.count()
 
     def count():
-        if next(numbers) == operation:
-            called.touch()
+        if next(numbers) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event, details):
@@ -73,73 +71,43 @@ def disturb_at(operation, out, called):
     sys.addaudithook(hook)
 
 
-def finish(child):
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def contents(folder):
-    """What readers see, by path: all but hidden files and those in hidden folders."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    }
-
-
 def check(out, reference, *, is_finished):
-    there = contents(out) if out.is_dir() else {}
+    """What is there is of the reference, and an index only where all of its folder is."""
+    there = seen(out)
     wrong = [name for name, data in there.items() if reference.get(name) != data]
-    if wrong:
-        raise AssertionError(f"not what the reference has: {wrong}")
-    indexes = [name for name in there if name.endswith("wids.json")]
-    for listing in indexes:
-        folder = listing.removesuffix("wids.json")
-        missing = [name for name in reference if name.startswith(folder) and name not in there]
-        if folder and missing:
-            raise AssertionError(f"{listing} is there, {missing} not")
-    if is_finished and there != reference:
-        raise AssertionError(f"missing: {sorted(reference.keys() - there.keys())}")
-    if is_finished and (left := list(out.rglob(".*.part"))):
-        raise AssertionError(f"left over: {left}")
+    assert not wrong, f"not what the reference has: {wrong}"
+    missing = reference.keys() - there.keys()
+    for folder in [name.removesuffix("wids.json") for name in there if name.endswith("wids.json")]:
+        assert not folder or not any(name.startswith(folder) for name in missing), missing
+    if is_finished:
+        assert not missing, missing
+        assert not list(out.rglob(".*.part"))
 
 
-def run_again(tool, arguments, out, reference):
-    code = finish(start(tool, arguments))
-    is_whole = tool == "writer" and code == 70 and (out / "wids.json").exists()
-    if code and not is_whole:  # ShardWriter refuses a finished folder
-        raise AssertionError(f"the run after the kill ended with {code}")
-    check(out, reference, is_finished=True)
-
-
-def disturb_each(tool, arguments, out, reference):
+def kill_at_each(tool, arguments, out, reference):
+    """How many file operations a run has; it is killed at each of them, and run again."""
     for operation in range(MAX_OPERATIONS):
         shutil.rmtree(out, ignore_errors=True)
-        called = out.parent / "called"
-        called.unlink(missing_ok=True)
-        disturb = partial(disturb_at, operation, out.name, called)
-        code = finish(start(tool, arguments, disturb))
-        if not called.exists():
+        ended = run(tool, arguments, operation)
+        if ended == 0:
             check(out, reference, is_finished=True)
             return operation
-        if code != -signal.SIGKILL:
-            raise AssertionError(f"ended with {code} and not by the signal")
+        assert ended == -signal.SIGKILL, ended
         check(out, reference, is_finished=False)
-        run_again(tool, arguments, out, reference)
+        is_whole = (out / "wids.json").exists() and tool == "writer"  # which refuses it then
+        assert run(tool, arguments) == (REFUSED if is_whole else 0)
+        check(out, reference, is_finished=True)
     raise AssertionError(f"more than {MAX_OPERATIONS} file operations")
 
 
 def main():
     folder, tool, *arguments = sys.argv[1:]
-    folder = Path(folder)
-    out, whole = folder / "out", folder / "reference"
-    run = [*arguments, "--cache-dir", str(folder / "cache")]
+    out, whole = Path(folder, "out"), Path(folder, "reference")
+    arguments += ["--cache-dir", str(Path(folder, "cache"))]
     if tool != "writer":
-        run += ["--processes", "1", "--output" if tool == "index" else "--out"]
-    if finish(start(tool, [*run, str(whole)])):
-        raise AssertionError("the reference run failed")
-    reference = contents(whole)
-    run.append(str(out))
-    sys.stdout.write(str(disturb_each(tool, run, out, reference)))
+        arguments += ["--processes", "1", "--output" if tool == "index" else "--out"]
+    assert run(tool, [*arguments, str(whole)]) == 0
+    sys.stdout.write(str(kill_at_each(tool, [*arguments, str(out)], out, seen(whole))))
 
 
 if __name__ == "__main__":

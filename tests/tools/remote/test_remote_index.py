@@ -1,4 +1,4 @@
-"""`lightning-shards index` of remote shards: each is read once, also over several runs."""
+"""What tools guarantee of remote shards, in the names of their tests: `index` reads each once."""
 
 import json
 
