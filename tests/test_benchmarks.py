@@ -1,4 +1,4 @@
-"""The parts of `benchmarks` that only calculate, one fresh process, and the proxy of `remote`."""
+"""The pages of `benchmarks`, the names that they take, and the proxy of `remote`."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers import campaign, processes, report, table
+from benchmarks.peers import report
 from benchmarks.remote import report as remote_report
 from benchmarks.remote.proxy import Proxy
 from benchmarks.remote.server import ask
@@ -26,19 +26,6 @@ SIZE = 200_000
 def test_a_page_shows_the_results_that_were_measured(name, write):
     results = json.loads((RESULTS / f"{name}.json").read_text())
     assert write(results) == (RESULTS / f"{name}.md").read_text()
-
-
-def test_a_ratio_is_of_values_of_the_same_round():
-    over = table.ratios([10.0, None, 90.0, 8.0], [5.0, 1.0, 30.0, None])
-    assert over == [2.0, None, 3.0, None]
-    assert table.interval(over, "x") == "2.50x (2.00 to 3.00)"
-    assert table.interval([None]) == "failed"
-    assert table.best({"one": [1.0, 3.0], "other": [2.5, None]}, ["one", "other"]) == "other"
-
-
-def test_the_floor_is_the_faster_one_of_each_round():
-    threads, processes_ = report.FLOORS
-    assert report.floor({threads: [1000.0, 2000.0], processes_: [900.0, 2100.0]}) == [1000, 2100]
 
 
 def test_the_page_tells_failures_and_what_could_not_be_installed():
@@ -60,30 +47,6 @@ def test_a_misspelt_name_is_refused_before_anything_is_made(module):
     )
     assert run.returncode == 2
     assert "not nobody" in run.stderr
-
-
-def test_names_stand_in_the_order_of_the_tables():
-    parser = campaign.parser_of("", repeats=1, seconds=1.0)
-    assert campaign.listed(parser, "b,a", ("a", "b", "c")) == ["a", "b"]
-    assert campaign.listed(parser, "", ("a", "b")) == []
-    assert campaign.listed(parser, None, ("a", "b")) == ["a", "b"]
-
-
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ("answer(lambda job: {'got': job})", ""),
-        ("raise SystemExit('oh')", "status 1: oh"),
-        ("input()\nimport time; time.sleep(100)", "not done after 2 s: no output"),
-    ],
-)
-def test_a_fresh_process_gives_its_result_or_says_why_not(code, error):
-    program = f"from benchmarks.peers.processes import answer\n{code}"
-    outcome = processes.run_fresh(
-        [sys.executable, "-c", program], 5, 2 if "2 s" in error else 60, {}
-    )
-    assert outcome.error == error
-    assert error or outcome.result["got"] == 5
 
 
 @pytest.fixture

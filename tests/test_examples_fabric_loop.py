@@ -12,12 +12,6 @@ from lightning.fabric import Fabric
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
-    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
-
-
 class Stopped(Exception):  # noqa: N818 no error
     """What kills a run in a test."""
 
@@ -42,17 +36,18 @@ class WatchedFabric(Fabric):
         return super().to_device(obj)
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+@pytest.fixture
+def digits(monkeypatch, tmp_path):
     """Some shards of the quickstart, 460 and 17 samples; its folder is on the path of modules."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "examples"))
-        packed = tmp_path_factory.mktemp("digits")
-        import_module("quickstart").pack_digits(packed)
-        for path in packed.glob("*/*.tar"):
-            if path.name not in ("train-000000.tar", "train-000001.tar", "val-000004.tar"):
-                path.unlink()
-        yield packed
+    monkeypatch.setenv("HOME", str(tmp_path))  # caches lie there
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    packed = tmp_path / "digits"
+    import_module("quickstart").pack_digits(packed)
+    for path in packed.glob("*/*.tar"):
+        if path.name not in ("train-000000.tar", "train-000001.tar", "val-000004.tar"):
+            path.unlink()
+    return packed
 
 
 def train_by_fabric(digits: Path, checkpoint: Path, stop_at: int | None = None) -> WatchedFabric:

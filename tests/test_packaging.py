@@ -42,11 +42,6 @@ def test_every_import_is_of_a_declared_dependency():
     assert {MODULES.get(name, name) for name in foreign} - declared == set()
 
 
-def test_no_extra_is_empty():
-    extras = PROJECT["project"]["optional-dependencies"]
-    assert [name for name, packages in extras.items() if not packages] == []
-
-
 def test_every_remedy_names_an_extra_that_exists():
     texts = [path.read_text() for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))]
     texts += [path.read_text() for path in (ROOT / "lightning_shards").rglob("*.py")]
