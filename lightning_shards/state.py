@@ -204,9 +204,14 @@ def read_cursor(
     samples = read_count(state, "samples", epochs.samples)
     cursor = Cursor(read_count(state, "epoch"), samples)
     require_same(description.state_at(cursor), state)
-    if description.mixture is not None and epochs.steps(world_size, samples):
-        _require_whole_units(samples, description.mixture.slots.schedule.unit, epochs, world_size)
-    rest = epochs.plan(world_size, samples)
+    rest, size = epochs.plan(world_size, samples), epochs.batch_size
+    unit = 1 if description.mixture is None else description.mixture.slots.schedule.unit
+    if samples % size and unit % size == 0 and epochs.steps(world_size, samples):
+        raise StateError(
+            f"the checkpoint was made after {samples} samples of its epoch, which are no multiple "
+            f"of batch_size={size}, so batches would be of two units of {unit} samples; resume "
+            f"with batches whose size divides both, such as {gcd(samples, unit)}"
+        )
     reaches_repeats = rest.padded and epochs.steps(world_size, samples) == rest.steps
     if reaches_repeats and "__weight__" not in description.reserved:
         # 24 samples are three steps of 8, and the 12 that are left after 12 one step and a half
@@ -218,21 +223,6 @@ def read_cursor(
             "it, or with batch_format='dict' and `__weight__` named in batch_keys if you set them"
         )
     return cursor
-
-
-def _require_whole_units(samples: int, unit: int, epochs: EpochSchedule, world_size: int) -> None:
-    """Check that no batch of the rest of an epoch is of two units, and so of two components."""
-    batch, step = epochs.batch_size, epochs.batch_size * world_size
-    for made, size, name in (
-        ("batches", batch, f"batch_size={batch}"),
-        ("steps", step, f"the {step} of a step"),
-    ):
-        if unit % size == 0 and samples % size:
-            raise StateError(
-                f"the checkpoint was made after {samples} samples of its epoch, which are no "
-                f"multiple of {name}, so {made} would be of two units of {unit} samples; resume "
-                f"with {made} whose size divides both, such as {gcd(samples, unit)}"
-            )
 
 
 def _require_same_table(join: str, saved: object, digest: object) -> None:
