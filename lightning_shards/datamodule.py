@@ -25,7 +25,7 @@ from lightning_shards.build.found_shards import (
     warn_of_other_numbers,
     warn_of_shared_shards,
 )
-from lightning_shards.build.loaders import describe, end_workers, facts_of, make_loader
+from lightning_shards.build.loaders import describe, facts_of, make_loader
 from lightning_shards.build.sources import make_source
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
@@ -70,6 +70,7 @@ from lightning_shards.stages import (
     trainer_stage,
 )
 from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
+from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import prepare_workers
 
@@ -524,4 +525,4 @@ class ShardDataModule(pl.LightningDataModule):
         for loader in self._loaders.values():
             loader.close()
         self._failed = None  # of a fit that ended before all ranks met
-        end_workers()
+        fork_server.end_unused()

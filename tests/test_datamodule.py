@@ -219,7 +219,7 @@ def test_the_fork_server_starts_with_setup_and_ends_with_the_fit(
     calls = []
     home = "lightning_shards.datamodule"
     monkeypatch.setattr(f"{home}.prepare_workers", lambda sources: calls.append(list(sources)))
-    monkeypatch.setattr(f"{home}.end_workers", lambda: calls.append("end"))
+    monkeypatch.setattr(f"{home}.fork_server.end_unused", lambda: calls.append("end"))
     module = make_module(SplitConfig(urls), **settings)
     module.setup("fit")  # without a trainer no teardown would end it
     module.trainer = SimpleNamespace(

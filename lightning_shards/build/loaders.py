@@ -13,7 +13,6 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.source import Source
 from lightning_shards.samples.collate import LoadedBatch
 from lightning_shards.system.process import num_cpus
-from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import InlinePool, try_first_sample
 from lightning_shards.workers.messages import batch_bytes, most_batches
 from lightning_shards.workers.pool import Pool, PoolDescription
@@ -99,11 +98,6 @@ def _ray_pool(config: LoaderConfig, num_workers: int, batch: int, allows_open: b
         address=config.ray.address,
         allows_open=allows_open,
     )
-
-
-def end_workers() -> None:
-    """End what workers come from, unless a stream uses it."""
-    fork_server.end_unused()
 
 
 def _prefetch(config: LoaderConfig, num_workers: int, kept: int) -> int:
