@@ -32,15 +32,15 @@ def with_a_lock(error):
 FACTS = {"seed": 1, "steps": 7}
 WELL = (FACTS, None)
 SCENES = {  # what each rank brings along
-    "all is well": [WELL, WELL, WELL],
-    "rank 1 fails": [WELL, ({}, MissingFieldError("no 'x'")), WELL],
-    "rank 2 fails otherwise": [WELL, WELL, ({}, OSError(5, "disk"))],
-    "two fail": [WELL, ({}, ConfigError("bad 1")), ({}, ConfigError("bad 2"))],
-    "facts differ": [WELL, WELL, ({"seed": 1, "steps": 8}, None)],
+    "equal facts pass": [WELL, WELL, WELL],
+    "a failure is raised by all": [WELL, ({}, MissingFieldError("no 'x'")), WELL],
+    "a foreign error by its text": [WELL, WELL, ({}, OSError(5, "disk"))],
+    "of two its own or the first": [WELL, ({}, ConfigError("1")), ({}, ConfigError("2"))],
+    "facts that differ": [WELL, WELL, ({"seed": 1, "steps": 8}, None)],
     "a fact more on rank 1": [WELL, ({**FACTS, "run": 64}, None), WELL],
     "an error of two arguments": [WELL, ({}, NeedsTwo("no disk", "buy one")), WELL],
     "an error with a lock": [WELL, ({}, with_a_lock(ConfigError("no key"))), WELL],
-    "all is well again": [WELL, WELL, WELL],
+    "equal facts pass after failures": [WELL, WELL, WELL],
 }
 
 def main():
@@ -75,51 +75,35 @@ def outcomes(tmp_path_factory, forked_programs):
     return {scene: [rank[scene] for rank in by_rank] for scene in by_rank[0]}
 
 
-def test_the_failure_of_one_rank_is_raised_by_all(outcomes):
-    own, other = "no 'x'", "rank 1 failed: no 'x'"
-    expected = [["MissingFieldError", message] for message in (other, own, other)]
-    assert outcomes["rank 1 fails"] == expected
+def by_all(message):
+    return [["PlanError", f"the ranks disagree on {message}; {REMEDY}"]] * WORLD_SIZE
 
 
-def test_a_foreign_error_is_raised_by_all_by_its_text(outcomes):
-    other = ["RankError", "rank 2 failed: OSError: [Errno 5] disk"]
-    own = ["OSError", "[Errno 5] disk"]
-    assert outcomes["rank 2 fails otherwise"] == [other, other, own]
+def by_rank_1(message, own="ConfigError", others="ConfigError"):
+    other = [others, f"rank 1 failed: {message}"]
+    return [other, [own, message], other]
 
 
-def test_of_two_failures_a_rank_raises_its_own_or_the_first(outcomes):
-    expected = ["rank 1 failed: bad 1", "bad 1", "bad 2"]
-    assert outcomes["two fail"] == [["ConfigError", message] for message in expected]
-
-
-@pytest.mark.parametrize(
-    ("scene", "said"),
-    [
-        ("facts differ", "steps: rank 0 has 7, rank 2 has 8"),
-        ("a fact more on rank 1", "run: rank 0 has None, rank 1 has 64"),
+REMEDY = "give all ranks the same shards and the same settings"
+DISK = ["RankError", "rank 2 failed: OSError: [Errno 5] disk"]
+RAISED = {
+    "equal facts pass": [None] * WORLD_SIZE,
+    "a failure is raised by all": by_rank_1("no 'x'", *["MissingFieldError"] * 2),
+    "a foreign error by its text": [DISK, DISK, ["OSError", "[Errno 5] disk"]],
+    "of two its own or the first": [
+        ["ConfigError", message] for message in ("rank 1 failed: 1", "1", "2")
     ],
-)
-def test_facts_that_differ_are_one_error_on_all_ranks(outcomes, scene, said):
-    remedy = "give all ranks the same shards and the same settings"
-    error = ["PlanError", f"the ranks disagree on {said}; {remedy}"]
-    assert outcomes[scene] == [error] * WORLD_SIZE
+    "facts that differ": by_all("steps: rank 0 has 7, rank 2 has 8"),
+    "a fact more on rank 1": by_all("run: rank 0 has None, rank 1 has 64"),
+    "an error of two arguments": by_rank_1("no disk; buy one", own="NeedsTwo"),
+    "an error with a lock": by_rank_1("no key"),
+    "equal facts pass after failures": [None] * WORLD_SIZE,
+}
 
 
-@pytest.mark.parametrize(
-    ("scene", "own", "message"),
-    [
-        ("an error of two arguments", "NeedsTwo", "no disk; buy one"),
-        ("an error with a lock", "ConfigError", "no key"),
-    ],
-)
-def test_an_error_that_cannot_travel_is_raised_by_all_by_its_text(scene, own, message, outcomes):
-    other = ["ConfigError", f"rank 1 failed: {message}"]
-    assert outcomes[scene] == [other, [own, message], other]
-
-
-@pytest.mark.parametrize("scene", ["all is well", "all is well again"])
-def test_equal_facts_pass_on_all_ranks_also_after_failures(outcomes, scene):
-    assert outcomes[scene] == [None] * WORLD_SIZE
+@pytest.mark.parametrize("scene", RAISED)
+def test_ranks_agree_or_fail_together(scene, outcomes):
+    assert outcomes[scene] == RAISED[scene]
 
 
 def test_a_single_process_raises_its_own_error():
