@@ -1,7 +1,7 @@
 """What a trainer reads in each of its stages."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import RunningStage
@@ -9,7 +9,6 @@ from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_shards.config.splits import Split, SplitName, kind_of
 from lightning_shards.errors import ConfigError
-from lightning_shards.loader import ShardLoader
 from lightning_shards.progress import evaluation_loop
 
 STAGE_SPLITS: Final[dict[str, tuple[Split, ...]]] = {
@@ -43,9 +42,7 @@ def splits_of(named: Mapping[SplitName, object], kinds: Collection[str]) -> list
 def split_of_batch(
     trainer: Any, dataloader_idx: int, named: Mapping[SplitName, object]
 ) -> SplitName | None:
-    """The split or set that a trainer has read a batch of; None if it is of no shards.
-
-    The batch of a loader that stands alone is of a split, whatever wraps the loader.
+    """The split or set that a trainer has read a batch of; None if it is an example input.
 
     Args:
         trainer: Reads the batch.
@@ -55,25 +52,18 @@ def split_of_batch(
     Raises:
         ConfigError: It is made of the batches of several loaders.
     """
-    combined = _read_loader(trainer)
+    combined: Any = _read_loader(trainer)
     if combined is None:
-        return None  # no loader gave it: it is an example input, for instance
-    loaders, read = combined.flattened, splits_of(named, [_READ_NOW[trainer.state.stage]])
-    default = read[min(dataloader_idx, len(read) - 1)] if read else ""
-    has_ours = any(isinstance(loader, ShardLoader) for loader in loaders)
-    is_turn = cast("Any", combined)._mode == "sequential"  # noqa: SLF001 Lightning names no other way
-    if is_turn or len(loaders) == 1:
-        loader = loaders[dataloader_idx if is_turn else 0]
-        if isinstance(loader, ShardLoader):
-            return loader.name or default
-        return None if has_ours else default
-    if has_ours or read:
+        return None
+    loaders = combined.flattened
+    if len(loaders) > 1 and combined._mode != "sequential":  # noqa: SLF001 Lightning names no other way
         raise ConfigError(
             "device_transforms are for batches of one loader, and this batch combines those of "
             f"{[type(loader).__name__ for loader in loaders]}; leave device_transforms out, and "
             "change batches in on_after_batch_transfer of the LightningModule"
         )
-    return None
+    read = splits_of(named, [_READ_NOW[trainer.state.stage]])
+    return read[min(dataloader_idx, len(read) - 1)] if read else ""
 
 
 def loaders_in(given: Any) -> list[Any]:
