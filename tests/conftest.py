@@ -61,7 +61,7 @@ LONGEST_FIRST = [
         "ray/test_actors.py",
         "ddp_kill/test_chains.py",
         "elastic/test_agents.py",
-        "options/test_all_options.py",
+        "trainer/test_all_options.py",
         "workers/test_all_pools.py",
         "ddp/test_ends.py",
         "ddp/test_a_fit.py",

@@ -14,21 +14,19 @@ from lightning_shards.workers.inline import InlinePool
 TRAIN, VAL = [5, 9, 6], [3, 4]  # 20 samples, 10 steps of 2; 7 samples, 4 steps of 2, 2, 2, 1
 STEPS, VAL_STEPS = 10, 4
 
-Ids = list[tuple[int, int]]
+Ids = list[list[int]]
 
 
 def ids_of(batch: Any) -> Ids:
     """The ids of the samples in a batch that are no repeats."""
     weights = batch.get("__weight__", torch.ones(len(batch["__id__"])))
-    return [
-        tuple(sample)
-        for sample, weight in zip(batch["__id__"].tolist(), weights.tolist(), strict=True)
-        if weight
-    ]
+    return batch["__id__"][weights > 0].tolist()
 
 
 class Recorder(pl.LightningModule):
     """Writes down what it was trained, validated, tested and asked to predict on."""
+
+    learning_rate = 0.01
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +54,7 @@ class Recorder(pl.LightningModule):
     predict_step = test_step
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
+        return torch.optim.SGD(self.parameters(), self.learning_rate)
 
     def _loss(self, batch: Any) -> torch.Tensor:
         return nn.functional.cross_entropy(
@@ -116,7 +114,7 @@ class CountedModule(ShardDataModule):
 
 
 def all_ids(counts: list[int]) -> Ids:
-    return [(shard, sample) for shard, count in enumerate(counts) for sample in range(count)]
+    return [[shard, sample] for shard, count in enumerate(counts) for sample in range(count)]
 
 
 class TrainsOnly(Recorder):

@@ -1,9 +1,5 @@
 """Loggers get the settings of the data when a fit starts; checkpoints are what they were."""
 
-from typing import Any
-
-import lightning.pytorch as pl
-import pytest
 import torch
 
 from lightning_shards import DecodeResize, LoaderConfig, ShardDataModule, SplitConfig
@@ -13,7 +9,7 @@ from tests.callbacks.quiet_fits import KeptMetrics, OneWeight, quiet_trainer
 class KeptSettings(KeptMetrics):
     """Keeps what it is given."""
 
-    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+    def log_hyperparams(self, params, *_, **__):
         self.settings = params["data"]
 
 
@@ -21,8 +17,9 @@ def doubled(label: int) -> int:
     return 2 * label
 
 
-@pytest.fixture
-def fitted(pack_shards: Any, tmp_path: Any) -> tuple[pl.Trainer, KeptSettings, ShardDataModule]:
+def test_a_logger_gets_plain_settings_without_urls_and_a_checkpoint_gets_none(
+    pack_shards, tmp_path
+):
     [url] = pack_shards([8])
     data = ShardDataModule(
         SplitConfig(url, sampling="shuffled", keep={"hash_of": "key", "of": 2, "parts": [0, 1]}),
@@ -36,13 +33,6 @@ def fitted(pack_shards: Any, tmp_path: Any) -> tuple[pl.Trainer, KeptSettings, S
     logger = KeptSettings()
     trainer = quiet_trainer(tmp_path, [], logger=logger, log_every_n_steps=1)
     trainer.fit(OneWeight(), data)
-    return trainer, logger, data
-
-
-def test_a_logger_gets_plain_settings_without_urls(
-    fitted: tuple[pl.Trainer, KeptSettings, ShardDataModule], tmp_path: Any
-) -> None:
-    _, logger, _ = fitted
     settings = logger.settings
     assert (settings["batch_size"], settings["fields"]) == (4, {"label": "cls"})
     assert settings["transforms"] == {"label": "doubled"}
@@ -50,14 +40,7 @@ def test_a_logger_gets_plain_settings_without_urls(
     assert settings["test"]["transforms"]["x"]["DecodeResize"]["size"] == 8
     assert settings["loader"]["prefetch_factor"] == 2
     text = str(settings)
-    assert str(tmp_path) not in text
-    assert not any(word in text for word in (".tar", "region", "hash_of"))
-
-
-def test_a_checkpoint_has_no_settings_in_it(
-    fitted: tuple[pl.Trainer, KeptSettings, ShardDataModule], tmp_path: Any
-) -> None:
-    trainer, _, data = fitted
+    assert not any(word in text for word in (str(tmp_path), ".tar", "region", "hash_of"))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     saved = torch.load(tmp_path / "x.ckpt", weights_only=True)
     assert data.hparams == {}

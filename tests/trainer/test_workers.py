@@ -4,23 +4,12 @@ import signal
 from contextlib import nullcontext
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from fit_recorder import Recorder
+from watching import children
 
 from lightning_shards import LoaderConfig, ShardDataModule
-
-
-def living_children() -> set[int]:
-    found: set[int] = set()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            if child.status() != psutil.STATUS_ZOMBIE:
-                found.add(child.pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 @pytest.fixture
@@ -49,7 +38,7 @@ class Failing(Recorder):
 
     def fail(self, is_due: bool) -> None:
         if is_due:
-            self.running |= living_children()
+            self.running |= {*children()}
             if self.error is not None:
                 raise self.error
 
@@ -64,7 +53,7 @@ class Failing(Recorder):
 )
 @pytest.mark.usefixtures("keep_sigint")
 def test_no_worker_outlives_a_fit_however_it_ends(stage, error, make_data, make_trainer):
-    before = living_children()
+    before = {*children()}
     model = Failing(stage, error)
     loader = LoaderConfig(multiprocessing_context="fork")
     data = make_data(ShardDataModule, num_workers=2, loader=loader)
@@ -72,4 +61,4 @@ def test_no_worker_outlives_a_fit_however_it_ends(stage, error, make_data, make_
     with pytest.raises((ArithmeticError, SystemExit)) if error else nullcontext():
         make_trainer(max_epochs=2).fit(model, data)
     assert len(model.running - before) >= 2  # there were workers to end
-    assert living_children() - before == set()
+    assert {*children()} == before

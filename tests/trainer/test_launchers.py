@@ -1,8 +1,7 @@
 """Ranks that others than `ddp` start, and ranks that share their data."""
 
 import pytest
-
-from tests.options import recorder
+from watching import ids_of, make_data
 
 # matrix: each launcher starts ranks of its own, which takes a minute in all
 pytestmark = [pytest.mark.ddp, pytest.mark.matrix, pytest.mark.timeout(300)]
@@ -28,14 +27,12 @@ def started(option_shards, run_program):
 @pytest.fixture(scope="module")
 def expected(option_shards):
     """The steps of two epochs of a rank, from a loader without any Trainer."""
-    data = recorder.make_data(option_shards("expected"), "indexed")
+    data = make_data(option_shards("expected"), "indexed")
 
     def steps(rank, world_size):
         loader = data.loader("train", rank=rank, world_size=world_size)
         return {
-            (epoch, step): recorder.ids_of(batch)
-            for epoch in range(2)
-            for step, batch in enumerate(loader)
+            (epoch, step): ids_of(batch) for epoch in range(2) for step, batch in enumerate(loader)
         }
 
     return steps
@@ -49,7 +46,7 @@ def test_ranks_of_every_launcher_take_the_planned_samples(
     ran = starting if launcher in STARTING else started
     assert ran.steps(launcher, rank) == expected(rank, 2)
     assert ran.of(launcher, rank)["place"] == [rank, 2]
-    assert len(ran.of(launcher, rank)["val"]) == 2
+    assert len(ran.of(launcher, rank)["validations"]) == 2
 
 
 @pytest.mark.parametrize("rank", RANKS)
@@ -67,7 +64,7 @@ def test_tensor_parallel_ranks_get_the_same_batches_those_of_one_rank(started, e
     seen = started.of("tensor_parallel", rank)
     assert (seen["place"], seen["world_size"]) == ([0, 1], 2)
     assert started.steps("tensor_parallel", rank) == expected(0, 1)
-    assert [len(steps) for steps in seen["val"]] == [4, 4]
+    assert list(map(len, seen["validations"])) == [7, 7]
 
 
 def test_samples_of_tensor_parallel_ranks_are_counted_once_and_nothing_warns(starting, started):

@@ -1,4 +1,4 @@
-"""What options/ guarantees, in the names of its tests: Trainer options on two real ranks."""
+"""Options of a Trainer on two real ranks, for both readers."""
 
 import json
 from dataclasses import dataclass, field
@@ -42,11 +42,6 @@ class Option:
     workers: int = 0
 
 
-def every(steps: int) -> dict[str, Any]:
-    """Validate every so many steps, whatever the epochs are."""
-    return {"val_check_interval": steps, "check_val_every_n_epoch": None}
-
-
 OPTIONS = [
     Option("defaults"),
     Option("accumulate_grad_batches=4", {"accumulate_grad_batches": 4}, updates=4),
@@ -54,7 +49,10 @@ OPTIONS = [
     Option("limit_val_batches=.5", {"limit_val_batches": 0.5}, val_steps=1, sanity=1),
     Option("limit_val_batches=0", {"limit_val_batches": 0}, validations=0, sanity=0),
     Option("val_check_interval=.5", {"val_check_interval": 0.5}, validations=4),
-    Option("val_check_interval=4 over epochs", every(4), validations=3),
+    Option(
+        "val_check_interval=4 over epochs",
+        {"val_check_interval": 4, "check_val_every_n_epoch": None}, validations=3,
+    ),
     Option("max_steps=8", {"max_steps": 8, "max_epochs": -1}, {}, (6, 2), 1, updates=8, workers=2),
     Option(
         "reload and a limit",
@@ -71,26 +69,11 @@ OPTIONS = [
     Option("early stopping", {"max_epochs": 9}, {"stops_early": True}, workers=2),
     Option("evaluation", more={"evaluates": True}, workers=1),
 ]  # fmt: skip
-SPECIAL = ("evaluation",)
-STREAMED = (
-    *SPECIAL, "defaults", "accumulate_grad_batches=4", "limit_train_batches=.5",
-    "val_check_interval=4 over epochs", "max_steps=8", "reload and a limit",
-    "overfit_batches, reload", "early stopping",
-)  # fmt: skip
-"""Options under which a stream is tried, too: whoever counts steps does not know the reader."""
-FITS = [option.name for option in OPTIONS if option.name not in SPECIAL]
 BY_NAME = {option.name: option for option in OPTIONS}
-CELLS = [
-    (reader, option.name)
-    for reader in READERS
-    for option in OPTIONS
-    if reader == "indexed" or option.name in STREAMED
-]
+FITS = [option.name for option in OPTIONS if not option.more.get("evaluates")]
 
-each_cell = pytest.mark.parametrize(("reader", "name"), CELLS)
-each_fit = pytest.mark.parametrize(
-    ("reader", "name"), [cell for cell in CELLS if cell[1] not in SPECIAL]
-)
+each_option = pytest.mark.parametrize("name", BY_NAME)
+each_fit = pytest.mark.parametrize("name", FITS)
 each_reader = pytest.mark.parametrize("reader", READERS)
 
 
@@ -100,44 +83,42 @@ def ran(option_shards, run_forked):
     folder = option_shards("matrix")
     cases = [
         {
-            "name": f"{reader} {name}",
+            "name": f"{reader} {option.name}",
             "reader": reader,
-            "trainer": BY_NAME[name].trainer,
-            "num_workers": min(BY_NAME[name].workers, 1),
-            **BY_NAME[name].more,
+            "trainer": option.trainer,
+            "num_workers": min(option.workers, 1),
+            **option.more,
         }
-        for reader, name in CELLS
+        for reader in READERS
+        for option in OPTIONS
     ]
     (folder / "cases.json").write_text(json.dumps(cases))
     return run_forked(folder, "run_matrix.py")
 
 
+@each_reader
 @each_fit
 def test_every_rank_takes_the_steps_that_the_option_says(ran, name, reader):
-    expected = [
-        (epoch, step)
-        for epoch, steps in enumerate(BY_NAME[name].epochs)
-        for step in range(steps)
-    ]  # fmt: skip
+    epochs = enumerate(BY_NAME[name].epochs)
+    expected = [(epoch, step) for epoch, steps in epochs for step in range(steps)]
     for rank in RANKS:
         assert list(ran.steps(f"{reader} {name}", rank)) == expected
         assert ran.of(f"{reader} {name}", rank)["global_step"] == BY_NAME[name].updates
         assert all(len(ids) == 2 for ids in ran.steps(f"{reader} {name}", rank).values())
 
 
+@each_reader
 @each_fit
 def test_validations_run_when_the_option_says_and_see_the_same_samples_each_time(ran, name, reader):
     option = BY_NAME[name]
-    seen = [ran.of(f"{reader} {name}", rank) for rank in RANKS]
-    for record in seen:
-        assert [len(steps) for steps in record["val"]] == [option.val_steps] * option.validations
-        assert len(record["sanity"]) == option.sanity
-    whole = ran.of(f"{reader} defaults", 0)["val"][0], ran.of(f"{reader} defaults", 1)["val"][0]
-    for record, steps in zip(seen, whole, strict=True):
-        assert record["val"] == [steps[: option.val_steps]] * option.validations
-        assert record["sanity"] == steps[: option.sanity]
+    for rank in RANKS:
+        record = ran.of(f"{reader} {name}", rank)
+        whole = ran.of(f"{reader} defaults", rank)["validations"][0]
+        assert record["validations"] == [whole[: 2 * option.val_steps]] * option.validations
+        assert record["sanity"] == whole[: 2 * option.sanity]
 
 
+@each_reader
 @each_fit
 def test_an_option_changes_no_sample_of_a_step(ran, name, reader):
     """An epoch under a limit is a shorter one; `overfit_batches` repeats the first epoch."""
@@ -162,9 +143,8 @@ def test_epochs_differ_and_ranks_share_no_sample_of_a_step(ran, reader):
 @each_reader
 def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(ran, reader):
     records = [ran.of(f"{reader} evaluation", rank) for rank in RANKS]
-    for kind in ("val", "test"):
-        steps = [record[kind][0] if kind == "val" else record[kind] for record in records]
-        assert sorted(chain(*chain(*steps))) == VAL_IDS
+    assert sorted(chain(*(record["validations"][0] for record in records))) == VAL_IDS
+    assert sorted(chain(*(record["tested"] for record in records))) == VAL_IDS
     rows = [
         row
         for batch in chain(*(record["predicted"] for record in records))
@@ -174,7 +154,8 @@ def test_validate_test_and_predict_see_each_sample_once_over_the_ranks(ran, read
     assert in_order == [(ids, label) for label, ids in enumerate(VAL_IDS)]
 
 
-@each_cell
+@each_reader
+@each_option
 def test_no_process_is_left_after_a_fit(ran, name, reader):
     """But for the rank that the other one has started."""
     ranks = {ran.of(f"{reader} {name}", rank)["pid"] for rank in RANKS}

@@ -1,4 +1,4 @@
-"""python tests/options/run_matrix.py FOLDER: one of two ranks; runs the cases in FOLDER/cases.json.
+"""python tests/trainer/run_matrix.py FOLDER: one of two ranks; runs the cases in FOLDER/cases.json.
 
 What a rank saw in a case goes to FOLDER/CASE-RANK.json.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import EarlyStopping
-from recorder import Recorder, children, fail_on_warnings, make_data, trainer_options, write
+from watching import Watching, children, fail_on_warnings, make_data, trainer_options, write
 
 from lightning_shards.workers.fork_server import fork_server
 
@@ -29,13 +29,13 @@ def make_trainer(folder: Path, case: dict[str, Any]) -> pl.Trainer:
 def run(folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     """One case: a fit, or what comes without one."""
     data = make_data(folder, case["reader"], num_workers=case["num_workers"])
-    model = Recorder()
+    model = Watching()
     trainer = make_trainer(folder, case)
     if case.get("evaluates"):
         trainer.validate(model, data, verbose=False)
         trainer.test(model, data, verbose=False)
-        model.seen["predicted"] = trainer.predict(model, data)
-        return model.seen | {"left": children()}
+        predicted = trainer.predict(model, data)
+        return model.seen | {"predicted": predicted, "left": children()}
     trainer.fit(model, data)
     return model.seen | {"global_step": trainer.global_step, "left": children()}
 

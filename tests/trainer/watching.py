@@ -1,4 +1,4 @@
-"""What the programs of this folder train: a small network that writes down all it sees."""
+"""What the programs of this folder train, and what they write down for the tests."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import psutil
 import torch
-from torch import nn
+from fit_recorder import Ids, Recorder, ids_of
 
 from lightning_shards import (
     DataThroughputMonitor,
@@ -22,21 +22,11 @@ from lightning_shards import (
     SplitConfig,
 )
 
-HARMLESS = [
-    "`isinstance.treespec, LeafSpec.` is deprecated",  # Lightning 2.6.6 with torch 2.13
-]
-
 
 def fail_on_warnings() -> None:
-    """A warning ends the program, but for Lightning's own about what it calls in torch."""
+    """A warning ends the program, but for that of Lightning 2.6.6 with torch 2.13."""
     warnings.simplefilter("error")
-    for message in HARMLESS:
-        warnings.filterwarnings("ignore", message=message)
-
-
-def our_callbacks() -> list[pl.Callback]:
-    """Those that `ShardCLI` adds."""
-    return [SetEpoch(), ExactResume(), EpochDigest(), DataThroughputMonitor()]
+    warnings.filterwarnings("ignore", message="`isinstance.treespec, LeafSpec.` is deprecated")
 
 
 def make_data(folder: Path, reader: str, **options: Any) -> ShardDataModule:
@@ -55,12 +45,6 @@ def make_data(folder: Path, reader: str, **options: Any) -> ShardDataModule:
     )
 
 
-def ids_of(batch: Any) -> list[list[int]]:
-    """The ids of a batch, without the repeats that fill its step."""
-    weights = batch.get("__weight__", torch.ones(len(batch["__id__"])))
-    return batch["__id__"][weights > 0].tolist()
-
-
 def children() -> list[int]:
     """Processes that this one has started, but for Python's own servers of processes and memory."""
     found: list[int] = []
@@ -73,51 +57,43 @@ def children() -> list[int]:
     return found
 
 
-class Recorder(pl.LightningModule):
-    """Writes down what it is trained, validated and tested on, and what the trainer promised."""
+class Watching(Recorder):
+    """Writes down its worker processes as well, what it is tested on, and a score."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(16, 10)
-        self.learning_rate = 0.01
-        names = ("train", "val", "sanity", "test", "workers")
-        self.seen: dict[str, Any] = {name: [] for name in names}
+        self.tested: Ids = []
+        self.workers: list[int] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         if batch_idx == 1:
-            self.seen["workers"] = children()
-        self.seen["train"].append([self.current_epoch, batch_idx, ids_of(batch)])
-        return self._loss(batch)
-
-    def on_validation_epoch_start(self) -> None:
-        if not self.trainer.sanity_checking:
-            self.seen["val"].append([])
+            self.workers = children()
+        return super().training_step(batch, batch_idx)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        seen = self.seen["sanity"] if self.trainer.sanity_checking else self.seen["val"][-1]
-        seen.append(ids_of(batch))
+        super().validation_step(batch, batch_idx)
         self.log("score", 1.0, batch_size=len(batch["label"]), sync_dist=True)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self.seen["workers"] = children()
-        self.seen["test"].append(ids_of(batch))
+        self.workers = children()
+        self.tested += ids_of(batch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return {name: batch[name].tolist() for name in ("__id__", "__weight__", "label")}
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), self.learning_rate)
-
-    def _loss(self, batch: Any) -> torch.Tensor:
-        images = batch["image"].flatten(1).float() / 255
-        return nn.functional.cross_entropy(self.layer(images), batch["label"])
+    @property
+    def seen(self) -> dict[str, Any]:
+        """All of that, for a file."""
+        names = ("steps", "sanity", "validations", "tested", "workers")
+        return {name: getattr(self, name) for name in names}
 
 
 def trainer_options(folder: Path, callbacks: Sequence[pl.Callback] = ()) -> dict[str, Any]:
-    """What all trainers here have in common."""
+    """What all trainers here have in common; the callbacks are those that `ShardCLI` adds."""
+    ours = [SetEpoch(), ExactResume(), EpochDigest(), DataThroughputMonitor()]
     return {
         "accelerator": "cpu",
-        "callbacks": [*our_callbacks(), *callbacks],
+        "callbacks": [*ours, *callbacks],
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,

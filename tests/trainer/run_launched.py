@@ -1,4 +1,4 @@
-"""python tests/options/run_launched.py FOLDER CASE...: fits by other launchers than `ddp`'s own.
+"""python tests/trainer/run_launched.py FOLDER CASE...: fits by other launchers than `ddp`'s own.
 
 `ddp_notebook` and `ddp_spawn` start their ranks themselves; the other cases are for two ranks that
 `torchrun` started. What a rank saw in a case goes to FOLDER/CASE-RANK.json.
@@ -11,12 +11,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import ModelParallelStrategy
-from recorder import Recorder, children, fail_on_warnings, make_data, trainer_options, write
+from watching import Watching, children, fail_on_warnings, make_data, trainer_options, write
 
 fail_on_warnings()  # here, as workers and spawned ranks import this script too
 
 
-class Writer(Recorder):
+class Writer(Watching):
     """Writes its record after the data's teardown: ranks of `ddp_spawn` give nothing back."""
 
     def __init__(self, folder: Path, case: str) -> None:
