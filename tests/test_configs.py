@@ -67,18 +67,12 @@ def pack(folder: Path, sample: Callable[[np.random.Generator], dict[str, Any]]) 
                 shards.write({"__key__": f"{number:09d}", **members})
 
 
-def pack_digits(folder: Path) -> None:
-    """What `python examples/quickstart.py --pack-only` does, in this process."""
-    from examples.quickstart import pack_digits as pack_real
-
-    pack_real(folder / "data/digits")
-
-
 # what makes a run on one process of a CPU, whatever the config says of its machine
 SMALL = [
     "--trainer.accelerator=cpu",
     "--trainer.strategy=auto",
     "--trainer.devices=1",
+    "--trainer.num_nodes=1",
     "--trainer.precision=32-true",
     "--trainer.fast_dev_run=2",
     "--data.num_workers=0",
@@ -96,11 +90,7 @@ STAND_INS: dict[str, tuple[Any, list[str], list[str]]] = {
         + ["--data.train.dataset_size=128", "--model.num_classes=10"],
     ),
     "ddp_multinode.yaml": (classified, ["train", "val"], ["--model.num_classes=10"]),
-    "elastic.yaml": (
-        classified,
-        ["train", "val"],
-        ["--model.num_classes=10", "--ckpt_path=null"],
-    ),
+    "elastic.yaml": (classified, ["train", "val"], ["--model.num_classes=10", "--ckpt_path=null"]),
 }
 
 DIGITS = ("digits.yaml", "digits_stream.yaml")
@@ -111,10 +101,6 @@ def called_from_the_root(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))  # models of examples/ are named in configs
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # seed_everything sets it, this takes it back
     monkeypatch.setattr(sys, "argv", ["lightning-shards"])
-
-
-def urls_of(folder: Path, splits: list[str]) -> list[str]:
-    return [f"--data.{split}.urls={folder}/{split}-*.tar" for split in splits]
 
 
 def settings_of(module: ShardDataModule) -> dict[str, Any]:
@@ -155,11 +141,9 @@ def test_a_config_trains_and_validates_on_stand_ins_for_its_shards(name, tmp_pat
     sample, splits, smaller = STAND_INS[name]
     pack(tmp_path / "shards", sample)
     monkeypatch.chdir(tmp_path)
-    options = [*SMALL, *smaller, *urls_of(tmp_path / "shards", splits), "--trainer.num_nodes=1"]
-    cli = ShardCLI(
-        args=["fit", "--config", str(ROOT / "configs" / name), *options,
-              f"--data.loader.cache_dir={tmp_path}/cache"],
-    )  # fmt: skip
+    urls = [f"--data.{split}.urls={tmp_path}/shards/{split}-*.tar" for split in splits]
+    options = [*SMALL, *smaller, *urls, f"--data.loader.cache_dir={tmp_path}/cache"]
+    cli = ShardCLI(args=["fit", "--config", str(ROOT / "configs" / name), *options])
     assert cli.trainer.fit_loop.epoch_loop.batch_progress.total.completed == 2
     validated = cli.trainer.fit_loop.epoch_loop.val_loop.batch_progress.total.completed
     assert validated == (2 if "val" in splits else 0)
@@ -177,7 +161,9 @@ def test_webdatasets_pipeline_trains_on_two_ranks_by_its_command(tmp_path, forke
     """
     for folder in ("configs", "examples"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    pack_digits(tmp_path)
+    from examples.quickstart import pack_digits
+
+    pack_digits(tmp_path / "data/digits")
     command = Path(sys.executable).with_name("lightning-shards")
     options = ["fit", "--config", "configs/digits_stream.yaml", "--trainer.max_epochs=1"]
     output, statuses = forked_programs.run([command, *options], tmp_path)
