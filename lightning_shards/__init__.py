@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # the aliases say that the names are public; each has an impo
     from lightning_shards.cli import ShardCLI as ShardCLI
     from lightning_shards.config.loading import LoaderConfig as LoaderConfig
     from lightning_shards.config.loading import RayConfig as RayConfig
-    from lightning_shards.config.mixtures import ComponentConfig as ComponentConfig
-    from lightning_shards.config.mixtures import WeightChangeConfig as WeightChangeConfig
     from lightning_shards.config.splits import BatchAlikeConfig as BatchAlikeConfig
+    from lightning_shards.config.splits import ComponentConfig as ComponentConfig
     from lightning_shards.config.splits import SplitConfig as SplitConfig
+    from lightning_shards.config.splits import WeightChangeConfig as WeightChangeConfig
     from lightning_shards.datamodule import ShardDataModule as ShardDataModule
     from lightning_shards.dataprep.writer import ShardWriter as ShardWriter
     from lightning_shards.errors import ConfigError as ConfigError

@@ -23,7 +23,7 @@ from lightning_shards.callbacks.predictions import ShardPredictionWriter
 from lightning_shards.callbacks.resume import ExactResume
 from lightning_shards.callbacks.set_epoch import SetEpoch
 from lightning_shards.callbacks.throughput import DataThroughputMonitor
-from lightning_shards.config.module import omegaconf_message, placed_message
+from lightning_shards.config.module import placed_message
 from lightning_shards.config.parsing import (
     PARSER_MODE,
     cause_of,
@@ -37,7 +37,7 @@ from lightning_shards.config.parsing import (
 )
 from lightning_shards.config.splits import SET_SETTINGS, SPLITS
 from lightning_shards.datamodule import ShardDataModule
-from lightning_shards.errors import ShardError
+from lightning_shards.errors import ShardError, errors_about
 
 _SPLIT_OPTION = re.compile(
     rf"--data\.(?:init_args\.)?(?:{'|'.join(SPLITS)}|(?:{'|'.join(SET_SETTINGS)})\.[\w-]+)"
@@ -181,10 +181,8 @@ class ShardCLI(LightningCLI):
     def _prediction_writers(self) -> list[pl.Callback]:
         """The writer that `--output` asks for."""
         folder = self._get(self.config_init, "output")
-        try:
+        with errors_about("output", ShardError):
             return [] if folder is None else [ShardPredictionWriter(folder)]
-        except ShardError as error:
-            self._parser(self.subcommand).error(f"output: {error}")
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -212,12 +210,10 @@ class ShardCLI(LightningCLI):
         try:
             yield
         except Exception as error:
-            if interpolation := cause_of(error, OmegaConfBaseException):
-                parser.error(omegaconf_message(interpolation))
-            if cause_of(error, YAMLError):
-                parser.error(plain_message(error))
             if ours := cause_of(error, ShardError):
                 parser.error(placed_message(ours, self._data_settings()))
+            if cause_of(error, OmegaConfBaseException, YAMLError):
+                parser.error(plain_message(error))
             raise
 
     def _data_settings(self) -> dict[str, Any]:
@@ -232,12 +228,11 @@ def _as_dict(value: Any) -> dict[str, Any]:
 
 def _name_urls(data: dict[str, Any]) -> None:
     """Let a split be ``{"urls": ...}`` where it is given by its urls, so that options change it."""
-    for name, split in list(data.items()):
-        if name in SET_SETTINGS and isinstance(split, dict):
-            sets = cast("dict[str, object]", split)
-            data[name] = {each: _with_name(urls) for each, urls in sets.items()}
-        elif name in SPLITS:
-            data[name] = _with_name(split)
+    for name, given in data.items():
+        if name in SPLITS:
+            data[name] = _with_name(given)
+        elif name in SET_SETTINGS and (sets := _as_dict(given)):
+            data[name] = {each: _with_name(sets[each]) for each in sets}
 
 
 def _with_name(split: object) -> object:
@@ -252,12 +247,11 @@ def _with_urls_named(arguments: Sequence[str]) -> list[str]:
     named: list[str] = []
     for argument, following in pairwise([*arguments, ""]):
         option, equals, value = argument.partition("=")
-        if not equals:
-            value = following
+        value = value if equals else following
         if option.startswith("--data."):
             refuse_base_60(value)
         is_split = _SPLIT_OPTION.fullmatch(option) and not _NOT_URLS.fullmatch(value)
-        named.append(f"{option}.urls{equals}{value if equals else ''}" if is_split else argument)
+        named.append(argument.replace(option, f"{option}.urls", 1) if is_split else argument)
     return named
 
 

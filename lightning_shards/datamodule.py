@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
+from inspect import signature
 from os import PathLike
-from typing import Any, Literal, Self, cast, get_args
+from typing import Any, Concatenate, ParamSpec, Self, cast, get_args
 
 import lightning.pytorch as pl
 from lightning.pytorch.trainer.states import TrainerFn
@@ -30,12 +31,10 @@ from lightning_shards.build.sources import make_source
 from lightning_shards.collectives import agree
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.module import DataConfig, module_from_config, plain_settings
-from lightning_shards.config.parsing import with_torch_words
 from lightning_shards.config.splits import (
     SET_SETTINGS,
     SPLITS,
     EvaluationSplit,
-    GivenSplit,
     SplitConfig,
     SplitName,
     as_settings,
@@ -74,8 +73,10 @@ from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import prepare_workers
 
-_SETTINGS = tuple(setting.name for setting in fields(DataConfig))
-_NOT_OF_SPLITS = tuple(name for name in _SETTINGS if name not in {*SPLITS, *SET_SETTINGS})
+_P = ParamSpec("_P")
+
+_SPLITS = {*SPLITS, *SET_SETTINGS}
+_NOT_OF_SPLITS = [each.name for each in fields(DataConfig) if each.name not in _SPLITS]
 _ATTRIBUTES = {"classes": "_classes", "batch_size": "_batch_size", "loader": "loader_config"}
 """Settings that are attributes under other names."""
 
@@ -98,7 +99,18 @@ _ANSWERED = (
 """Warnings of Lightning that do not apply here."""
 
 
-@with_torch_words
+def _with_arguments_of(
+    other: Callable[Concatenate[Any, _P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, _P], None]]:
+    """Gives a constructor the signature of another one, for type checkers and for jsonargparse."""
+
+    def changed(init: Any) -> Any:
+        init.__signature__ = signature(other)
+        return init
+
+    return changed
+
+
 class ShardDataModule(pl.LightningDataModule):
     """Loads WebDataset tar shards for all ranks in lockstep.
 
@@ -154,35 +166,10 @@ class ShardDataModule(pl.LightningDataModule):
     loader_config: LoaderConfig
     allow_unsafe: list[str] | None
 
-    def __init__(
-        self,
-        train: GivenSplit | None = None,
-        val: GivenSplit | None = None,
-        test: GivenSplit | None = None,
-        predict: GivenSplit | None = None,
-        *,
-        val_sets: dict[str, GivenSplit] | None = None,
-        test_sets: dict[str, GivenSplit] | None = None,
-        predict_sets: dict[str, GivenSplit] | None = None,
-        fields: dict[str, str],
-        defaults: dict[str, Any] | None = None,
-        decode: dict[str, Any] | None = None,
-        classes: dict[str, list[str] | dict[str, int]] | None = None,
-        transforms: dict[str, Any] | None = None,
-        sample_transforms: list[Any] | None = None,
-        collate_fn: Any = None,
-        batch_keys: list[str] | None = None,
-        device_transforms: dict[str, Any] | None = None,
-        batch_size: int = 32,
-        num_workers: int = 2,
-        seed: int = 0,
-        batch_format: Literal["dict", "tuple"] = "dict",
-        loader: LoaderConfig = LoaderConfig(),  # noqa: B008 frozen, and jsonargparse reads it
-        allow_unsafe: list[str] | None = None,
-    ) -> None:
-        given = locals()
+    @_with_arguments_of(DataConfig.__init__)
+    def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__()
-        data = DataConfig(**{name: given[name] for name in _SETTINGS})
+        data = DataConfig(*given, **settings)
         self.splits = data.splits
         for name in _NOT_OF_SPLITS:
             setattr(self, _ATTRIBUTES.get(name, name), getattr(data, name))
@@ -190,7 +177,7 @@ class ShardDataModule(pl.LightningDataModule):
         self._settings: dict[SplitName, tuple[object, ...]] = {}
         self._indexes: dict[SplitName, ShardIndex] = {}
         self._found_by: dict[SplitName, tuple[object, ...]] = {}  # settings of each index
-        self._agreed: dict[SplitName, ShardLoader] = {}
+        self._agreed: set[SplitName] = set()  # loaders that all ranks have made
         self._failed: Exception | None = None
         self._saved: dict[str, Any] = {}
 
@@ -218,7 +205,7 @@ class ShardDataModule(pl.LightningDataModule):
         They are those in `classes`, or in the ``classes.json`` beside the shards of `train`, or of
         the first split. Unknown ones, or different ones of two fields, are a ConfigError.
         """
-        return names_of_classes(self._data_config())
+        return names_of_classes(self.data_config())
 
     @cached_property
     def num_classes(self) -> int:
@@ -234,13 +221,12 @@ class ShardDataModule(pl.LightningDataModule):
     def batch_size(self, batch_size: int) -> None:
         require_at_least("batch_size", batch_size, 1)
         read = splits_of(self.splits, STAGE_SPLITS[trainer_stage(self.trainer) or "fit"][:1])
-        given = [(name, config.batch_size) for name in read if (config := self.splits[name])]
-        if given and all(size for _, size in given):  # Tuner.scale_batch_size tries
-            name, size = given[0]
-            raise ConfigError(
-                f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of its "
-                f"own, {size}; leave that out of its SplitConfig"
-            )
+        for name in read:  # Tuner.scale_batch_size tries
+            if (config := self.splits[name]) and config.batch_size:
+                raise ConfigError(
+                    f"batch_size={batch_size} would change nothing: {name!r} has a batch_size of "
+                    f"its own, {config.batch_size}; leave that out of its SplitConfig"
+                )
         self._batch_size = batch_size
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -273,10 +259,10 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _config(self, split: SplitName) -> SplitConfig:
         """The settings of a split, with the defaults filled in."""
-        return self._data_config().split(split)
+        return self.data_config().split(split)
 
-    def _data_config(self) -> DataConfig:
-        """The settings of this module as they are now: any of them may have been changed."""
+    def data_config(self) -> DataConfig:
+        """The settings of this module as they are now, checked: any of them may be changed."""
         given = {name: getattr(self, _ATTRIBUTES.get(name, name)) for name in _NOT_OF_SPLITS}
         return DataConfig(**as_settings(self.splits), **given)
 
@@ -294,7 +280,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Find the shards and their counts on this rank."""
-        self._agreed = {}
+        self._agreed.clear()
         for answered in _ANSWERED:
             warnings.filterwarnings("ignore", message=answered)
         if stage == "validate" and not is_overridden("val_dataloader", self):
@@ -302,7 +288,7 @@ class ShardDataModule(pl.LightningDataModule):
         if stage == "fit" and self.trainer is not None:
             self._forget_checkpoint(self.trainer)
             for logger in self.trainer.loggers:
-                logger.log_hyperparams({"data": plain_settings(self._data_config())})
+                logger.log_hyperparams({"data": plain_settings(self.data_config())})
         self._guarded(self._index, self._wanted_splits(stage))
         if self.trainer and self.loader_config.needs_server(self.num_workers) and not self._failed:
             prepare_workers(map(self.source, self._wanted_splits(stage)))
@@ -350,7 +336,7 @@ class ShardDataModule(pl.LightningDataModule):
         """Keep the state, and compare it with the train loader of this fit once there is one."""
         self._saved = require_state(state_dict, type(self).__name__)
         if "train" in self._agreed and self.trainer and self.trainer.state.fn == TrainerFn.FITTING:
-            self._check_saved(self._agreed["train"])
+            self._check_saved(self._loaders["train"])
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
@@ -401,7 +387,7 @@ class ShardDataModule(pl.LightningDataModule):
         """
         shards = self._index(split) if index is None else index
         there = (self.trainer.num_devices, self.trainer.num_nodes) if self.trainer else (ranks, 1)
-        return make_source(self._data_config(), split, shards, *there)
+        return make_source(self.data_config(), split, shards, *there)
 
     def _wanted_splits(self, stage: str | None = None) -> list[SplitName]:
         stage = stage or trainer_stage(self.trainer)
@@ -436,12 +422,11 @@ class ShardDataModule(pl.LightningDataModule):
                             loaders[name] = self._current_loader(name, self.trainer)
             except Exception as caught:  # noqa: BLE001 raised below, by all ranks together
                 error = caught
-        if error is not None and all(name in self._agreed for name in names):
-            raise error  # the other ranks find their loaders agreed on, and none of them waits here
-        agreed = [self._agreed.get(name) is loader for name, loader in loaders.items()]
-        if error is not None or not all(agreed):  # else a rank may ask alone
+        if not self._agreed.issuperset(names):  # else a rank may ask alone
             agree(facts_of(loaders), error)
-        self._agreed |= loaders
+        elif error is not None:
+            raise error  # the other ranks find their loaders agreed on, and none of them waits here
+        self._agreed.update(names)
         return list(loaders.values())
 
     def _current_loader(self, split: SplitName, trainer: pl.Trainer) -> ShardLoader:
@@ -455,7 +440,7 @@ class ShardDataModule(pl.LightningDataModule):
         settings = (trainer, place, source, self.num_workers, self.loader_config)
         is_new = settings_differ(self._settings.get(split), settings)
         if is_new:
-            self._agreed.pop(split, None)  # all ranks make another one, and agree on it
+            self._agreed.discard(split)  # all ranks make another one, and agree on it
             sample = try_first_sample(source, place)  # a wrong field raises here, on all ranks
             loader = self._make_loader(split, source, place, trainer, sample)
             if split in self._loaders:
@@ -491,7 +476,7 @@ class ShardDataModule(pl.LightningDataModule):
         return loader
 
     def _index(self, split: SplitName) -> ShardIndex:
-        data = self._data_config()
+        data = self.data_config()
         config = replace(data.split(split), batch_size=None)  # which the tuner changes
         given = (config, data.loader, data.allow_unsafe)
         if settings_differ(self._found_by.get(split), given):

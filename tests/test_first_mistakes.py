@@ -5,14 +5,13 @@ import os
 import re
 import struct
 import tarfile
-import threading
 from collections.abc import Callable
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed
+from fault_server import fault_server
 from torch.utils.data import DataLoader
 
 from lightning_shards import LoaderConfig, Place, ShardDataModule, SplitConfig
@@ -56,8 +55,8 @@ def labels_of(*labels: str) -> None:
     list(module().loader("train"))
 
 
-def lambda_with_processes() -> None:
-    loader = LoaderConfig(cache_dir="cache", multiprocessing_context="spawn")
+def lambda_with(**settings: Any) -> None:
+    loader = LoaderConfig(cache_dir="cache", **settings)
     data = module(transforms={"label": lambda label: label}, num_workers=1, loader=loader)
     next(iter(data.loader("train")))
 
@@ -108,19 +107,9 @@ def bad_image() -> None:
 
 
 def missing_url() -> None:
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        thread = threading.Thread(target=server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            url = f"http://user:secret@127.0.0.1:{server.server_address[1]}/gone.tar?sig=secret"
-            module({"urls": url}).loader("train")
-        finally:
-            server.shutdown()
-            thread.join()
+    with fault_server() as server:
+        url = server.url.replace("//", "//user:secret@") + "/gone.tar?sig=secret"
+        module({"urls": url}).loader("train")
 
 
 def ragged_boxes() -> None:
@@ -168,25 +157,17 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
         ),
     ),
     "a lambda": (
-        lambda_with_processes,
+        lambda: lambda_with(multiprocessing_context="spawn"),
         (
-            "the transform of 'label' is lambda_with_processes.<locals>.<lambda>, which cannot be "
-            "sent to worker processes (AttributeError: Can't pickle local object "
-            "'lambda_with_processes.<locals>.<lambda>'); define it at the top level of a module, "
+            "the transform of 'label' is lambda_with.<locals>.<lambda>, which cannot be sent to "
+            "worker processes (AttributeError: Can't pickle local object "
+            "'lambda_with.<locals>.<lambda>'); define it at the top level of a module, "
             "where they can import it (no lambda, no function inside of a function), or set "
             "num_workers=0"
         ),
     ),
     "a lambda and threads": (
-        lambda: next(
-            iter(
-                module(
-                    transforms={"label": lambda label: label},
-                    num_workers=1,
-                    loader=LoaderConfig(cache_dir="cache", pool="threads"),
-                ).loader("train")
-            )
-        ),
+        lambda: lambda_with(pool="threads"),
         (
             "the transform of 'label' may draw random numbers from the generators of the whole "
             "process, which threads share: give it a parameter `rng`, or, if it draws none, an "
@@ -283,7 +264,7 @@ MISTAKES: dict[str, tuple[Callable[..., object], str]] = {
     "braces without quotes in a pattern": (
         lambda: of_yaml("train: {a,b}.tar"),
         (
-            "'data.yaml' cannot be read: while parsing a block mapping in \"<file>\", line 1, "
+            "'data.yaml': while parsing a block mapping in \"<file>\", line 1, "
             'column 1 did not find expected key in "<file>", line 1, column 13; '
             f"{QUOTED}"
         ),

@@ -11,8 +11,7 @@ from lightning_shards.build.found_shards import (
     transport_settings,
 )
 from lightning_shards.build.mixtures import make_order, make_slots
-from lightning_shards.config.fields import with_kinds
-from lightning_shards.config.module import DataConfig
+from lightning_shards.config.module import DataConfig, with_kinds
 from lightning_shards.config.splits import SplitConfig, SplitName
 from lightning_shards.errors import ConfigError, PlanError, ShardNotFoundError, errors_about
 from lightning_shards.plan.alike import AlikeOrder

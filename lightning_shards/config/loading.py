@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_shards.config.parsing import with_torch_words
+from lightning_shards.config.parsing import with_known_names
 from lightning_shards.config.settings import put, require_kinds
 from lightning_shards.errors import ConfigError, require_mapping
 from lightning_shards.shards.scheme_table import require_store_options
@@ -40,7 +40,7 @@ class RayConfig:
             )
 
 
-@with_torch_words
+@with_known_names
 @dataclass(frozen=True)
 class LoaderConfig:
     """How batches are made; no setting here changes which batches they are.

@@ -1,44 +1,52 @@
 """The settings of a data module, and the door to YAML and omegaconf that makes them."""
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, is_dataclass, replace
+from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf, SCMode
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lightning_shards.config.fields import make_all_fields
 from lightning_shards.config.loading import LoaderConfig
-from lightning_shards.config.mixtures import require_same_fields_of
-from lightning_shards.config.parsing import build, load_callable, load_yaml, plain_message
-from lightning_shards.config.settings import Settings, made_settings, put
+from lightning_shards.config.parsing import (
+    build,
+    load_callable,
+    load_yaml,
+    plain_message,
+    with_known_names,
+)
+from lightning_shards.config.settings import Settings, put
 from lightning_shards.config.splits import (
     SET_SETTINGS,
-    SPLITS,
     GivenSplit,
     SplitConfig,
     SplitName,
     kind_of,
-    named_sets,
+    named_splits,
+    require_set_names,
 )
 from lightning_shards.errors import (
     ConfigError,
     ShardError,
-    UnsafeError,
     errors_about,
     require_choice,
     require_mapping,
 )
 from lightning_shards.readers.stream_stages import first_suffixes
 from lightning_shards.samples.collate import RESERVED_KEYS, Collation
-from lightning_shards.samples.decoders import UNSAFE_DECODERS
-from lightning_shards.samples.fields import Field, suffixes_of, with_given_classes
-from lightning_shards.shards.joins.settings import join_settings
+from lightning_shards.samples.decoders import RAW, UNSAFE_DECODERS
+from lightning_shards.samples.fields import Field, make_fields, suffixes_of, with_given_classes
+from lightning_shards.samples.transforms import Transform, takes_bytes
+from lightning_shards.shards.joins.settings import JoinSettings, join_settings
+
+if TYPE_CHECKING:
+    from lightning_shards.shards.joins.kept import Join
 
 _NOT_LOGGED: Final = frozenset(
     ("urls", "join", "keep", "exclude", "cache_dir", "storage_options", "classes", "index")
@@ -46,6 +54,7 @@ _NOT_LOGGED: Final = frozenset(
 """Settings that may name places, or are long."""
 
 
+@with_known_names
 @dataclass(frozen=True)
 class DataConfig(Settings):
     """The settings of all splits, checked: the arguments of `ShardDataModule`, which explains them.
@@ -58,6 +67,7 @@ class DataConfig(Settings):
     test: GivenSplit | None = None
     predict: GivenSplit | None = None
     _: KW_ONLY
+    fields: dict[str, str] = field()
     val_sets: dict[str, GivenSplit] | None = None
     test_sets: dict[str, GivenSplit] | None = None
     predict_sets: dict[str, GivenSplit] | None = None
@@ -77,14 +87,9 @@ class DataConfig(Settings):
         Raises:
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
-        for split in SPLITS:
-            if (given := getattr(self, split)) is not None:
-                put(self, **{split: made_settings(split, given, SplitConfig)})
-        for setting, split in SET_SETTINGS.items():
-            sets = named_sets(setting, getattr(self, setting), getattr(self, split))
-            put(self, **{setting: sets})
         self.check()
-        require_mapping("fields", self.fields, "{image: jpg;png}")
+        for setting, split in SET_SETTINGS.items():
+            require_set_names(setting, getattr(self, setting) or (), getattr(self, split))
         for name in ("fields", "defaults", "decode", "classes", "transforms", "device_transforms"):
             put(self, **{name: dict[str, Any](getattr(self, name) or {})})
         put(self, sample_transforms=self.sample_transforms or [])
@@ -100,12 +105,7 @@ class DataConfig(Settings):
     @property
     def splits(self) -> dict[SplitName, SplitConfig | None]:
         """The settings of each split and each set as given; None: there is no such split."""
-        named: dict[SplitName, SplitConfig | None] = {}
-        for split in SPLITS:
-            named[split] = getattr(self, split)
-            sets: dict[str, SplitConfig] = getattr(self, f"{split}_sets", None) or {}
-            named |= {f"{split}/{name}": each for name, each in sets.items()}
-        return named
+        return named_splits(vars(self))
 
     def split(self, name: SplitName) -> SplitConfig:
         """The settings of a split or a set; each missing one is that of all, or a default.
@@ -144,9 +144,7 @@ class DataConfig(Settings):
         unsafe = frozenset(self.allow_unsafe or ())
         defaults = config.defaults or {}
         try:
-            made = make_all_fields(fields, joins, decode, unsafe, transforms, defaults)
-        except UnsafeError:
-            raise
+            made = _fields_with_joins(fields, joins, decode, unsafe, transforms, defaults)
         except ConfigError as error:
             known = first_suffixes(config.urls or [])
             for field in (Field(name, suffixes_of(text)) for name, text in fields.items()):
@@ -192,16 +190,22 @@ class DataConfig(Settings):
                 f"{split} takes no mix, which repeats samples and leaves some out; for each sample "
                 "once give the urls of all components, as one list"
             )
-        names: dict[str, list[str]] = {}
+        named: dict[str, set[str]] = {}
         for name, component in config.component_splits().items():
             with errors_about(f"component {name!r}", ConfigError):
-                fields = self.fields_from(component)
+                made = self.fields_from(component)
             if not (component.sample_transforms or component.stages):  # these may rename fields
-                names[name] = [field.name for field in fields]
-        is_apart = config.unit % (config.batch_size or 1) == 0
-        if names:
-            may_differ = is_apart and self.batch_format == "dict"
-            require_same_fields_of(names, may_differ=may_differ)
+                named[name] = {field.name for field in made}
+        if config.unit % (config.batch_size or 1) == 0 and self.batch_format == "dict":
+            return  # a batch is of one component
+        for (first, names), (other, others) in pairwise(named.items()):
+            if differing := sorted(names ^ others):
+                has, lacks = (first, other) if differing[0] in names else (other, first)
+                raise ConfigError(
+                    f"component {has!r} has the field {differing[0]!r}, and component {lacks!r} "
+                    "has not; give all components the same fields, or keep them apart: "
+                    "batch_format='dict' and a unit of whole batches"
+                )
 
     def collation_of(self, split: SplitName) -> Collation:
         """The `collate_fn` of a split, and the reserved entries of its batches.
@@ -237,6 +241,59 @@ class DataConfig(Settings):
         return reserved
 
 
+def _fields_with_joins(
+    fields: Mapping[str, str],
+    joins: Sequence[JoinSettings],
+    decode: Mapping[str, Any],
+    *more: Any,
+) -> tuple[Field, ...]:
+    """The fields of members, and after them those of joins, all checked.
+
+    The arguments are those of `make_fields`, after its first one the settings of the joins.
+
+    Raises:
+        ConfigError: As of `make_fields`; or a join has the name of a field.
+    """
+    for join in joins:
+        if join.name in fields:
+            raise ConfigError(
+                f"join {join.name!r} has the name of a field that comes from "
+                f"{fields[join.name]!r}; give one of them another name"
+            )
+    # until their columns have been looked at
+    undecoded = {join.name: RAW for join in joins if not join.is_tar}
+    texts = {join.name: join.member_text for join in joins}
+    named = {**fields, **texts} if fields else fields
+    made = make_fields(named, {**undecoded, **decode}, *more)
+    return tuple(replace(field, is_joined=field.name in texts) for field in made)
+
+
+def with_kinds(
+    fields: Iterable[Field],
+    joins: "Iterable[Join]",
+    decode: Mapping[str, Any],
+    transforms: Mapping[str, Transform],
+) -> tuple[Field, ...]:
+    """The fields, where joined ones without a decoder have those of what their columns hold.
+
+    Raises:
+        ConfigError: The name of another decoder is given for a column that holds no texts or bytes.
+    """
+    kinds = {join.settings.name: join.kind for join in joins if join.kind}
+    for name, kind in kinds.items():
+        decoder = decode.get(name, kind)
+        if isinstance(decoder, str) and decoder != kind and kind not in ("text", RAW):
+            raise ConfigError(
+                f"join {name!r}: its column holds numbers or nested values ({kind}), and decode="
+                f"{decoder!r} takes texts or bytes; leave {name!r} out of decode"
+            )
+    chosen = {*decode, *(name for name in transforms if takes_bytes(transforms[name]))}
+    return tuple(
+        replace(field, decoder=kinds[field.name]) if field.name in kinds.keys() - chosen else field
+        for field in fields
+    )
+
+
 _T = TypeVar("_T")
 
 _Config = DictConfig | Mapping[str, Any] | str | PathLike[str]
@@ -251,12 +308,34 @@ def data_from_config(config: _Config) -> DataConfig | None:
         ConfigError: It cannot be read, or holds settings that `ShardDataModule` does not take.
         FileNotFoundError: There is no such file.
     """
-    section = _data_section(config)
-    if "class_path" in section:
-        if section["class_path"].rpartition(".")[2] != "ShardDataModule":
-            return None
-        section = cast("dict[str, Any]", section.get("init_args") or {})
-    return _made(DataConfig, section)
+    class_path, settings = _class_and_settings(config)
+    if class_path.rpartition(".")[2] not in {"", "ShardDataModule"}:
+        return None
+    return _made(DataConfig, settings)
+
+
+def module_from_config(module_class: type[_T], config: _Config) -> _T:
+    """The data module that a configuration describes; see `ShardDataModule.from_config`.
+
+    Raises:
+        ConfigError: It cannot be read, or holds settings that the module does not take.
+        FileNotFoundError: There is no such file.
+    """
+    class_path, settings = _class_and_settings(config)
+    make: Any = load_callable("data.class_path", class_path) if class_path else module_class
+    if not (isinstance(make, type) and issubclass(make, module_class)):
+        raise ConfigError(
+            f"data.class_path must be {module_class.__name__} or a class that is made from it, "
+            f"got {class_path!r}"
+        )
+    return _made(make, settings)
+
+
+def _made(make: type[_T], settings: Mapping[str, Any]) -> _T:
+    try:
+        return build(make, settings, "data")
+    except ConfigError as error:
+        raise type(error)(placed_message(error, settings)) from error
 
 
 def plain_settings(settings: object) -> Any:
@@ -278,43 +357,15 @@ def plain_settings(settings: object) -> Any:
     return settings if is_plain else getattr(settings, "__qualname__", type(settings).__qualname__)
 
 
-def module_from_config(module_class: type[_T], config: _Config) -> _T:
-    """The data module that a configuration describes; see `ShardDataModule.from_config`.
-
-    Raises:
-        ConfigError: It cannot be read, or holds settings that the module does not take.
-        FileNotFoundError: There is no such file.
-    """
-    return _made(module_class, _data_section(config))
-
-
-def _made(module_class: type[_T], section: Mapping[str, Any]) -> _T:
-    make: Any = module_class
-    if "class_path" in section:
-        if unknown := sorted(section.keys() - {"class_path", "init_args"}):
-            raise ConfigError(f"data takes class_path and init_args, or settings, not {unknown}")
-        make = load_callable("data.class_path", section["class_path"])
-        if not (isinstance(make, type) and issubclass(make, module_class)):
-            raise ConfigError(
-                f"data.class_path must be {module_class.__name__} or a class that is made from it, "
-                f"got {section['class_path']!r}"
-            )
-        section = section.get("init_args") or {}
-    try:
-        return build(make, section, "data")
-    except ConfigError as error:
-        raise type(error)(placed_message(error, section)) from error
-
-
-def read_setting(path: str | PathLike[str], key: str, default: object = None) -> object:
-    """One setting of a YAML of LightningCLI, as in `trainer.devices`, with interpolations resolved.
+def read_setting(path: str | PathLike[str], key: str) -> object:
+    """One setting of a YAML of LightningCLI, as in `trainer.devices`; None if it is not there.
 
     Raises:
         ConfigError: The file is not YAML, or an interpolation cannot be resolved.
         OSError: There is no such file, or it holds a bare value.
     """
     with _errors_name(repr(fspath(path))):
-        return OmegaConf.select(OmegaConf.load(fspath(path)), key, default=default)
+        return OmegaConf.select(OmegaConf.load(fspath(path)), key)
 
 
 def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
@@ -324,31 +375,22 @@ def placed_message(error: ShardError, settings: Mapping[str, Any]) -> str:
         error: An error of a data module or of a split about its settings.
         settings: The settings of the data module, in plain values.
     """
-    if re.match(r"(data|trainer)(\.[^\s:]+)?: ", str(error)):
+    if re.match(r"(data|trainer|output)(\.[^\s:]+)?: ", str(error)):
         return str(error)
-    given = {split: settings.get(split) for split in SPLITS}
-    for setting in SET_SETTINGS:
-        sets: Mapping[str, Any] = settings.get(setting) or {}
-        given |= {f"{setting}.{name}": sets[name] for name in sets}
-    for key, split in given.items():
+    for name, split in named_splits(settings).items():
         if isinstance(split, Mapping):
             try:
                 SplitConfig(**cast("Mapping[str, Any]", split))
             except ShardError:
-                return f"data.{key}: {error}"
+                return f"data.{name}: {error}"
     return f"data: {error}"
 
 
-def omegaconf_message(error: OmegaConfBaseException) -> str:
-    """The message and the key, in one line."""
-    said = str(error).partition(chr(10))[0]
-    is_variable = re.search(r"'\.*[A-Z][A-Z0-9_]*' not found", said)
-    remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
-    return f"{said}, at {cast('Any', error).full_key!r}{remedy}"
+def _class_and_settings(config: _Config) -> tuple[str, dict[str, Any]]:
+    """The class that the section `data` of a config names, or '', and the settings in it.
 
-
-def _data_section(config: _Config) -> dict[str, Any]:
-    """The settings of the module: the section `data` of the config if it has one, or all of it."""
+    A config without such a section is one.
+    """
     where = repr(fspath(config)) if isinstance(config, str | PathLike) else "the config"
     with _errors_name(where):
         node: Any = config
@@ -363,8 +405,16 @@ def _data_section(config: _Config) -> dict[str, Any]:
         section: Any = OmegaConf.to_container(
             node, resolve=True, throw_on_missing=True, structured_config_mode=SCMode.DICT
         )
-        require_mapping(f"init_args in {where}", section.get("init_args") or {})
-    return section
+    if "class_path" not in section:
+        return "", section
+    class_path = section.pop("class_path")
+    settings: dict[str, Any] = section.pop("init_args", None) or {}
+    if section:
+        raise ConfigError(
+            f"data takes class_path and init_args, or settings, not {sorted(section)}"
+        )
+    require_mapping(f"init_args in {where}", settings)
+    return class_path, settings
 
 
 @contextmanager
@@ -374,7 +424,5 @@ def _errors_name(where: str) -> Generator[None]:
         yield
     except ShardError:  # a ConfigError is a ValueError, too
         raise
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{where}: {omegaconf_message(error)}") from error
-    except (YAMLError, ValueError) as error:
-        raise ConfigError(f"{where} cannot be read: {plain_message(error)}") from error
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise ConfigError(f"{where}: {plain_message(error)}") from error

@@ -10,7 +10,7 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from io import StringIO
@@ -20,6 +20,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import ScalarToken, YAMLError
 
 from lightning_shards.errors import ConfigError, ShardError, path_as_text
@@ -177,14 +178,17 @@ TORCH_WORDS = {
 """What stands here for arguments of torch's DataLoader."""
 
 
-def with_torch_words(settings_class: type[_T]) -> type[_T]:
-    """The class, whose constructor says what stands here for an argument of torch's DataLoader."""
+def with_known_names(settings_class: type[_T]) -> type[_T]:
+    """The class of settings, whose constructor says what is meant by a name that it lacks."""
     init = settings_class.__init__
+    names = [each.name for each in fields(cast("Any", settings_class))]
 
     @wraps(init)
     def checked_init(self: _T, *given: Any, **settings: Any) -> None:
-        for name in TORCH_WORDS.keys() & settings.keys():
-            raise ConfigError(f"there is no setting {name!r} here: {TORCH_WORDS[name]}")
+        for name in [name for name in settings if name not in names]:
+            near = get_close_matches(name, names, 1)
+            meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise ConfigError(f"there is no setting {name!r} here: {TORCH_WORDS.get(name, meant)}")
         init(self, *given, **settings)
 
     settings_class.__init__ = checked_init
@@ -228,11 +232,9 @@ def _parser_of(make: Callable[..., object], section: str) -> Any:
 
 
 def _instantiated(parser: Any, parsed: Any) -> Any:
-    with warnings.catch_warnings():
-        # About `dict[str, Any]`: jsonargparse 5 leaves these to the receiver, and `load_callable`
-        # can make them.
-        for message in ("Instantiating a subclass spec", "By default only one Jsonargparse"):
-            warnings.filterwarnings("ignore", rf"\s*{message}", DeprecationWarning)
+    # About `dict[str, Any]`: jsonargparse 5 leaves these to the receiver, and `load_callable` can
+    # make them.
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
         return parser.instantiate(parsed)
 
 
@@ -280,13 +282,18 @@ def load_callables(name: str, given: Any) -> Any:
 
 
 def plain_message(error: BaseException) -> str:
-    """The message of an error in one line: our own error behind it, or what jsonargparse says.
+    """The message of an error in one line: that of our own error behind it, or of omegaconf's.
 
-    For each level of a value it raises an error from that of the level below: the innermost one
-    says what is wrong. A value with URLs is left out, since it may hold secrets.
+    jsonargparse raises an error for each level of a value from that of the level below: the
+    innermost one says what is wrong. A value with URLs is left out, since it may hold secrets.
     """
     if ours := cause_of(error, ShardError):
         return str(ours)
+    if unresolved := cause_of(error, OmegaConfBaseException):
+        said = str(unresolved).partition("\n")[0]
+        is_variable = re.search(r"'\.*[A-Z][A-Z0-9_]*' not found", said)
+        remedy = "; a variable of the environment is ${oc.env:NAME}" if is_variable else ""
+        return f"{said}, at {cast('Any', unresolved).full_key!r}{remedy}"
     *_, innermost = causes = list(_causes(error))
     path = ""
     for key in [match[1] for cause in causes if (match := _KEY.match(str(cause)))]:
@@ -301,9 +308,9 @@ def plain_message(error: BaseException) -> str:
     return ": ".join([*filter(None, [path]), told]) + remedy
 
 
-def cause_of(error: BaseException, kind: type[_E]) -> _E | None:
-    """The outermost error of this kind: the error itself, or one that it wraps; None if none."""
-    return next((cause for cause in _causes(error) if isinstance(cause, kind)), None)
+def cause_of(error: BaseException, *kinds: type[_E]) -> _E | None:
+    """The outermost error of these kinds: the error itself, or one that it wraps; None if none."""
+    return next((cause for cause in _causes(error) if isinstance(cause, kinds)), None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

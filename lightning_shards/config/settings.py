@@ -27,6 +27,7 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.mixture_schedule import is_number
 from lightning_shards.shards.filters.settings import names_callable, sample_filter
+from lightning_shards.shards.joins.settings import join_settings
 from lightning_shards.shards.urls import redact_pattern
 
 _FROM_ZERO = ("num_workers", "seed", "shuffle_buffer", "shuffle_run", "max_bad", "epoch", "samples")
@@ -71,39 +72,42 @@ def require_kinds(settings: Any, prefix: str = "") -> None:
     Raises:
         ConfigError: A value is of another type, none of the choices, or a number below the least.
     """
+    hints = _hints_of(settings.__class__)
     for name in [each.name for each in fields(settings)]:
-        hint = _hints_of(settings.__class__)[name]
-        given = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        kinds, value = [kind for kind in given if kind is not NoneType], getattr(settings, name)
-        if len(kinds) == 1 and not (value is None and NoneType in given):
-            put(settings, **{name: _made(prefix + name, value, kinds[0], _LEAST.get(name, 1))})
+        value, hint = getattr(settings, name), hints[name]
+        if value is not None or NoneType not in get_args(hint):
+            put(settings, **{name: _made(prefix + name, value, hint, _LEAST.get(name, 1))})
 
 
-def _made(name: str, value: Any, kind: Any, least: int) -> object:
-    origin, kinds = get_origin(kind) or kind, get_args(kind)
+def _kind_of(hint: Any) -> Any:
+    """The one kind of value, besides None, or the class of settings; of other kinds any."""
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [*filter(is_dataclass, hints)] or [kind for kind in hints if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 else Any
+
+
+def _made(name: str, value: Any, hint: Any, least: int) -> object:
+    kind = _kind_of(hint)
+    origin, entries = get_origin(kind) or kind, get_args(kind)
     value = path_as_text(value) if origin is str else value
     if is_dataclass(origin):
-        return made_settings(name, value, kind)
+        return _settings_of(origin, name, value)
     if origin is Literal:
-        require_choice(name, value, kinds)
+        require_choice(name, value, entries)
     elif origin is int:
         return require_at_least(name, value, least, *[MOST_SEED] * (name == "seed"))
     elif origin in _MAY_BE and not _MAY_BE[origin][1](value):
         raise ConfigError(f"{name} must be {_MAY_BE[origin][0]}, got {value!r}")
     if origin is dict:
         require_mapping(name, value)
-        return {key: _made(f"{name}.{key}", each, kinds[1], 0) for key, each in value.items()}
+        return {key: _made(f"{name}.{key}", each, entries[1], 0) for key, each in value.items()}
     if origin is list:
-        return [_made(f"{name}[{number}]", each, kinds[0], 0) for number, each in enumerate(value)]
+        return [_made(f"{name}[{n}]", each, entries[0], 0) for n, each in enumerate(value)]
     return value
 
 
-def made_settings(name: str, value: Any, kind: Any) -> Any:
-    """The object of this class that a value is, or whose settings or urls it holds.
-
-    Raises:
-        ConfigError: It is none, or its settings are wrong; the message has the name.
-    """
+def _settings_of(kind: Any, name: str, value: Any) -> Any:
+    """The object of this class that a value is, or whose settings or urls it holds."""
     has_urls = issubclass(kind, ShardSettings)
     value = with_urls(value) if has_urls else value
     if isinstance(value, Mapping):
@@ -178,6 +182,7 @@ class ShardSettings(Settings):
             exclude = list(map(path_as_text, cast("Sequence[object]", exclude)))
         put(self, exclude=exclude, index=_folder_of_index(self.index))
         sample_filter(self.keep, exclude)
+        join_settings(self.join or {})
 
     def require_urls(self) -> None:
         """Check that shards are named.
@@ -193,9 +198,8 @@ class ShardSettings(Settings):
     def __repr__(self) -> str:
         """Like that of any dataclass, but of joins the names, and no secrets of URLs."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
-        joins = self.join and [*self.join]
-        shown = {"urls": None} | values | {"urls": self.shown_urls, "join": joins}
-        told = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        values |= {"urls": self.shown_urls, "join": self.join and [*self.join]}
+        told = ", ".join(f"{name}={value!r}" for name, value in values.items())
         return f"{type(self).__name__}({told})"
 
     @property

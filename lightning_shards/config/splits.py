@@ -1,4 +1,4 @@
-"""The settings of one split, and of several evaluation sets in the place of one.
+"""The settings of a split and of the components of its mix, and the names of splits and sets.
 
 The layers below the configuration take plain arguments. Each set has a name by which everything
 knows it: `val/web` is the set `web` of `val_sets`. So what is kept for each split is kept for each
@@ -6,15 +6,14 @@ set too, and no code needs to know which of the two it has.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypeAlias, get_args
 
-from lightning_shards.config.mixtures import ComponentConfig, WeightChangeConfig
-from lightning_shards.config.parsing import with_torch_words
-from lightning_shards.config.settings import ShardSettings, made_settings, put
-from lightning_shards.errors import ConfigError, count_of, errors_about, require_mapping
-from lightning_shards.shards.joins.settings import join_settings
+from lightning_shards.config.parsing import with_known_names
+from lightning_shards.config.settings import ShardSettings, put
+from lightning_shards.errors import ConfigError, count_of, errors_about
+from lightning_shards.plan.mixture_schedule import WeightChange
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
@@ -35,6 +34,62 @@ class BatchAlikeConfig:
     group: int
 
 
+WeightChangeConfig = WeightChange  # its public name
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ComponentConfig(ShardSettings):
+    """One data set of a mixture; what it leaves out it takes from its split.
+
+    What it has stands in the place of what the split has. `exclude` and `keep` are either those of
+    the split or those of its components.
+
+    Args:
+        urls: Shards, as those of a split; needed.
+        weight: Its share of each round, a number in proportion to the weights of the other
+            components; 0 leaves it out for now.
+        passes: Instead of a weight: how often it is passed while the other components are passed
+            as often as theirs say.
+        sampling: As of a split; it says how often and in which order its own samples come.
+        fields: Batch key to member suffixes; overrides the split's for this component.
+        defaults: Batch key to the value of samples that lack an optional field.
+        decode: Batch key to decoder.
+        classes: Batch key to the names of classes, in the order of their numbers, or to numbers by
+            name.
+        transforms: Batch key to callable, its import path, or class_path and init_args.
+        sample_transforms: Callables from a dict of fields to a dict of fields, or what names them
+            as in `transforms`; overrides the split's for this component.
+        stages: Callables from an iterator of samples to an iterator of samples, or what names them
+            as in `transforms`; overrides the split's for this component.
+        shuffle_buffer: Stream reader: samples that webdataset's shuffle holds; overrides the
+            split's for this component.
+        shuffle_run: Indexed reader: samples kept together when shards are mixed; overrides the
+            split's for this component.
+        shuffle_block: Indexed reader: samples shuffled together; overrides the split's for this
+            component.
+        shuffle_strands: Indexed reader: strands that its runs are dealt out to; overrides the
+            split's for this component.
+        shuffle_width: Consecutive samples of one strand; overrides the split's for this component.
+        exclude: Samples to leave out, as those of a split, which has none then.
+        keep: Samples to keep, as those of a split, which has none then.
+        join: Batch key to a table whose column becomes a field, as those of a split.
+        index: The folder of the counts and member tables of its shards, as that of a split.
+    """
+
+    weight: Any = None  # a number; as a float jsonargparse would read the text 3:1 as 181
+    passes: Any = None
+
+    def overrides(self) -> dict[str, Any]:
+        """The settings of a split that it has itself, by name."""
+        given = {each.name: getattr(self, each.name) for each in fields(ShardSettings)}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def check(self) -> None:
+        """As of all settings; it needs shards."""
+        super().check()
+        self.require_urls()
+
+
 _NEEDED: Final = {
     "join": "the indexed reader, which knows samples by their numbers",
     "batch_alike": "the indexed reader, which can move samples, and one data set",
@@ -44,7 +99,7 @@ _NEEDED: Final = {
 """What settings need that the stream reader has not."""
 
 
-@with_torch_words
+@with_known_names
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SplitConfig(ShardSettings):
     """What to read for one split, and how it is cut into steps.
@@ -149,7 +204,6 @@ class SplitConfig(ShardSettings):
             ConfigError: A setting is wrong; the message names it, its value and the remedy.
         """
         self.check()
-        join_settings(self.join or {})
         self._require_mix(self.mix) if self.mix else self._require_no_mix()
         if (self.on_bad_sample == "substitute") != (self.max_bad > 0):
             raise ConfigError(
@@ -165,12 +219,6 @@ class SplitConfig(ShardSettings):
                     f"to {_MOST_WEIGHT:,}, and name the field of the classes in balance"
                 )
         self._require_indexed()
-
-    @property
-    def _joins(self) -> list[dict[str, Any]]:
-        """Its joins, or those of each component of its mix."""
-        own = self.join or {}
-        return [own if part.join is None else part.join for part in self._mixed] or [own]
 
     @property
     def _mixed(self) -> list[ComponentConfig]:
@@ -189,7 +237,7 @@ class SplitConfig(ShardSettings):
         runs = "" if self.shuffle_run else "shuffle_run=0"
         runs = runs if self.sampling == "shuffled" else sampling
         alike = "batch_alike" if self.batch_alike else ""
-        joined = [name for joins in self._joins for name in joins]
+        joined = [name for part in (self, *self._mixed) for name in part.join or ()]
         strands = 0 if mix or self.shuffle_strands == 1 else self.shuffle_strands
         for name, value, others in (
             ("join", joined, [stream]),
@@ -259,14 +307,12 @@ class SplitConfig(ShardSettings):
         Args:
             fields: Those of the module, for splits and components that say nothing of them.
         """
-        own = self.fields or fields
-        parts = [part.fields or own for part in self._mixed] or [own]
-        return [*_in_all(parts), *_in_all(self._joins)]
-
-
-def _in_all(parts: Sequence[Mapping[str, object]]) -> list[str]:
-    """The names that all of these have, in the order of the first one."""
-    return [name for name in parts[0] if all(name in part for part in parts)]
+        own, joins = self.fields or fields, self.join or {}
+        parts = [
+            [*(part.fields or own), *(joins if part.join is None else part.join)]
+            for part in self._mixed
+        ] or [[*own, *joins]]
+        return [name for name in parts[0] if all(name in part for part in parts)]
 
 
 GivenSplit: TypeAlias = SplitConfig | str | list[str]
@@ -278,9 +324,7 @@ SplitName: TypeAlias = str
 EvaluationSplit = Literal["val", "test", "predict"]
 
 SET_SETTINGS: Final[dict[str, EvaluationSplit]] = {
-    "val_sets": "val",
-    "test_sets": "test",
-    "predict_sets": "predict",
+    f"{split}_sets": split for split in get_args(EvaluationSplit)
 }
 """The settings that hold several sets, and the split in whose place these are."""
 
@@ -298,8 +342,21 @@ def set_of(name: SplitName) -> str:
     return name.partition("/")[2]
 
 
+def named_splits(settings: Mapping[str, Any]) -> dict[SplitName, Any]:
+    """What settings of a data module say of each split and each set; None: there is no such split.
+
+    >>> named_splits({"train": "a.tar", "test_sets": {"web": "b.tar"}})
+    {'train': 'a.tar', 'val': None, 'test': None, 'test/web': 'b.tar', 'predict': None}
+    """
+    named: dict[SplitName, Any] = {}
+    for split in SPLITS:
+        sets: Mapping[str, Any] = settings.get(f"{split}_sets") or {}
+        named |= {split: settings.get(split)} | {f"{split}/{name}": sets[name] for name in sets}
+    return named
+
+
 def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]:
-    """The settings that give these splits and sets, named as in `DataConfig.splits`."""
+    """The settings that give these splits and sets: the inverse of `named_splits`."""
     settings: dict[str, Any] = {name: each for name, each in named.items() if not set_of(name)}
     for setting, split in SET_SETTINGS.items():
         sets = {set_of(name): each for name, each in named.items() if name.startswith(f"{split}/")}
@@ -307,32 +364,26 @@ def as_settings(named: Mapping[SplitName, SplitConfig | None]) -> dict[str, Any]
     return settings
 
 
-def named_sets(setting: str, given: object, single: object) -> dict[str, SplitConfig] | None:
-    """The sets of one kind; None if there are none.
+def require_set_names(setting: str, sets: Iterable[str], single: object) -> None:
+    """Check the names of several sets, and that the one split in whose place they are is None.
 
     Args:
         setting: ``val_sets``, ``test_sets`` or ``predict_sets``.
-        given: The sets by their names, each by what a split may be given by; None: none.
-        single: The one split in whose place they are, which must be None.
+        sets: Their names.
+        single: The one split.
 
     Raises:
-        ConfigError: A name cannot be used, both are given, or a set has wrong settings.
+        ConfigError: A name cannot be used, or both are given.
     """
-    if given is None:
-        return None
-    require_mapping(setting, given)
-    sets = cast("Mapping[str, object]", given)
-    if sets and single is not None:
-        kind = SET_SETTINGS[setting]
-        raise ConfigError(
-            f"{kind} and {setting} are both given, and a trainer reads one of them; move "
-            f"{kind} into {setting}, under a name of its own"
-        )
     for name in sets:
+        if single is not None:
+            kind = SET_SETTINGS[setting]
+            raise ConfigError(
+                f"{kind} and {setting} are both given, and a trainer reads one of them; move "
+                f"{kind} into {setting}, under a name of its own"
+            )
         if not _SAFE.fullmatch(name):
             raise ConfigError(
                 f"{setting} has a set named {name!r}, and names stand in options and in names of "
                 "files; make it a text of letters, digits, _ and -"
             )
-    made = {n: made_settings(f"{setting}.{n}", each, SplitConfig) for n, each in sets.items()}
-    return made or None

@@ -57,22 +57,22 @@ def _fill(options: Namespace) -> dict[str, Any]:
         raise ConfigError("`cache fill` needs --config, which names the folder, and no --cache-dir")
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.indexed import IndexedSource
-    from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.configured_data import open_data, source_of, trainer_size
     from lightning_shards.tools.filling import fill
 
-    configured, split = open_data(options.config), options.split or "train"
+    data, split = open_data(options.config), options.split or "train"
     trainer = trainer_size(options.config, "--ranks-per-node", options.ranks_per_node)
-    ranks = options.ranks_per_node or trainer.devices or 1
+    ranks = options.ranks_per_node or trainer.devices
     first = ranks * (options.node or 0)
     place = Place(first, ranks * trainer.nodes, num_nodes=trainer.nodes)
-    source = configured.source(split)
+    source = source_of(data, split)
     if not isinstance(source, IndexedSource):
         raise ConfigError(
             "only what the indexed reader fetches is kept, and these shards are streamed; make "
             "member tables by `lightning-shards index --format wids,members` and put them beside "
             "the shards"
         )
-    return fill(source, place, configured.loader_config.connections)
+    return fill(source, place, data.loader.connections)
 
 
 def _clear(options: Namespace) -> dict[str, Any]:

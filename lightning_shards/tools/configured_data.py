@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from lightning_shards.build.found_shards import find_shards
 from lightning_shards.build.sources import make_source
@@ -12,36 +12,21 @@ from lightning_shards.config.splits import SplitName
 from lightning_shards.errors import ConfigError
 from lightning_shards.readers.source import Source
 
-if TYPE_CHECKING:
-    from lightning_shards.datamodule import ShardDataModule
-
-
-class PlainData:
-    """The data of settings that no class of the user's changes: loader and sources."""
-
-    def __init__(self, data: DataConfig) -> None:
-        self._data = data
-        self.loader_config, self.num_workers = data.loader, data.num_workers
-
-    def source(self, split: SplitName) -> Source:
-        """The source of the batches of a split."""
-        return make_source(self._data, split, find_shards(self._data, split))
-
 
 class TrainerSize(NamedTuple):
-    """Devices of a node, nodes and epochs by the section `trainer`; None where it has no number."""
+    """Devices of a node, nodes and epochs by the section `trainer`; None: it names no number."""
 
-    devices: int | None
+    devices: int
     nodes: int
     epochs: int | None
 
     @property
     def world_size(self) -> int:
-        """Ranks of all nodes, of which each has one if the number of devices is unknown."""
-        return (self.devices or 1) * self.nodes
+        """Ranks of all nodes."""
+        return self.devices * self.nodes
 
 
-def open_data(config: Path) -> "PlainData | ShardDataModule":
+def open_data(config: Path) -> DataConfig:
     """The data that a file describes; Lightning is loaded if it names a data module of the user's.
 
     Raises:
@@ -53,10 +38,15 @@ def open_data(config: Path) -> "PlainData | ShardDataModule":
         raise ConfigError("the config has no section `data`, with the options of ShardDataModule")
     data = data_from_config(config)
     if data is not None:
-        return PlainData(data)
+        return data
     from lightning_shards.datamodule import ShardDataModule
 
-    return ShardDataModule.from_config(config)
+    return ShardDataModule.from_config(config).data_config()
+
+
+def source_of(data: DataConfig, split: SplitName) -> Source:
+    """The source of the batches of a split."""
+    return make_source(data, split, find_shards(data, split))
 
 
 def trainer_size(config: Path, option: str, given: object) -> TrainerSize:
@@ -70,11 +60,10 @@ def trainer_size(config: Path, option: str, given: object) -> TrainerSize:
     devices = named
     if isinstance(named, Sequence) and not isinstance(named, str):
         devices = len(cast("Sequence[object]", named))
-    size = TrainerSize(_positive(devices), _positive(nodes) or 1, _positive(epochs))
-    if size.devices is None and given is None:
+    if _positive(devices) is None and given is None:
         said = f"the trainer's devices ({named!r}) are no number, and are taken to be 1"
         print(f"note: {said}; give {option}", file=sys.stderr)
-    return size
+    return TrainerSize(_positive(devices) or 1, _positive(nodes) or 1, _positive(epochs))
 
 
 def _positive(count: object) -> int | None:

@@ -21,9 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _plan(options: Namespace) -> int:
     from lightning_shards.build.mixtures import component_rows
-    from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.configured_data import open_data, source_of, trainer_size
 
-    source = open_data(options.config).source(options.split)
+    source = source_of(open_data(options.config), options.split)
     trainer = trainer_size(options.config, "--world-size", options.world_size)
     description, epochs = source.describe(), source.epochs
     index, plan = description.index, epochs.plan(options.world_size or trainer.world_size)

@@ -40,16 +40,16 @@ def _trace(options: Namespace) -> int:
     from lightning_shards.build.loaders import make_pool
     from lightning_shards.plan.place import Place
     from lightning_shards.readers.source import batch_keys
-    from lightning_shards.tools.configured_data import open_data, trainer_size
+    from lightning_shards.tools.configured_data import open_data, source_of, trainer_size
 
     steps = _parse_steps(options.steps)
     data = open_data(options.config)
     trainer = trainer_size(options.config, "--world-size", options.world_size)
     world_size = options.world_size or trainer.world_size
-    source = data.source(options.split)
+    source = source_of(data, options.split)
     description = source.describe()
     source.epochs.plan(world_size).require_steps(options.split, is_nominal=description.is_nominal)
-    pool = make_pool(data.loader_config, data.num_workers, source, Place(0, world_size))
+    pool = make_pool(data.loader, data.num_workers, source, Place(0, world_size))
     workers = pool.describe().num_producers
     ranks = [
         batch_keys(source, Place(rank, world_size), options.epoch, steps, num_workers=workers)

@@ -43,6 +43,25 @@ def test_a_split_may_be_its_urls_alone(val, options, wanted, make_cli, config):
     assert make_cli(*options, data=config["data"] | {"val": val}).datamodule.splits["val"] == wanted
 
 
+@pytest.mark.parametrize(
+    ("option", "changed"),
+    [
+        ("web.batch_size=8", {"web": SplitConfig("w.tar", batch_size=8)}),
+        ("web=x.tar", {"web": SplitConfig("x.tar", batch_size=4)}),
+        ("web=[x, y]", {"web": SplitConfig(["x", "y"], batch_size=4)}),
+        ("by-hand.sampling=shuffled", {"by-hand": SplitConfig("h.tar", sampling="shuffled")}),
+    ],
+)
+def test_an_option_changes_one_set_and_leaves_the_others(option, changed, make_cli, config):
+    given = {"web": {"urls": "w.tar", "batch_size": 4}, "by-hand": "h.tar"}
+    data = config["data"] | {"val": None, "val_sets": given}
+    module = make_cli(f"--data.val_sets.{option}", data=data).datamodule
+    wanted = {"web": SplitConfig("w.tar", batch_size=4), "by-hand": SplitConfig("h.tar")} | changed
+    names = module.eval_names("val")
+    assert names == ["val/web", "val/by-hand"]
+    assert [module.splits[name] for name in names] == [*wanted.values()]
+
+
 MIX: dict[str, Any] = {
     "mix": {
         "web": {"urls": "a.tar", "weight": 3, "transforms": {"label": "builtins.float"}},

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from lightning_shards.__main__ import main
+from lightning_shards.errors import ConfigError, SampleError, ShardNotFoundError, TransformError
 
 
 @pytest.mark.usefixtures("transforms")
@@ -56,33 +57,21 @@ def test_an_error_in_the_users_own_code_keeps_its_traceback(make_cli, tmp_path, 
         make_cli("--data.transforms.label=broken_transforms.flip")
 
 
-def run_command(monkeypatch: pytest.MonkeyPatch, *options: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning-shards", *options])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--data.train.urls=shards/none-*.tar"], "train: no file matches shards/none-*.tar"),
-        (
-            ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
-            "reader='indexed' of 'train' reads samples by their offsets, and the split has stages",
-        ),
-        (["--data.train=null"], "there is no 'train' split; this module was given ['val']"),
-        (
-            ["--data.train.sampling=shuffled", "--data.train.dataset_size=5"],
-            "dataset_size=5 of 'train' differs from the 12 samples that its shards hold",
-        ),
-    ],
+    "text", ["data:\n  val: a.tar\n  val: b.tar\n", "data: {val: a, val: b}\n"]
 )
-@pytest.mark.usefixtures("transforms")
-@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
-    options, message, tmp_path, pack_shards, config, monkeypatch, capsys
-):
+def test_a_key_that_is_twice_in_a_file_is_refused(text, refused, tmp_path):
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    assert "found duplicate key val in" in refused("--config", str(path))
+
+
+# --- fits -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fit(tmp_path, pack_shards, config, monkeypatch):
+    """Fits on two shards of 12 labels."""
     pack_shards([5, 7], "train")
     shards = {"urls": "shards/train-*.tar"}
     config["data"] |= {"train": shards, "val": shards, "fields": {"label": "cls"}}
@@ -90,7 +79,63 @@ def test_settings_that_do_not_go_with_the_shards_are_refused_in_one_line(
     (tmp_path / "experiment.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
     common = ["--config=experiment.yaml", "--model=BoringModel", "--trainer.num_sanity_val_steps=0"]
-    run_command(monkeypatch, "fit", *common, *options)
-    error = capsys.readouterr().err
-    assert "Traceback" not in error
-    assert message in error.splitlines()[-1]
+
+    def fitted(*options):
+        monkeypatch.setattr(sys, "argv", ["lightning-shards", "fit", *common, *options])
+        main()
+
+    return fitted
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "error"),
+    [
+        (
+            ["--data.train.urls=shards/none-*.tar"],
+            "train: no file matches shards/none-*.tar",
+            ShardNotFoundError,
+        ),
+        (
+            ["--data.train.reader=indexed", "--data.train.stages+=my_transforms.double"],
+            "reader='indexed' of 'train' reads samples by their offsets, and the split has stages",
+            ConfigError,
+        ),
+        (
+            ["--data.train=null"],
+            "there is no 'train' split; this module was given ['val']",
+            ConfigError,
+        ),
+        (
+            ["--data.train.sampling=shuffled", "--data.train.dataset_size=5"],
+            "dataset_size=5 of 'train' differs from the 12 samples that its shards hold",
+            ConfigError,
+        ),
+        (
+            ["--data.fields={label: png}", "--data.decode={label: int}"],
+            "train-000000.tar: member 'png' (",
+            SampleError,
+        ),
+        (
+            ["--data.transforms.label=builtins.iter", "--data.num_workers=1"],
+            "the transform of field 'label' failed on sample '00000",
+            TransformError,
+        ),
+    ],
+)
+@pytest.mark.usefixtures("transforms")
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")  # BoringModel's
+def test_what_does_not_go_with_the_shards_is_one_line_or_with_traceback_the_error_itself(
+    options, message, error, fit, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        fit(*options)
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    last = told.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert last.endswith("(--traceback shows where)")
+    with pytest.raises(error):
+        fit(*options, "--traceback")
