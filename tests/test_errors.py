@@ -29,11 +29,6 @@ def test_the_drawn_tree_is_whole():
 
 
 @pytest.mark.parametrize("error", CLASSES)
-def test_an_error_reads_as_it_was_written(error):
-    assert str(error("no 'x' here")) == "no 'x' here"
-
-
-@pytest.mark.parametrize("error", CLASSES)
-def test_an_error_crosses_processes(error):
+def test_an_error_reads_as_it_was_written_in_other_processes_too(error):
     copied = pickle.loads(pickle.dumps(error("no 'x' here")))
     assert (type(copied), str(copied)) == (error, "no 'x' here")

@@ -58,11 +58,6 @@ def later_ranks_begin_one_sample_early(before, self, step, rank):
     return start - (rank > 0), stop - (rank > 0)
 
 
-@breaks("each once", "EpochPlan.num_repeats", "plan/test_epoch.py")
-def padding_counts_as_samples(before, self, step, rank):
-    return 0
-
-
 @breaks("each once", "WorkerEpoch.weights", "bad_samples/test_bad_samples.py")
 def repeats_weigh_as_much_as_samples(before, self, step):
     return [1 for _ in before(self, step)]
@@ -102,12 +97,6 @@ def an_array_of_the_length_of_the_data_set_is_built(before, self, *given):
 def a_stream_of_words_begins_where_philox_does(before, purpose, key, numbers, **named):
     skipped = numbers[0] % 4
     return before(purpose, key, (numbers[0] - skipped, numbers[1] - skipped), **named)
-
-
-@breaks("purity", "EpochSchedule.cursor_after", "plan/test_schedule.py")
-def an_actor_begins_as_if_the_open_epoch_were_whole(before, self, cursor, world_size, steps):
-    passed, rest = divmod(steps, self.steps(world_size))
-    return before(self, replace(cursor, epoch=cursor.epoch + passed), world_size, rest)
 
 
 @breaks("seek", "EpochSchedule.worker_epochs", "plan/test_schedule.py seams/test_source.py")
@@ -208,8 +197,3 @@ def what_is_left_over_repeats_a_sample(before, self, epoch, start, stop):
     ids = before(self, epoch, start, stop)
     ids[-1:] = ids[:1]
     return ids
-
-
-@breaks("resume", "AlikeOrder.checksum", "plan/test_alike.py readers/test_batch_alike.py")
-def a_checksum_is_of_the_first_window(before, self, epoch, position):
-    return before(self, epoch, 0)

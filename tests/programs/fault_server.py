@@ -144,8 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._note()
-        path = self.path.partition("?")[0].lstrip("/")
+        path = self._note()
         if path.startswith("loop"):
             self._reply(302, b"", Location=f"/loop{len(self.state.asked)}")
             return
@@ -166,9 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 the name is http.server's
 
     def do_PUT(self) -> None:
-        self._note()
+        path = self._note()
         data = self.rfile.read(int(self.headers["Content-Length"]))
-        path = self.path.partition("?")[0].lstrip("/")
         if path.startswith("v1/objects/") and self.server.server_port == self.state.port:
             self._reply(307, b"", Location=f"{self.state.other_url}{self.path}")
             return
@@ -180,11 +178,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.state.objects[name] = data
         self._reply(201, b"", ETag=self.state.etag(name))
 
-    def _note(self) -> None:
+    def _note(self) -> str:
+        """The path of this request, which is kept with its headers."""
         headers = {name.lower(): value for name, value in self.headers.items()}
         asked = Asked(self.command, self.server.server_port, self.path, headers)
         with self.state.lock:
             self.state.asked.append(asked)
+        return self.path.partition("?")[0].lstrip("/")
 
     def _hub(self, path: str) -> None:
         path = f"data/{path.split('/', 5)[5]}"
@@ -246,13 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         getattr(self, f"_do_{fault.kind}")(fault, body)
 
     def _reply(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self._send(status, body, headers, None)
 
     def _do_status(self, fault: Fault) -> None:
         body = b"<Error><Message>s3cr3t-query s3cr3t-token</Message></Error>"

@@ -99,10 +99,8 @@ def test_values_that_are_no_text_are_stored_as_json_and_empty_ones_not(run, tmp_
         ("id,x\n1,a\n2\n", ["--values", "x=txt"], "row 2: it has not as many cells"),
         ("id,x\n,a\n", ["--values", "x=txt"], "row 1: the column 'id' is empty"),
         ("id,x\n1,none.jpg\n", ["--files", "x"], "No such file or directory: '"),
-        ("id,x\n1,a\n1,b\n", ["--values", "x=txt"], "share their keys"),
         ("id,x\n1,a\n", [], "sample '1' has no field"),
         ("id,x\n1,a\n", ["--values", "x"], "'' cannot be a field"),
-        ("id,x\n1,a\n", ["--values", "x=a", "--values", "id=a"], "two members for the field 'a'"),
     ],
 )
 def test_tables_that_make_no_samples_are_refused(refused, tmp_path, text, arguments, message):
