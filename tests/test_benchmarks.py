@@ -1,4 +1,4 @@
-"""The pages of `benchmarks`, the names that they take, and the proxy of `remote`."""
+"""The pages of `benchmarks`, the names that they take, the check of a device, and the proxy."""
 
 import json
 import socket
@@ -26,6 +26,20 @@ SIZE = 200_000
 def test_a_page_shows_the_results_that_were_measured(name, write):
     results = json.loads((RESULTS / f"{name}.json").read_text())
     assert write(results) == (RESULTS / f"{name}.md").read_text()
+
+
+@pytest.mark.slow
+def test_all_checks_of_a_device_are_green_on_the_cpu(forked_programs):
+    command = ["benchmarks/device.py", "--device", "cpu", "--num-workers", "0"]
+    output, statuses = forked_programs.run(command, ROOT)
+    assert statuses == [0], output
+    lines = output.splitlines()
+    assert [line.split(":")[0].split() for line in lines[:3]] == [
+        ["ok", "same_bytes"],
+        ["ok", "monitor"],
+        ["ok", "resumed"],
+    ]
+    assert lines[3] == "0 of 3 checks failed on cpu, nodes: 1"
 
 
 def test_the_page_tells_failures_and_what_could_not_be_installed():

@@ -1,56 +1,34 @@
 """`lightning-shards cache` knows the joins and the filters that runs have made."""
 
-import json
-
 import pyarrow as pa
-import pytest
 from pyarrow import parquet
 
 from lightning_shards import SplitConfig
 from lightning_shards.tools import cache
 
-COUNTS = [3, 2]
 
+def test_joins_and_filters_are_listed_and_cleared(make_module, pack_shards, run_json, tmp_path):
+    urls, table = pack_shards([3, 2]), str(tmp_path / "t.parquet")
+    keys = [f"{number:06d}" for number in range(5)]
+    parquet.write_table(pa.table({"__key__": keys, "t": keys}), table)
+    chosen = {"join": {"t": table}, "exclude": {"hash_of": "key", "of": 5, "parts": [0]}}
+    module = make_module(SplitConfig(urls, sampling="sequential", remainder="balanced", **chosen))
 
-@pytest.fixture
-def module(make_module, pack_shards, tmp_path):
-    keys = [f"{number:06d}" for number in range(sum(COUNTS))]
-    parquet.write_table(pa.table({"__key__": keys, "t": keys}), tmp_path / "t.parquet")
-    split = SplitConfig(
-        pack_shards(COUNTS),
-        sampling="sequential",
-        remainder="balanced",
-        join={"t": str(tmp_path / "t.parquet")},
-        exclude={"hash_of": "key", "of": 5, "parts": [0]},
-    )
-    return make_module(split)
+    def texts():
+        return [text for batch in module.loader("train") for text in batch["t"]]
 
+    def run(action):
+        return run_json(cache.main, [action, "--cache-dir", tmp_path / "cache"])[1]
 
-@pytest.fixture
-def run(capsys, tmp_path):
-    def ran(*arguments):
-        cache.main([*arguments, "--cache-dir", str(tmp_path / "cache")])
-        return capsys.readouterr().out
-
-    return ran
-
-
-def texts(module):
-    return [text for batch in module.loader("train", rank=0, world_size=1) for text in batch["t"]]
-
-
-def test_joins_and_filters_are_listed_and_cleared(module, run, tmp_path):
-    before = texts(module)
+    before = texts()
     (joined,) = (tmp_path / "cache" / "joins").glob("*.arrow")
     (kept,) = (tmp_path / "cache" / "kept").glob("*.npy")
-    made = json.loads(run("list", "--json"))["made"]
-    sizes = {each["path"]: each["bytes"] for each in made}
+    sizes = {made["path"]: made["bytes"] for made in run("list")["made"]}
     assert sizes[str(joined)] == joined.stat().st_size
     assert sizes[str(kept)] == kept.stat().st_size
-    assert joined.name in run("list")
     old = joined.with_name(f"{'0' * 24}.arrow")
     old.write_bytes(b"of an earlier run")
-    assert json.loads(run("clear", "--json"))["made_bytes"] >= len("of an earlier run")
+    assert run("clear")["made_bytes"] >= len("of an earlier run")
     assert not old.exists()
     assert list((tmp_path / "cache" / "members").rglob("*.members"))
-    assert texts(module) == before
+    assert texts() == before
