@@ -31,9 +31,9 @@ from lightning_shards.plan.epoch import EpochSchedule
 from lightning_shards.remote import cache as piece_cache
 from lightning_shards.shards import tables
 from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import scan_members
-from lightning_shards.shards.private_files import CacheFolder
 
 if TYPE_CHECKING:
     from lightning_shards.readers.stream import StreamSource

@@ -25,10 +25,10 @@ from lightning_shards.shards.classes import (
     same_classes,
 )
 from lightning_shards.shards.counts import load_index, remote_class_files, shards_listed
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.filters.settings import sample_filter
 from lightning_shards.shards.index import ShardIndex, join_indexes
 from lightning_shards.shards.patterns import expand_urls
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published_tables import absence, index_command, published_url
 from lightning_shards.shards.scheme_table import has_ranges
 from lightning_shards.shards.storage.schemes import Storages

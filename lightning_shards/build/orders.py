@@ -26,12 +26,11 @@ from lightning_shards.plan.kept_order import HeldNumbers
 from lightning_shards.readers.open_shards import OpenShards, read_sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
-from lightning_shards.shards.files import new_file
+from lightning_shards.shards.files import CacheFolder, new_file
 from lightning_shards.shards.filters.applying import digest_of_predicate
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.kept import Join, Joined
 from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore

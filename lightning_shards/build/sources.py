@@ -29,9 +29,9 @@ from lightning_shards.remote.cache import PieceCache, cache_of_run
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.samples.fields import with_found_classes
 from lightning_shards.shards.classes import ClassNames, same_classes
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import join_settings
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published_tables import index_command
 from lightning_shards.shards.scheme_table import SCHEMES, has_ranges
 from lightning_shards.shards.storage.schemes import MakeStorage

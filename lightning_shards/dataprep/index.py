@@ -30,9 +30,8 @@ from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import RemoteTransport
 from lightning_shards.shards.checksums import crc32
 from lightning_shards.shards.counts import WIDS, wids_entries, wids_entry, wids_json
-from lightning_shards.shards.files import make_folder, open_regular, replace_file
+from lightning_shards.shards.files import CacheFolder, make_folder, open_regular, replace_file
 from lightning_shards.shards.members import ENCODING, MemberTable, scan_members, table_of_samples
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published_tables import published, published_url
 from lightning_shards.shards.storage.protocol import ShardStat, Storage, shard_stat
 from lightning_shards.shards.storage.schemes import Storages

@@ -20,7 +20,7 @@ from lightning_shards.dataprep.tar_writer import as_bytes, escape_key, is_image,
 from lightning_shards.errors import ConfigError, SampleError, require_library
 from lightning_shards.shards.classes import CLASS_SUFFIX, ClassNames, known_classes
 from lightning_shards.shards.counts import claimed_counts
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import split_url

@@ -32,8 +32,7 @@ from lightning_shards.dataprep.processes import map_parallel
 from lightning_shards.dataprep.tar_writer import WrittenShard, as_bytes, write_shard
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.classes import CLASSES
-from lightning_shards.shards.files import make_folder, replace_file
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder, make_folder, replace_file
 from lightning_shards.shards.tables import TableStore
 
 RawSample = dict[str, Any]

@@ -33,9 +33,8 @@ from lightning_shards.dataprep.tar_writer import check_sample, is_image, write_s
 from lightning_shards.errors import ConfigError, DamagedShardError, SampleError
 from lightning_shards.samples.images import decode_pil
 from lightning_shards.shards.counts import WIDS, wids_entries
-from lightning_shards.shards.files import make_folder, read_regular, replace_file
+from lightning_shards.shards.files import CacheFolder, make_folder, read_regular, replace_file
 from lightning_shards.shards.members import MemberTable, scan_members
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.published_tables import (
     MAX_PUBLISHED_BYTES,
     opened_table,

@@ -19,8 +19,7 @@ from lightning_shards.dataprep.tar_writer import (
 )
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.counts import WIDS
-from lightning_shards.shards.files import new_file
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder, new_file
 from lightning_shards.shards.tables import TableStore
 
 

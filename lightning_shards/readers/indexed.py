@@ -47,8 +47,8 @@ from lightning_shards.samples.collate import BadSample, LoadedBatch, Sample, ids
 from lightning_shards.samples.generators import SampleSeeds, preserved_globals
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.tensors import Arena, torch_if_loaded
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, build_tables

@@ -13,9 +13,9 @@ from lightning_shards.samples.collate import Sample
 from lightning_shards.samples.fields import Field
 from lightning_shards.samples.member_bytes import Ints
 from lightning_shards.samples.stage_clock import StageClock
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import ShardReads, Storage
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore

@@ -46,9 +46,9 @@ from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.remote.cache import CacheNeed
 from lightning_shards.remote.storage import remote_storages
 from lightning_shards.remote.transport import RequestThreads
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.members import MemberTable, ShardReader
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.protocol import FetchTotals, ShardReads
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore

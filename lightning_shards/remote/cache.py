@@ -50,8 +50,7 @@ from lightning_shards.remote.pieces import (
     share_of,
     write_piece,
 )
-from lightning_shards.shards.files import REMEDIES, take_lock
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import REMEDIES, CacheFolder, take_lock
 from lightning_shards.shards.urls import redact
 
 GIB: Final = 2**30

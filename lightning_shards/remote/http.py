@@ -36,7 +36,7 @@ from lightning_shards.remote.backend import (
     failure_of_status,
     version_of,
 )
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.scheme_table import SCHEMES
 from lightning_shards.shards.urls import split_user
 

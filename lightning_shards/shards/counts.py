@@ -27,10 +27,9 @@ import numpy as np
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.shards.classes import CLASSES
-from lightning_shards.shards.files import MAX_INDEX_BYTES, is_count
+from lightning_shards.shards.files import MAX_INDEX_BYTES, CacheFolder, is_count
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.patterns import require_local_shards
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import has_ranges
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore, build_tables

@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import FileAccessError
 from lightning_shards.plan.kept_order import Numbers
-from lightning_shards.shards.files import new_file, not_written, remove_parts, stamp_of
+from lightning_shards.shards.files import (
+    CacheFolder,
+    new_file,
+    not_written,
+    remove_parts,
+    sidecar_name,
+    stamp_of,
+)
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder, sidecar_name
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import is_local
 

@@ -19,9 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_shards.errors import IndexMismatchError, ShardError
-from lightning_shards.shards.files import not_opened
+from lightning_shards.shards.files import CacheFolder, not_opened
 from lightning_shards.shards.members import MemberTable, packed, scan_members, split_error, unpacked
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import Storages

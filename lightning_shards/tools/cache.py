@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.remote.cache import clear_pieces, list_pieces
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.made_files import clear_made, list_made
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.tools.console import at_least, config_parser, report, run_tool
 
 _EPILOG: Final = """\

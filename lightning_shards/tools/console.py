@@ -19,8 +19,8 @@ from lightning_shards.dataprep.survey import Finding
 from lightning_shards.errors import ShardError
 from lightning_shards.remote.backend import TransportSettings
 from lightning_shards.shards.counts import json_object
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.patterns import expand_urls, require_local_shards
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.scheme_table import require_store_options
 from lightning_shards.system.process import num_cpus
 

@@ -13,8 +13,8 @@ from webdataset.writer import TarWriter
 from lightning_shards import LoaderConfig, ShardDataModule, SplitConfig
 from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.samples.tensors import with_tensors
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.members import scan_members
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import write_table
 
 COUNTS = (5, 0, 9, 3, 12, 1)

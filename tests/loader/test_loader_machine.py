@@ -30,8 +30,8 @@ from lightning_shards.plan.place import Place
 from lightning_shards.readers.indexed import IndexedSource
 from lightning_shards.readers.recipe import Recipe
 from lightning_shards.samples.fields import make_fields
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.workers.inline import InlinePool
 
 COUNTS = [4, 0, 7, 1, 5]

@@ -24,7 +24,7 @@ from lightning_shards.samples.crops import DecodeRandomResizedCrop
 from lightning_shards.samples.fields import make_fields
 from lightning_shards.samples.tensors import on_load
 from lightning_shards.shards.counts import load_index
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 
 SAMPLES = 8
 BATCHES = 2

@@ -20,8 +20,8 @@ from lightning_shards.samples.fields import Field
 from lightning_shards.samples.generators import SampleSeeds
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 FIELDS = (Field("text", ("txt",), "raw"), Field("blob", ("bin",), "raw"))

@@ -9,7 +9,7 @@ import pytest
 from lightning_shards.errors import FileAccessError
 from lightning_shards.readers.open_shards import OpenShards
 from lightning_shards.shards.counts import load_index
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.storage.local import LocalStorage
 from lightning_shards.shards.storage.protocol import ShardReads
 from lightning_shards.shards.tables import TableStore, build_tables

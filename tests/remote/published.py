@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_shards.config.loading import LoaderConfig
 from lightning_shards.config.splits import SplitConfig
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.published_tables import published
 from lightning_shards.shards.tables import TableStore
 

@@ -14,7 +14,7 @@ from lightning_shards.plan.place import Cursor, Place
 from lightning_shards.remote import ahead
 from lightning_shards.remote.ahead import ShardTables
 from lightning_shards.remote.backend import RetryPolicy
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from tests.remote.published import COUNTS, batches, content, module
 
 pytestmark = [pytest.mark.network, pytest.mark.usefixtures("quick")]

@@ -18,8 +18,8 @@ from lightning_shards.samples.member_bytes import ABSENT, ColumnError, MemberByt
 from lightning_shards.samples.stage_clock import StageClock
 from lightning_shards.samples.transforms import SampleTransforms
 from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]

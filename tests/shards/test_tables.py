@@ -9,8 +9,8 @@ import pytest
 
 from lightning_shards.errors import DamagedShardError, IndexMismatchError
 from lightning_shards.shards import tables
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.members import ShardReader, scan_members
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 
 ARCHIVE = [("0.cls", b"1"), ("0.jpg", b"x" * 700), ("1.cls", b""), ("\udcff.jpg", b"z" * 512)]

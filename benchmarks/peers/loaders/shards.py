@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.peers.job import Job
 from benchmarks.peers.transforms import crop
 from lightning_shards import DecodeRandomResizedCrop, LoaderConfig, ShardDataModule, SplitConfig
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 CACHES = {False: "tables", True: "tables-crc32"}

@@ -47,7 +47,7 @@ from lightning_shards.errors import (
     errors_about,
 )
 from lightning_shards.plan.kept_order import kept_samples, pack_masks
-from lightning_shards.shards.files import read_regular
+from lightning_shards.shards.files import CacheFolder, read_regular
 from lightning_shards.shards.filters.settings import (
     Predicate,
     SampleFilter,
@@ -57,7 +57,6 @@ from lightning_shards.shards.filters.settings import (
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.made_files import MappedNumbers, digest_with_shards, made_once
 from lightning_shards.shards.members import MemberTable
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import redact, split_url

@@ -41,13 +41,12 @@ from lightning_shards.errors import (
 )
 from lightning_shards.plan.draws import FileOrder
 from lightning_shards.shards.checksums import crc32
-from lightning_shards.shards.files import new_file
+from lightning_shards.shards.files import CacheFolder, new_file
 from lightning_shards.shards.index import ShardIndex
 from lightning_shards.shards.joins.settings import JOIN_PREFIX, JoinSettings
 from lightning_shards.shards.made_files import digest_with_shards, made_once
 from lightning_shards.shards.members import ENCODING, MemberTable, ShardReader
 from lightning_shards.shards.patterns import expand_urls, require_local_shards
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.progress_line import progress_bar
 from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages

@@ -10,7 +10,7 @@ from lightning_shards import ShardDataset
 from lightning_shards.dataprep.tar_writer import member_header
 from lightning_shards.dataprep.writer import ShardWriter
 from lightning_shards.errors import SampleError
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.tar.tar_streams import read_samples
 from lightning_shards.tools import index

@@ -8,7 +8,7 @@ from lightning_shards.dataprep.listing import list_folder
 from lightning_shards.dataprep.packing import Packing
 from lightning_shards.dataprep.rewriting import Edit, rewrite
 from lightning_shards.errors import DamagedShardError
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 
 
 def test_a_flat_folder_gives_pairs_without_classes(tmp_path):

@@ -12,8 +12,8 @@ from lightning_shards.plan.pieces import window_of
 from lightning_shards.plan.place import Place
 from lightning_shards.remote.ahead import need_of_source
 from lightning_shards.remote.backend import TransportSettings
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.index import ShardIndex, join_indexes
-from lightning_shards.shards.private_files import CacheFolder
 
 SAMPLE_BYTES = 1000
 ALL = [True] * 100

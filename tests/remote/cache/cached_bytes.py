@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightning_shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.remote.pieces import Piece
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 
 SIZE = 1000  # of each piece
 FILE = SIZE + 64

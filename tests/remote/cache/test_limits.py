@@ -12,7 +12,7 @@ from lightning_shards.remote.cache import (
     cache_of_run,
     pieces_to_drop,
 )
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 
 
 @pytest.mark.parametrize(("former", "epochs"), [(0, 4), (540, 5)])

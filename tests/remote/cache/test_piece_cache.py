@@ -16,7 +16,7 @@ from cached_bytes import (
 
 from lightning_shards.errors import DamagedShardError, StorageError
 from lightning_shards.remote.cache import clear_pieces, list_pieces
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 
 PIECE = piece_number(3)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_shards.remote.pieces import TRAILER_BYTES, Piece, read_piece, write_piece
-from lightning_shards.shards.private_files import sidecar_name
+from lightning_shards.shards.files import sidecar_name
 from lightning_shards.shards.urls import without_credentials
 
 DATA = bytes(range(256)) * 12

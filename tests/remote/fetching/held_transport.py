@@ -9,7 +9,7 @@ from typing import Any
 from lightning_shards.errors import IndexMismatchError, StorageError
 from lightning_shards.remote.cache import CacheNeed, PieceCache
 from lightning_shards.remote.transport import Body
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.storage.protocol import NO_FETCHES, ShardReads, ShardStat
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 from fault_server import Fault
 
 from lightning_shards.errors import ConfigError
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.published_tables import opened_table
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.tools import index, pack, verify

@@ -10,9 +10,9 @@ from pyarrow import parquet
 
 from lightning_shards import SplitConfig
 from lightning_shards.errors import ConfigError, IndexMismatchError, StateError
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.joins import kept
 from lightning_shards.shards.joins.kept import look_at
-from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.storage.schemes import Storages
 from lightning_shards.shards.tables import TableStore
 from tests.seams.fakes import example

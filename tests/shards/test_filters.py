@@ -7,11 +7,11 @@ import re
 
 import numpy as np
 import pytest
+from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
 from lightning_shards.shards.filters import applying
 from lightning_shards.shards.filters.settings import are_in_parts, parse_parts, sample_filter
-from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
 
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 REST = {"hash_of": "key", "of": 3, "parts": [1, 2]}
