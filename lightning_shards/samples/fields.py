@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from lightning_shards.errors import (
     ConfigError,
@@ -45,8 +45,7 @@ from lightning_shards.shards.classes import (
     ClassFiles,
     ClassNames,
     agreed_classes,
-    numbered,
-    numbered_by_name,
+    numbered_classes,
 )
 
 _MOST_NAMED = 50
@@ -362,7 +361,8 @@ def with_given_classes(
                 f"classes names {name!r}, and the fields that are decoded as 'class' are "
                 f"{decoded}; add decode: {{{name}: class}}, or leave its classes out"
             )
-        by_name[name] = replace(by_name[name], classes=_given(name, given))
+        numbered = numbered_classes(given, f"`classes` of {name!r}", allow_gaps=False)
+        by_name[name] = replace(by_name[name], classes=numbered)
     return tuple(by_name.values())
 
 
@@ -411,15 +411,3 @@ def classes_identity(fields: Iterable[Field]) -> dict[str, str]:
     texts = (f"{name}\0{classes.digest()}\n" for name, classes in sorted(known.items()))
     digest = hashlib.sha256("".join(texts).encode()).hexdigest()[:DIGEST_LENGTH]
     return {"classes": f"{num_names} names {digest}"}
-
-
-def _given(name: str, classes: object) -> ClassNames:
-    source = f"`classes` of {name!r}"
-    if isinstance(classes, Mapping):
-        return numbered_by_name(cast("Mapping[Any, object]", classes), source)
-    if isinstance(classes, list | tuple):
-        return numbered(cast("Sequence[object]", classes), source)
-    raise ConfigError(
-        f"{source} must be a list of names, as in [cat, dog], or a mapping from name to number, as "
-        f"in {{cat: 0, dog: 1}}; got {classes!r}"
-    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from lightning_shards.errors import ConfigError, SampleError
 from lightning_shards.shards.files import is_count, read_beside
@@ -22,7 +22,7 @@ CLASSES: Final = "classes.json"
 CLASS_SUFFIX: Final = "cls"
 """The suffix of the members in which `pack` stores the numbers of classes."""
 
-_SHOWN: Final = 80  # letters of a label that a message shows
+_SHOWN: Final = 80  # letters of a value that a message shows
 _MOST_SHOWN: Final = 10  # names or numbers
 
 DIGEST_LENGTH: Final = 16  # hex digits
@@ -32,7 +32,10 @@ ClassFiles = Mapping[str, bytes]
 
 _log = logging.getLogger(__name__)
 
-_FORM = "a JSON object of numbers by name, or a list of names in the order of their numbers"
+_FORM: Final = (
+    'a list of names, as in ["cat", "dog"], or a mapping from name to number, as in '
+    '{"cat": 0, "dog": 1}'
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,14 @@ class ClassNames:
         numbers = self._numbers_by_label
         number = numbers.get(label, numbers.get(label.strip()))
         if number is None:
-            raise SampleError(self._unknown(label.strip()))
+            shown = label.strip()[:_SHOWN].decode("utf-8", "replace")
+            remedy = f"correct the label, or add the class to {self.source}"
+            if label.strip().isdigit():
+                remedy = "decode it as 'int' if labels are numbers"
+            raise SampleError(
+                f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
+                f"({_listed(map(repr, self.numbers))}); {remedy}"
+            )
         return number
 
     def name_of(self, text: str) -> str:
@@ -89,40 +99,51 @@ class ClassNames:
     def _names_by_number(self) -> dict[str, str]:
         return {str(number): name for name, number in self.numbers.items()}
 
-    def _unknown(self, label: bytes) -> str:
-        shown = label[:_SHOWN].decode("utf-8", "replace")
-        remedy = f"correct the label, or add the class to {self.source}"
-        if label.isdigit():
-            remedy = "decode it as 'int' if labels are numbers"
-        return (
-            f"{shown!r} is none of the {len(self.numbers):,} classes of {self.source} "
-            f"({_listed(map(repr, self.numbers))}); {remedy}"
-        )
 
+def numbered_classes(given: object, source: str, *, allow_gaps: bool) -> ClassNames:
+    """The classes in a list of names, in the order of their numbers, or in numbers by name.
 
-def numbered(names: Sequence[object], source: str) -> ClassNames:
-    """The classes with these names, numbered in this order.
+    Args:
+        given: The list or the mapping.
+        source: Where it comes from, for messages.
+        allow_gaps: Whether numbers may be left out, as by `pack` where a folder has no sample of
+            some classes.
 
     Raises:
-        ConfigError: There is no name, one is empty or not text, or one is given twice.
+        ConfigError: It is something else, or has no name; a name is empty or no text; a name or a
+            number is given twice, or numbers are left out.
     """
-    return _checked([(name, number) for number, name in enumerate(names)], source)
-
-
-def numbered_by_name(numbers: Mapping[Any, object], source: str) -> ClassNames:
-    """The classes with these numbers, which must be 0, 1, 2 and so on in any order.
-
-    Raises:
-        ConfigError: There is no name, one is empty or not text, or the numbers are others.
-    """
-    classes = _checked(numbers.items(), source)
-    given = sorted(classes.numbers.values())
-    if given[-1] != len(given) - 1:
+    numbers, taken = dict[str, int](), set[int]()
+    for name, number in _pairs(given, source):
+        if not isinstance(name, str) or not name.strip() or not is_count(number):
+            raise ConfigError(
+                f"{source} has {name!r}: {number!r} in place of the name of a class and its number "
+                f"of 0 or more; write {_FORM}"
+            )
+        if name in numbers or number in taken:
+            raise ConfigError(
+                f"{source} has the class {name!r} twice, or another one with its number {number}; "
+                "give each class one number of its own"
+            )
+        numbers[name] = number
+        taken.add(number)
+    if not numbers:
+        raise ConfigError(f"{source} names no class; name at least one")
+    if not allow_gaps and max(taken) >= len(taken):
         raise ConfigError(
-            f"{source} gives its {len(given)} classes the numbers {_listed(map(str, given))}; "
-            f"number them from 0 to {len(given) - 1}"
+            f"{source} gives its {len(taken)} classes the numbers "
+            f"{_listed(map(str, sorted(taken)))}; number them from 0 to {len(taken) - 1}"
         )
-    return classes
+    return ClassNames(numbers, source)
+
+
+def _pairs(given: object, source: str) -> Iterable[tuple[object, object]]:
+    if isinstance(given, Mapping):
+        return cast("Mapping[object, object]", given).items()
+    if isinstance(given, list | tuple):
+        names = cast("Sequence[object]", given)
+        return [(name, number) for number, name in enumerate(names)]
+    raise ConfigError(f"{source} must be {_FORM}; got {given!r:.{_SHOWN}}")
 
 
 def read_class_file(path: Path) -> ClassNames | None:
@@ -194,31 +215,7 @@ def _parsed(data: bytes, source: str) -> ClassNames:
         content: object = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source} is no JSON: {error}; write {_FORM}") from error
-    if isinstance(content, dict):
-        return _checked(cast("dict[str, object]", content).items(), source)
-    if isinstance(content, list):
-        return numbered(cast("list[object]", content), source)
-    raise ConfigError(f"{source} holds {type(content).__name__}; write {_FORM}")
-
-
-def _checked(pairs: Iterable[tuple[Any, object]], source: str) -> ClassNames:
-    numbers, taken = dict[str, int](), set[int]()
-    for name, number in pairs:
-        if not isinstance(name, str) or not name.strip() or not is_count(number):
-            raise ConfigError(
-                f"{source} has {name!r}: {number!r} in place of the name of a class and its number "
-                f"of 0 or more; write {_FORM}"
-            )
-        if name in numbers or number in taken:
-            raise ConfigError(
-                f"{source} has the class {name!r} twice, or another one with its number {number}; "
-                "give each class one number of its own"
-            )
-        numbers[name] = number
-        taken.add(number)
-    if not numbers:
-        raise ConfigError(f"{source} names no class; name at least one")
-    return ClassNames(numbers, source)
+    return numbered_classes(content, source, allow_gaps=True)
 
 
 def _folders(urls: Iterable[str]) -> dict[str, None]:
