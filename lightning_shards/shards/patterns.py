@@ -38,7 +38,7 @@ from lightning_shards.shards.urls import (
 MAX_EXPANDED: Final = 10**6
 """Shards that the braces of one data set may stand for."""
 
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.-?(\d+))?")
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?(\d{1,18}))?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _OF_A_SHELL = re.compile(r"\$\{\w+\}|\$[A-Z][A-Z0-9_]*|(?<=\.tar)[,; ]+(?=\S)")
 _WILDCARDS = re.compile(r"[*?[]")
@@ -125,7 +125,10 @@ def require_local(urls: Sequence[str], what: str) -> list[str]:
 def _braces(pattern: str, most: int) -> list[str]:
     """The urls that the braces of a pattern stand for, at most so many."""
     urls: list[str] | None = None
-    too_many = any(_num_steps(*bounds) >= MAX_EXPANDED for bounds in _RANGE.findall(pattern))
+    too_many = any(
+        abs(int(last) - int(first)) >= MAX_EXPANDED * (int(step or 1) or 1)
+        for first, last, step in _RANGE.findall(pattern)
+    )
     # the messages of these errors hold the whole URL, so they must not become context
     with suppress(ValueError, RecursionError):
         urls = [] if too_many else [url.strip() for url in islice(braceexpand(pattern), most + 1)]
@@ -140,14 +143,6 @@ def _braces(pattern: str, most: int) -> list[str]:
             "check the numbers in them, or pack larger shards"
         )
     return urls
-
-
-def _num_steps(first: str, last: str, step: str) -> int:
-    """How many numbers follow the first one of a range; of numbers that are too long, many."""
-    try:
-        return abs(int(last) - int(first)) // (int(step or 1) or 1)
-    except ValueError:  # more digits than Python reads
-        return MAX_EXPANDED
 
 
 def _resolve(url: str, *, allow_pipe: bool) -> list[str]:
@@ -208,17 +203,12 @@ def _check_remote(url: str, scheme: str, *, allow_pipe: bool) -> None:
 def _path_of_file_url(url: str) -> str:
     """The plain path of `file:///absolute`, `file://localhost/absolute` or `file:relative`."""
     rest = url.partition(":")[2]
-    if rest.startswith("//"):
-        host, slash, path = rest[2:].partition("/")
-        if host not in ("", "localhost"):
-            raise UrlError(
-                f"{url!r} names the machine {host!r}; a file: url is file:///absolute/path or "
-                "file:relative/path, on this machine"
-            )
-        rest = slash + path
-    path = unquote(rest)
-    if not path or _CONTROL.search(path):
-        raise UrlError(f"{url!r} names no file; write file:///absolute/path or file:relative/path")
+    path = unquote(re.sub("^//(localhost)?(?=/)", "", rest))
+    if not path or path.startswith("//") or _CONTROL.search(path):
+        raise UrlError(
+            f"{url!r} names no file of this machine; write file:///absolute/path or "
+            "file:relative/path"
+        )
     return path
 
 

@@ -62,14 +62,12 @@ def redact(url: str) -> str:
 
 
 def _redact_remote(url: str) -> str:
-    scheme, _, rest = url.strip().partition(":")
-    if rest.startswith("//") and has_broken_password(url):
-        rest = f"//{rest.rpartition('@')[2]}"
-    rest = rest.partition("?")[0].partition("#")[0]
-    if not rest.startswith("//"):
-        return f"{scheme}:{rest}"
-    authority, slash, path = rest[2:].partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{_without_inner(path)}"
+    url = url.strip()
+    if has_broken_password(url):
+        url = f"{url.partition('://')[0]}://{url.rpartition('@')[2]}"
+    address = BEFORE_QUERY.split(split_user(url)[0], maxsplit=1)[0]
+    scheme, slashes, rest = address.partition("://")
+    return f"{scheme}{slashes}{_without_inner(rest)}"
 
 
 def has_broken_password(url: str) -> bool:
@@ -167,18 +165,6 @@ def escaped(path: str, url: str) -> str:
     ('a%20b/c.tar', 'a b/c.tar')
     """
     return quote(path, _UNESCAPED, errors="surrogateescape") if scheme_of(url) in _WEB else path
-
-
-def file_name(url: str) -> str:
-    """The name of a shard, with a stand-in where a URL has none.
-
-    >>> file_name("https://user:secret@host/data/000.tar?signature=secret")
-    '000.tar'
-    >>> file_name("pipe:aws s3 cp s3://bucket/000.tar -")
-    'shard.tar'
-    """
-    folder, name = split_url(url)
-    return "shard.tar" if folder == "pipe:" or name in ("", ".", "..") else name
 
 
 def plain_path(path: str) -> str:

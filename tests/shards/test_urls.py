@@ -21,7 +21,6 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("a.tar", ["a.tar"]),
         ("s-{000000..000009}.tar", [f"s-{shard:06d}.tar" for shard in range(10)]),
         ("{b,a}-{1..0}.tar", ["b-1.tar", "b-0.tar", "a-1.tar", "a-0.tar"]),
         ("a::b-{0..1}::a", ["a", "b-0", "b-1", "a"]),
@@ -94,7 +93,7 @@ def test_a_folder_is_an_error_that_names_its_tars(folder):
         ("https://h/*.tar?secret", r"a wildcard in 'https://h/\*.tar'"),
         ("gs://b/[0-9].tar", "only local folders can be listed"),
         ("https://h/{a}.tar", "a wildcard"),
-        ("file://elsewhere/x.tar", "names the machine 'elsewhere'"),
+        ("file://elsewhere/x.tar", "names no file of this machine; write file:///"),
         ("file:", "names no file"),
         ("http://[::1]:8080/x.tar", "a wildcard.*an IPv6 host by its name"),
     ],
@@ -184,9 +183,8 @@ def test_missing_shards_are_named_once_and_counted(folder):
     "pattern",
     [
         "s-{0..9999999999}.tar",
-        "{0..1000000}",
+        "{0..1000000}{a..z}",
         "{0.." + "9" * 5000 + "}",
-        f"{{a..z}}{{0..9999999..{5000 * '9'}}}",
         "https://u:secret@h/{0..9999999}.tar?secret",
     ],
 )

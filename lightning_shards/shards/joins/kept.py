@@ -52,7 +52,6 @@ from lightning_shards.shards.storage.protocol import shard_stat
 from lightning_shards.shards.storage.schemes import MakeStorage, Storages
 from lightning_shards.shards.tables import TableStore
 from lightning_shards.shards.urls import (
-    file_name,
     is_local,
     redact,
     redact_pattern,
@@ -167,12 +166,12 @@ def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
         StorageError: It could not be had to its end, after all retries.
     """
     path = str(Path(path).absolute()) if is_local(path) else path
-    storage = storages.of(path)
+    storage, file_name = storages.of(path), split_url(path)[1]
     stat = shard_stat(path, storage)
     # The name is a hash, as a URL may hold what is secret.
     named = sha256(f"{without_credentials(path)} {stat}".encode(errors="surrogateescape"))
     kept = cache.root / "joins" / f"{named.hexdigest()[:32]}.crc32"
-    copy = Path(path) if is_local(path) else kept.with_suffix(Path(file_name(path)).suffix)
+    copy = Path(path) if is_local(path) else kept.with_suffix(Path(file_name).suffix)
 
     def read(kept: Path) -> int:
         copy.stat()  # one that is missing is fetched again
@@ -183,7 +182,7 @@ def look_at(path: str, storages: Storages, cache: CacheFolder) -> TableFile:
         with (
             storage.open_stream(path) as stream,
             nullcontext() if is_local(path) else new_file(copy, mode=0o600) as copied,
-            progress_bar(f"read {file_name(path)}", stat.size, "B") as step,
+            progress_bar(f"read {file_name}", stat.size, "B") as step,
         ):
             while data := stream.read(_READ_BYTES):
                 checksum, size = crc32(data, checksum), size + len(data)
