@@ -3,17 +3,11 @@
 import zlib
 from collections.abc import Callable
 from importlib import import_module
-from typing import Final, TypeAlias
+from typing import Any, Final
 
-_Crc32: TypeAlias = Callable[..., int]
+try:
+    _library: Any = import_module("zlib_ng.zlib_ng")  # extra `checksum`
+except ImportError:
+    _library = zlib
 
-
-def _fastest() -> _Crc32:
-    try:
-        fast: _Crc32 = import_module("zlib_ng.zlib_ng").crc32  # extra `checksum`
-    except ImportError:
-        return zlib.crc32
-    return fast
-
-
-crc32: Final[_Crc32] = _fastest()
+crc32: Final[Callable[..., int]] = _library.crc32
