@@ -1,20 +1,75 @@
 """What filters guarantee, in the names of their tests."""
 
+import importlib
+import itertools
 import logging
 import os
 import pickle
 import re
+import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from tests.shards.filters.filtered_shards import COUNTS, applied, numbers_left, pack_texts
+from webdataset.writer import TarWriter
 
 from lightning_shards.errors import ConfigError, FileAccessError, ShardNotFoundError
+from lightning_shards.shards.counts import load_index
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.filters import applying
+from lightning_shards.shards.filters.applying import digest_of_predicate, filtered_index
 from lightning_shards.shards.filters.settings import are_in_parts, parse_parts, sample_filter
+from lightning_shards.shards.tables import TableStore
 
+COUNTS = [5, 0, 9, 3, 12, 1]
 THIRD = {"hash_of": "key", "of": 3, "parts": [0]}
 REST = {"hash_of": "key", "of": 3, "parts": [1, 2]}
+
+
+def pack_texts(folder, counts=COUNTS, key="{:04d}"):
+    """Sample i has a text of i bytes, and every third one a class."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number, urls = 0, []
+    for shard, count in enumerate(counts):
+        urls.append(str(folder / f"s{shard}.tar"))
+        with TarWriter(urls[-1]) as writer:
+            for _ in range(count):
+                sample = {"__key__": key.format(number), "txt": "x" * number}
+                writer.write(sample | ({"cls": "1"} if number % 3 == 0 else {}))
+                number += 1
+    return urls
+
+
+def applied(urls, cache, keep=None, exclude=None):
+    """The index of what is left."""
+    folder = CacheFolder(cache)
+    index = load_index(urls, cache=folder)
+    chosen = sample_filter(keep, exclude)
+    return filtered_index(index, chosen, TableStore(folder), folder)
+
+
+def numbers_left(index):
+    """The numbers of the samples that are left, through all shards."""
+    return index.kept_numbers.tolist()
+
+
+@pytest.fixture
+def urls(tmp_path):
+    return pack_texts(tmp_path / "data")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def listed(tmp_path):
+    def write(*lines, name="out.txt"):
+        (tmp_path / name).write_text("\n".join(lines))
+        return str(tmp_path / name)
+
+    return write
 
 
 def many_texts(shard):
@@ -101,18 +156,6 @@ def test_shards_that_were_written_again_are_asked_again(tmp_path, urls, cache):
     after = applied(urls, cache, exclude=THIRD)
     assert numbers_left(after) == left != numbers_left(before)
     assert before.kept.identity != after.kept.identity
-
-
-def test_shards_of_one_name_in_two_folders_share_no_file(tmp_path, cache, monkeypatch):
-    """A run reads what it was told, whatever another run of the same cache finds out meanwhile."""
-    left = []
-    for name, key in (("one", "{:04d}"), ("two", "other{:04d}")):
-        pack_texts(tmp_path / name / "data", [30], key)
-        monkeypatch.chdir(tmp_path / name)
-        left.append(applied(["data/s0.tar"], cache, exclude=THIRD))
-    sent = [pickle.loads(pickle.dumps(index)) for index in left]
-    assert numbers_left(sent[0]) != numbers_left(sent[1])
-    assert list(map(numbers_left, sent)) == list(map(numbers_left, left))
 
 
 def test_a_damaged_file_is_made_again(urls, cache, caplog):
@@ -204,3 +247,87 @@ def test_a_list_of_another_machine_is_refused_at_once():
         with pytest.raises(ConfigError, match=r"names the list .*a\.txt', and a list is") as error:
             sample_filter(None, ["a.txt", path])
         assert "secret" not in str(error.value)
+
+
+# --- what predicates keep is found out again when their source changes, or what they hold
+
+
+MODULE = """
+import functools
+
+LEAST = 5
+
+def long(shard, more=0):
+    return shard.sizes("txt") >= LEAST + more
+
+def made(least):
+    return lambda shard: shard.sizes("txt") >= least
+
+class Over:
+    def __init__(self, least):
+        self.least = least
+
+    def __call__(self, shard):
+        return shard.sizes("txt") >= self.least
+
+by_object, by_held, by_closure = Over(LEAST), functools.partial(long), made(LEAST)
+"""
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """What imports the module of a user, which was written long before or just now."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path, seconds = tmp_path / "module_of_a_user.py", itertools.count(1000)
+
+    def load(text=MODULE, *, is_old=True):
+        path.write_text(text)
+        if is_old:
+            os.utime(path, (next(seconds),) * 2)
+        sys.modules.pop("module_of_a_user", None)
+        importlib.invalidate_caches()
+        return importlib.import_module("module_of_a_user")
+
+    yield load
+    sys.modules.pop("module_of_a_user", None)
+
+
+@pytest.mark.parametrize("name", ["long", "by_object", "by_held"])
+def test_another_source_is_another_filter_and_the_old_one_is_known_again(
+    imported, urls, cache, name
+):
+    for least in (5, 6, 5):
+        user = imported(MODULE.replace("LEAST = 5", f"LEAST = {least}"))
+        kept = applied(urls, cache, keep=getattr(user, name))
+        assert numbers_left(kept) == list(range(least, 30))
+    assert len(list(cache.glob("kept/*.npy"))) == 2
+
+
+def test_another_value_that_it_holds_or_another_version_is_another_filter(imported):
+    user = imported()
+    held = [partial(user.long), partial(user.long, more=1), partial(user.long, more=2)]
+    held += [user.Over(3), user.Over(4), partial(user.Over(4))]
+    digests = set(map(digest_of_predicate, held))
+    for user.long.version, user.Over.version in ((1, 1), (2, 2)):
+        digests |= set(map(digest_of_predicate, (user.long, user.by_held, user.by_object)))
+    assert len(digests) == len(held) + 6
+
+
+@pytest.mark.parametrize("name", ["edited", "by_closure", "without a source"])
+def test_what_cannot_be_recognised_is_asked_again_by_each_start(
+    imported, urls, cache, name, monkeypatch, caplog
+):
+    caplog.set_level("INFO")
+    user = imported(is_old=name != "edited")
+    predicate = getattr(user, name, user.long)
+    if name == "without a source":
+        for attribute in ("__file__", "__loader__", "__spec__"):
+            monkeypatch.setattr(user, attribute, None)
+    assert numbers_left(applied(urls, cache, keep=predicate)) == list(range(5, 30))
+    assert "holds for this process alone" in caplog.text
+    before = digest_of_predicate(predicate)
+    assert digest_of_predicate(predicate) == before
+    monkeypatch.setattr(applying, "_STARTED", applying._STARTED + 1)  # as in another process
+    if name != "edited":  # its file was written before that process
+        assert digest_of_predicate(predicate) != before

@@ -238,17 +238,18 @@ def mask_of(predicate: Predicate, shard: ShardColumns) -> NDArray[np.bool_]:
 
 
 def digest_of_predicate(predicate: object) -> str:
-    """A hash of its import path, its `version`, the values it holds, and the source of its modules.
+    """A hash of its import path, the values that it holds, and its `version` and source.
 
-    The values are those of a closure, of defaults, of the arguments of a `partial` and of the
-    attributes of an object; the modules are those of all functions and classes among them. Where
-    there is no source, or a value cannot be pickled, the hash is that of this process alone, so
+    The values are those that are pickled: the arguments of a `partial`, the attributes of an
+    object. Versions and sources are those of all functions and classes among them. What cannot be
+    pickled, such as a lambda or a closure, or has no source gets a hash of this process alone, so
     that each start asks the predicate again.
     """
     held = io.BytesIO()
     pickler = _Pickler(held)
     try:
-        pickler.dump((name_of(predicate), getattr(predicate, "version", None), predicate))
+        pickler.dump(predicate)
+        pickler.dump(pickler.versions)
         sources = [_source_of(name) for name in sorted(pickler.modules - {"builtins"})]
     except Exception as error:  # noqa: BLE001 whatever the values' own `__reduce__` raises
         _log.info("the hash of %s holds for this process alone: %s", name_of(predicate), error)
@@ -259,21 +260,17 @@ def digest_of_predicate(predicate: object) -> str:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes a function as its name and what it holds, and notes the modules of all code."""
+    """Notes the modules and the versions of all functions and classes."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=4)
-        self.modules: set[str] = set()
+        self.modules, self.versions = set[str](), list[object]()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type | FunctionType):
             self.modules.add(obj.__module__)
-        if not isinstance(obj, FunctionType):
-            return NotImplemented
-        if obj.__name__ == "<lambda>":
-            raise pickle.PicklingError("a lambda has no name of its own")
-        cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-        return str, (name_of(obj),), (obj.__defaults__, obj.__kwdefaults__, cells, vars(obj))
+            self.versions.append(getattr(obj, "version", None))
+        return NotImplemented
 
 
 def _source_of(module: str) -> str:

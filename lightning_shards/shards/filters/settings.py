@@ -10,7 +10,7 @@ and in any program::
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,6 @@ from lightning_shards.shards.urls import redact, scheme_of
 
 Predicate: TypeAlias = Callable[..., Any]
 """A function of a shard's columns, see `applying`."""
-
-MAX_PARTS: Final = 2**32
-"""More parts would not be equally large by a hash of 64 bits."""
-
 
 Parts: TypeAlias = tuple[int, tuple[int, ...]]
 """Into how many equal parts samples are divided by the hash of their keys, and some parts."""
@@ -120,13 +116,13 @@ def parse_parts(name: str, given: Mapping[str, Any]) -> Parts:
     is_right = (
         {*given} == {"hash_of", "of", "parts"}
         and given["hash_of"] == "key"
-        and (type(of) is int and 1 <= of <= MAX_PARTS)
+        and (type(of) is int and of >= 1)
         and (_is_list(parts) and all(type(part) is int and 0 <= part < of for part in parts))
     )
     if not is_right:
         raise ConfigError(
-            f"{name} takes a hash of keys, the number of parts, up to {MAX_PARTS:,}, and some of "
-            "their numbers from 0 on, as in {hash_of: key, of: 20, parts: [0]}, got "
-            f"{dict(given)!r}; keep parts of another value by a function of the shard's columns"
+            f"{name} takes a hash of keys, the number of parts and some of their numbers from 0 "
+            f"on, as in {{hash_of: key, of: 20, parts: [0]}}, got {dict(given)!r}; keep parts of "
+            "another value by a function of the shard's columns"
         )
     return of, tuple(sorted({*parts}))
