@@ -7,7 +7,6 @@ versions of Python that have none (`.ci/test_under`).
 """
 
 import compileall
-import errno
 import io
 import os
 import signal
@@ -28,7 +27,6 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from webdataset.writer import TarWriter
 
 from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.remote import cache as piece_cache
 from lightning_shards.shards import tables
 from lightning_shards.shards.counts import load_index
 from lightning_shards.shards.files import CacheFolder
@@ -302,17 +300,6 @@ def forbid_scans(monkeypatch):
         monkeypatch.setattr(tables, "scan_members", lambda url, **_: pytest.fail(f"scanned {url}"))
 
     return forbid
-
-
-@pytest.fixture
-def no_locks(monkeypatch):
-    """A file system without locks."""
-
-    def fail(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    for name in ("fcntl", "flock"):
-        monkeypatch.setattr(piece_cache.fcntl, name, fail)
 
 
 @pytest.fixture

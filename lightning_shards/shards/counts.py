@@ -83,10 +83,6 @@ def load_index(
     tables = build_tables(uncounted, TableStore(cache, takes_split=True))
     known = {place: claim.samples for place, claim in claims.items()}
     known |= {split_url(url): samples for url, samples in tables.items()}
-    empty = [redact(url_of[place]) for place, samples in known.items() if not samples]
-    if 0 < len(empty) < len(known):
-        what = "%d of %d shards hold no sample, first %s; fetch it again if it should hold some"
-        _log.warning(what, len(empty), len(known), empty[0])
     counts = np.fromiter((known[split_url(url)] for url in urls), np.int64, count=len(urls))
     sizes = [claim.size_bytes for claim in claims.values() if claim.size_bytes is not None]
     return ShardIndex(
@@ -247,15 +243,7 @@ def _folder_total(urls: Sequence[str], storages: Storages) -> int | None:
     except (OSError, ValueError) as error:
         _log.warning("no total from %s: %s", redact(url), error)
         return None
-    if not is_count(total) or not total:
-        return None
-    _log.info(
-        "%s counts %d samples in all shards of its folder: the size of an epoch under "
-        "sampling='resampled'; if only a part of them is named, set dataset_size",
-        redact(url),
-        total,
-    )
-    return total
+    return total if is_count(total) and total else None
 
 
 def remote_class_files(urls: Sequence[str], storages: Storages) -> dict[str, bytes]:

@@ -79,7 +79,7 @@ def open_regular(path: str | PathLike[str], flags: int = os.O_RDONLY) -> int:
         # Without O_NONBLOCK this would wait for the other end of a fifo.
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise absent(path) from error
+        raise ShardNotFoundError(f"{path} does not exist; check the path and the mount") from error
     except OSError as error:
         raise not_opened(path, error) from error
     mode = os.fstat(file).st_mode
@@ -118,11 +118,6 @@ def stamp_of(file: int | str | PathLike[str]) -> tuple[int, int]:
     """Size in bytes and time of change in ns, by which an unchanged shard is recognised."""
     status = os.stat(file)  # noqa: PTH116 - a descriptor has no path
     return status.st_size, status.st_mtime_ns
-
-
-def absent(path: str | PathLike[str]) -> ShardNotFoundError:
-    """The error for a file that does not exist."""
-    return ShardNotFoundError(f"{path} does not exist; check the path and the mount")
 
 
 def irregular(path: str | PathLike[str], mode: int) -> FileAccessError:
@@ -292,10 +287,10 @@ class CacheFolder:
         except ShardNotFoundError:
             return None
 
-    def write(self, path: Path, data: bytes | bytearray, *, outlives_power: bool = True) -> None:
+    def write(self, path: Path, data: bytes | bytearray) -> None:
         """Put a file into the cache in one step; missing folders are made.
 
-        `outlives_power` is as of `new_file`.
+        After a power cut it may not be whole, which its readers see.
 
         Raises:
             FileAccessError: The cache folder is another user's or open to others, or the file is
@@ -303,7 +298,7 @@ class CacheFolder:
             OSError: A folder cannot be made.
         """
         self.make_folder(path.parent)
-        with new_file(path, mode=_PRIVATE_FILE, outlives_power=outlives_power) as file:
+        with new_file(path, mode=_PRIVATE_FILE, outlives_power=False) as file:
             file.write(data)
 
     def make_folder(self, folder: Path) -> None:

@@ -159,13 +159,8 @@ class TableStore:
             table = replace(table, crc32=old.crc32 if table.crc32 is None else table.crc32)
         elif old is not None:
             _log.warning(
-                "%s changed since its members were listed: it held %d samples in %d bytes, now %d "
-                "in %d",
-                url,
-                old.num_samples,
-                old.file_size,
-                table.num_samples,
-                table.file_size,
+                "%s changed since its members were listed: it held %d samples, and holds %d now",
+                *(url, old.num_samples, table.num_samples),
             )
         return self._keep(url, table)
 
@@ -213,7 +208,7 @@ def build_tables(paths: Iterable[str], store: TableStore) -> dict[str, int]:
 
 def write_table(path: Path, table: MemberTable, cache: CacheFolder) -> None:
     """Put the table at `path` in one step; a reader sees the old file, the new one or none."""
-    cache.write(path, packed(table), outlives_power=False)
+    cache.write(path, packed(table))
 
 
 def open_table(path: Path, cache: CacheFolder) -> MemberTable | None:

@@ -161,10 +161,6 @@ def _(data):
     return True, len({key for key, _ in ours}) < len(ours)
 
 
-def add_hundred(label):
-    return label + 100
-
-
 def change_sample(sample):
     return sample | {"cls": sample["cls"] * 2}
 
@@ -215,12 +211,6 @@ def _(data):
     return values_of(pil, *names), values(loader(data, **settings), *names)
 
 
-@row(".map_dict")
-def _(data):
-    mapped = theirs(data).decode().map_dict(cls=add_hundred)
-    return values_of(mapped), values(loader(data, transforms={"cls": add_hundred}))
-
-
 @row(".select")
 def _(data):
     selected = values_of(theirs(data).select(is_even).decode())
@@ -242,13 +232,6 @@ def _(data):
     settings = {"fields": {"image": "jpg;png", "label": "cls"}, "batch_format": "tuple"}
     ours = loader(data, "train", **settings)
     return [plain(batch) for batch in tuples], [plain(batch[:2]) for batch in ours]
-
-
-@row(".rename_keys")
-def _(data):
-    renamed = theirs(data).decode().rename_keys(label="cls", meta="js*")
-    ours = loader(data, fields={"label": "cls", "meta": "json"})
-    return values_of(renamed, "label", "meta"), values(ours, "label", "meta")
 
 
 @pytest.mark.parametrize("name", CASES)

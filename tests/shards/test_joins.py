@@ -55,38 +55,22 @@ def kept_files(tmp_path):
 EXPECTED = [f"value {number}" for number in range(NUM)]
 
 
-@pytest.fixture
-def count_builds(monkeypatch):
-    """How often a join is made in this process."""
-    builds, write = [], kept.JoinedValues._write
-
-    def counted(self, join, *given):
-        builds.append(join.settings.name)
-        write(self, join, *given)
-
-    monkeypatch.setattr(kept.JoinedValues, "_write", counted)
-    return builds
-
-
-def test_a_join_is_made_once(make, count_builds):
-    for _ in range(2):
-        make().source("train").prepare()
-        assert values(make()) == EXPECTED
-    assert count_builds == ["t"]
+def test_a_join_is_made_once_and_is_that_of_a_table_that_was_moved(make, table, tmp_path):
+    assert values(make()) == EXPECTED
+    (made,) = kept_files(tmp_path)
+    number = made.stat().st_ino
+    assert values(make(table.rename(tmp_path / "moved.parquet"))) == EXPECTED
+    assert [path.stat().st_ino for path in kept_files(tmp_path)] == [number]
 
 
 def test_random_keys_find_their_rows(tmp_path, write_tar, make_module):
     """Keys that repeat over shards, rows without samples, samples without rows."""
     draws = random.Random(7)
     shards = [draws.sample(range(60), draws.randrange(20)) for _ in range(6)]
-    urls = [
-        str(
-            write_tar(
-                tmp_path / f"{n}.tar", [(f"k{key}.cls", b"1") for key in keys] or [("r", b"")]
-            )
-        )
-        for n, keys in enumerate(shards)
-    ]
+    urls = []
+    for number, keys in enumerate(shards):
+        members = [(f"k{key}.cls", b"1") for key in keys] or [("r", b"")]
+        urls.append(str(write_tar(tmp_path / f"{number}.tar", members)))
     rows = draws.sample(range(90), 45)
     columns = {"__key__": [f"k{row}" for row in rows], "t": [bytes([row]) * row for row in rows]}
     parquet.write_table(pa.table(columns), tmp_path / "t.parquet", row_group_size=4)
@@ -127,17 +111,12 @@ def test_a_shard_that_changes_during_the_run_is_an_error(make, tmp_path, write_t
         values.require_same(1, store.table_of(path))
 
 
-def test_a_changed_table_is_read_anew_and_a_moved_one_is_not(make, table, tmp_path, count_builds):
+def test_a_changed_table_is_read_anew(make, table):
     assert values(make()) == EXPECTED
-    moved = tmp_path / "elsewhere" / "named.parquet"
-    moved.parent.mkdir()
-    table.rename(moved)
-    assert values(make(moved)) == EXPECTED
-    assert len(count_builds) == 1
-    columns = parquet.read_table(moved).to_pydict()
+    columns = parquet.read_table(table).to_pydict()
     columns["t"] = [text.upper() for text in columns["t"]]
-    parquet.write_table(pa.table(columns), moved)
-    assert values(make(moved)) == [text.upper() for text in EXPECTED]
+    parquet.write_table(pa.table(columns), table)
+    assert values(make()) == [text.upper() for text in EXPECTED]
 
 
 def test_a_checkpoint_refuses_a_changed_table_and_takes_a_moved_one(make, table, tmp_path):

@@ -112,16 +112,6 @@ def test_a_wait_is_called_off(wait):
         wait()
 
 
-def test_what_is_there_needs_no_check():
-    queue, future, event = SimpleQueue(), Future(), threading.Event()
-    queue.put(1)
-    future.set_result(2)
-    event.set()
-    with Cancellable(enough):
-        assert (take_from(queue), result_of(future)) == (1, 2)
-        assert wait_for_event(event, 0)
-
-
 def test_an_error_of_a_future_is_raised_even_if_it_looks_like_a_time_limit():
     future = Future()
     future.set_exception(TimeoutError("of the server"))

@@ -96,9 +96,7 @@ class TarBytes:
 
     def _changed(self) -> DamagedShardError:
         size = self._storage.stat(self._url).size
-        what = "changed while it was read: a program still writes it"
-        if size < self._size:
-            what = f"was cut short while it was read: {size} of {self._size} bytes are there"
+        what = f"changed while it was read: it had {self._size} bytes and has {size} now"
         return damaged(what, self._url, min(size, self._size))
 
 

@@ -144,6 +144,10 @@ def test_what_is_no_whole_tar_is_refused_at_once(tmp_path, data, message):
         scan_members(tmp_path / "0.tar")
 
 
+def _link(flag):
+    return _header(name=f"l.{flag}", flag=flag.encode())
+
+
 PAX_NAME = _member(_pax(path=b"p.txt"), flag=b"x")
 GNU_NAME = _member(b"l.txt", flag=b"L")
 ONE = _member(b"1")
@@ -159,6 +163,9 @@ ACCEPTED = {
     "non-UTF-8 name": _member(b"1", name=b"\xff.txt"),
     "slash after a PAX name": _member(_pax(path=b"p.txt/"), flag=b"x") + ONE,
     "GNU name that fills a block": _member(b"n" * 512 + b"\0", flag=b"L") + _member(name="n" * 100),
+    "contiguous file": _member(b"1", name="7.txt", flag=b"7"),
+    "links, devices and folders": b"".join(map(_link, "123456")) + ONE,
+    "prefix": tarfile.TarInfo(f"{'d' * 80}/{'n' * 80}.txt").tobuf(tarfile.USTAR_FORMAT),
     "unknown type": _member(b"z" * 600, name="z.txt", flag=b"V") + ONE,
     "link with a size": _header(name="l.txt", flag=b"1", size=5) + ONE,
 }

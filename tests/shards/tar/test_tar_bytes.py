@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_shards.errors import DamagedShardError, StorageError
+from lightning_shards.errors import DamagedShardError
 from lightning_shards.readers.stream_stages import read_shard
 from lightning_shards.shards.members import scan_members
 from lightning_shards.shards.tar.tar_bytes import open_tar
 from lightning_shards.shards.tar.tar_streams import read_samples, stream_samples
-from lightning_shards.shards.tar.walk import walk_members
 
 SAMPLES = 400
 
@@ -35,16 +34,10 @@ def test_a_shard_that_is_cut_while_it_is_scanned_is_an_error_that_says_so(path, 
         return plain(file, size, offset)
 
     monkeypatch.setattr(os, "pread", pread)
-    with pytest.raises(DamagedShardError, match="was cut short while it was read"):
+    with pytest.raises(
+        DamagedShardError, match=r"while it was read: it had \d{7} bytes and has 2048"
+    ):
         scan_members(path, with_crc32=True)
-
-
-def test_a_scan_of_a_shard_that_is_written_to_is_an_error(path):
-    with open_tar(path) as tar:
-        list(walk_members(tar, "0.tar"))
-        os.utime(path, ns=(1, 1))
-        with pytest.raises(DamagedShardError, match="changed while it was read"):
-            list(walk_members(tar, "0.tar"))
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 70_000), st.integers(0, 20_000)), max_size=60)
@@ -159,18 +152,3 @@ def test_a_stream_may_give_fewer_bytes_than_asked_for_and_not_what_a_size_says(w
     cut = whole[: len(whole.rstrip(b"\0")) // 512 * 512 + 512] + info.tobuf(tarfile.GNU_FORMAT)
     with pytest.raises(DamagedShardError, match=f"{1 << 55} bytes should follow, 0 do"):
         list(stream_samples(kind(cut), "http://host/0.tar"))
-
-
-class Breaking(io.BytesIO):
-    def read(self, size=-1):
-        if self.tell() > 5_000:
-            raise StorageError("the network is gone")
-        return super().read(size)
-
-
-@IN_PAX
-def test_an_error_of_the_stream_is_passed_on(whole):
-    samples = stream_samples(Breaking(whole), "http://host/0.tar")
-    assert next(samples)["cls"] == b"0"
-    with pytest.raises(StorageError, match="the network is gone"):
-        list(samples)
