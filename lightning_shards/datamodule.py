@@ -53,10 +53,8 @@ from lightning_shards.plan.place import Place, place_if_given
 from lightning_shards.progress import (
     EvaluationProgress,
     TrainProgress,
-    allows_new_data,
     place_of,
     require_no_finder,
-    translates_batches,
     unless_told_to_end,
 )
 from lightning_shards.readers.source import Source
@@ -68,7 +66,7 @@ from lightning_shards.stages import (
     splits_of,
     trainer_stage,
 )
-from lightning_shards.state import TRANSLATE, require_same, require_state, with_new_data
+from lightning_shards.state import require_state
 from lightning_shards.workers.fork_server import fork_server
 from lightning_shards.workers.inline import try_first_sample
 from lightning_shards.workers.worker_imports import prepare_workers
@@ -489,16 +487,7 @@ class ShardDataModule(pl.LightningDataModule):
 
     def _check_saved(self, loader: ShardLoader) -> None:
         """Compare a checkpoint with the train loader of this run."""
-        callbacks: list[Any] = cast("Any", self.trainer).callbacks if self.trainer else []
-        if self._saved and allows_new_data(callbacks):
-            self._saved = with_new_data(self._saved, loader.shape | loader.identity)
-        if self._saved:
-            loader.load_state_dict(self._saved)
-        if self.trainer is None or translates_batches(callbacks):
-            return
-        if self._saved.get("epoch") or self._saved.get("samples"):  # else nothing is trained yet
-            require_same(loader.shape, self._saved, TRANSLATE)
-        cast("TrainProgress", loader.progress).require_known(loader, self._saved)
+        self._saved = cast("TrainProgress", loader.progress).accepted(loader, self._saved)
 
     def _forget_checkpoint(self, trainer: pl.Trainer) -> None:
         """Forget the checkpoint of an earlier fit, which says nothing about this one."""

@@ -5,7 +5,7 @@ reset them; hooks run too early or, on a resume, not at all.
 """
 
 import signal
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from time import perf_counter
@@ -30,6 +30,7 @@ from lightning_shards.state import (
     State,
     require_same,
     require_state,
+    with_new_data,
 )
 from lightning_shards.system.process import Cancellable, DeferredSignal
 
@@ -171,16 +172,6 @@ def accumulation_of(trainer: Any, epoch: int) -> int:
     return int(trainer.accumulate_grad_batches)
 
 
-def translates_batches(callbacks: Iterable[Any]) -> bool:
-    """Whether a callback can resume with another batch size, as `ExactResume` does."""
-    return any(getattr(callback, "translates_batches", False) for callback in callbacks)
-
-
-def allows_new_data(callbacks: Iterable[Any]) -> bool:
-    """Whether a callback lets a run go on with other shards, as `ExactResume` may."""
-    return any(getattr(callback, "allow_new_data", False) for callback in callbacks)
-
-
 _LAST_BATCH_S: Final = 1.5
 """Seconds that a fit which was told to end waits for the batch that it was waiting for."""
 
@@ -280,6 +271,26 @@ class TrainProgress:
             self._trainer.accumulate_grad_batches = accumulation_of(self._trainer, epoch)
         self.has_begun = True
         return self._cursor(loader, epoch, batches), limit
+
+    def accepted(self, loader: ShardLoader, saved: State) -> State:
+        """The state of a checkpoint that this run goes on from, `{}` if there is none.
+
+        It is that of the data of this run where a callback lets these be others.
+
+        Raises:
+            StateError: It is of other data or of other settings; or as of `require_known`, unless a
+                callback resumes with another batch size, as `ExactResume` does.
+        """
+        callbacks = self._trainer.callbacks
+        if saved and any(getattr(each, "allow_new_data", False) for each in callbacks):
+            saved = with_new_data(saved, loader.shape | loader.identity)
+        if saved:
+            loader.load_state_dict(saved)
+        if not any(getattr(each, "translates_batches", False) for each in callbacks):
+            if saved.get("epoch") or saved.get("samples"):  # else nothing is trained yet
+                require_same(loader.shape, saved, TRANSLATE)
+            self.require_known(loader, saved)
+        return saved
 
     def require_known(self, loader: ShardLoader, saved: State) -> None:
         """Refuse a checkpoint whose count of batches means nothing in this run.
