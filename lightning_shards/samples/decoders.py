@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from lightning_shards.errors import ConfigError
 from lightning_shards.samples.member_bytes import MemberBytes
-from lightning_shards.samples.tensors import as_native, as_tensor, load_torch, torch_has
-from lightning_shards.shards.classes import ClassNames
+from lightning_shards.samples.tensors import as_native, load_torch, torch_has
 
 Decoder: TypeAlias = Callable[[bytes], Any]
 """Bytes of a member to a value, whose arrays are writable; raises ValueError or OSError for bytes
@@ -62,26 +61,6 @@ class Decoding(NamedTuple):
     def name(self) -> str:
         """Its name in errors."""
         return self.decoder.name if isinstance(self.decoder, OwnDecoder) else self.decoder
-
-    def function(self, classes: ClassNames | None, *, gives_arrays: bool) -> Decoder:
-        """The function from bytes to a value that does this.
-
-        Args:
-            classes: Those of the field, for the decoder `class`.
-            gives_arrays: Whether pixels become arrays and not tensors.
-        """
-        if self.is_gzipped:
-            decode = Decoding(self.decoder).function(classes, gives_arrays=gives_arrays)
-            return lambda data: decode(gunzip(data))
-        decoder = self.decoder
-        if isinstance(decoder, OwnDecoder):
-            return decoder.function
-        if decoder == CLASS:
-            assert classes is not None  # `with_found_classes` gave them, or raised
-            return classes.number_of
-        if decoder in PIXEL_DECODERS and not gives_arrays:
-            return lambda data: as_tensor(DECODERS[decoder](data))
-        return DECODERS[decoder]
 
     def remedy(self, field: str) -> str:
         """The settings that read what is no whole number, or general advice."""

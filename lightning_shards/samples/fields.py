@@ -29,9 +29,12 @@ from lightning_shards.samples.decoders import (
     Decoder,
     DecoderChoice,
     Decoding,
+    OwnDecoder,
     decoding_of,
+    gunzip,
     own_decoder,
 )
+from lightning_shards.samples.tensors import as_tensor
 from lightning_shards.samples.transforms import (
     SampleTransform,
     Transform,
@@ -124,7 +127,18 @@ class Field:
 
     def function(self, decoding: Decoding) -> Decoder:
         """The function from bytes to a value that does this."""
-        return decoding.function(self.classes, gives_arrays=self.gives_arrays)
+        decoder = decoding.decoder
+        if decoding.is_gzipped:
+            decode = self.function(Decoding(decoder))
+            return lambda data: decode(gunzip(data))
+        if isinstance(decoder, OwnDecoder):
+            return decoder.function
+        if decoder == CLASS:
+            assert self.classes is not None  # `with_found_classes` gave them, or raised
+            return self.classes.number_of
+        if decoder in PIXEL_DECODERS and not self.gives_arrays:
+            return lambda data: as_tensor(DECODERS[decoder](data))
+        return DECODERS[decoder]
 
     def lacking(self, where: str, members: Iterable[str]) -> MissingFieldError:
         """The error about a place without a member for this field, but with these."""
