@@ -53,15 +53,9 @@ def numbers_or_list(
         field: Its name, for errors.
 
     Raises:
-        SampleError: The numbers fit no type of torch's, or some are arrays of no dimension.
+        SampleError: The numbers fit no type of torch's.
     """
-    others = [value for value in values if not isinstance(value, _NUMBERS)]
-    if others and len(others) < len(values) and all(getattr(o, "ndim", -1) == 0 for o in others):
-        raise SampleError(
-            f"field {field!r} is a tensor or array of no dimension in some samples, and a number "
-            "in others; give it a transform that makes them alike, as `.item()` does"
-        )
-    if others:
+    if not all(isinstance(value, _NUMBERS) for value in values):
         return values
     has_floats = any(isinstance(value, float | np.floating) for value in values)
     has_ints = any(type(value) is int for value in values)  # numpy would take uint64 for some

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from lightning_shards.errors import SampleError
-
 if TYPE_CHECKING:
     import torch
 
@@ -94,8 +92,14 @@ def as_native(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def as_tensor(array: NDArray[Any]) -> "torch.Tensor":
-    """The tensor that shares the memory of an array, with its strides."""
-    return load_torch().from_numpy(array)
+    """The tensor of an array of numbers, which shares its memory, with its strides, if it can."""
+    torch: Any = load_torch()
+    if not array.flags.writeable:  # torch would warn
+        array = array.copy(order="K")
+    try:
+        return torch.from_numpy(array)
+    except ValueError:  # swapped bytes, or strides that torch has not, as of one read backwards
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
 def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tuple[Any, ...]:
@@ -105,7 +109,7 @@ def with_tensors(batch: dict[str, Any] | tuple[Any, ...]) -> dict[str, Any] | tu
     texts, dates and objects.
 
     Raises:
-        SampleError: One holds numbers of a type that torch lacks.
+        TypeError: One holds numbers of a type that torch lacks.
     """
     return map_columns(batch, _with_tensor)
 
@@ -126,31 +130,13 @@ def map_columns(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _with_tensor(column: Any) -> Any:
-    if type(column) is not np.ndarray:
-        return column
-    try:
-        return _tensor_of_array(column)
-    except TypeError as error:  # asking for the type of each column first would cost 1 us
-        if column.dtype.kind not in NUMBERS:
-            return column
-        raise SampleError(
-            f"a batch holds an array of {column.dtype}, shape {column.shape}, and torch has no "
-            "such numbers; let the collate_fn or the source that made it give another type"
-        ) from error
+    are_numbers = type(column) is np.ndarray and column.dtype.kind in NUMBERS
+    return as_tensor(column) if are_numbers else column
 
 
 def tensor_of(value: Any) -> "torch.Tensor":
-    """A tensor itself, or that of an array of numbers, which shares its memory where it can."""
-    return value if is_tensor(value) else _tensor_of_array(value)
-
-
-def _tensor_of_array(value: NDArray[Any]) -> "torch.Tensor":
-    if not value.flags.writeable:  # torch would warn
-        value = value.copy(order="K")
-    try:
-        return as_tensor(value)
-    except ValueError:  # swapped bytes, or strides that torch has not, as of one read backwards
-        return as_tensor(value.astype(value.dtype.newbyteorder("=")))
+    """A tensor itself, or that of an array of numbers."""
+    return value if is_tensor(value) else as_tensor(value)
 
 
 _ALIGNMENT = 64
