@@ -86,7 +86,7 @@ def first_batch(make_module, url):
 
 @pytest.mark.parametrize(
     ("suffix", "decode"),
-    [("pkl", {}), ("cls;PKL", {}), ("v1.pkl", {}), ("cls", {"x": "pickle"}), ("cls", {"x": "pth"})],
+    [("pkl", {}), ("PKL", {}), ("v1.pkl.gz", {}), ("cls", {"x": "pickle"}), ("cls", {"x": "pth"})],
 )
 def test_a_field_that_would_be_unpickled_is_refused(first_batch, canary, suffix, decode):
     name = decode.get("x", "pickle")

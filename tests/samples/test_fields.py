@@ -17,7 +17,7 @@ def decode(suffix, data, decoder=None):
     return make_field(suffix, decoder).decode(MEMBERS | {suffix: data})
 
 
-@pytest.mark.parametrize("suffix", ["bin", "jpg;bin", "jpg.bin", "cls2x"])
+@pytest.mark.parametrize("suffix", ["bin", "jpg;bin", "jpg.bin", "cls2x", "tar.gz", "gz"])
 def test_a_suffix_without_a_decoder_is_an_error_and_no_bytes(suffix):
     with pytest.raises(ConfigError, match="a suffix without a decoder"):
         make_field(suffix)

@@ -7,95 +7,63 @@ import zlib
 import numpy as np
 import pytest
 
-from lightning_shards.errors import SampleError
-from lightning_shards.plan.epoch import EpochSchedule
-from lightning_shards.readers.batch_reader import BatchReader
-from lightning_shards.readers.open_shards import OpenShards
-from lightning_shards.readers.recipe import Recipe, ShardSource
-from lightning_shards.samples.fields import Field
-from lightning_shards.samples.generators import SampleSeeds
+from lightning_shards import SplitConfig
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, MemberBytes
-from lightning_shards.samples.stage_clock import StageClock
-from lightning_shards.samples.transforms import SampleTransforms
-from lightning_shards.shards.counts import load_index
-from lightning_shards.shards.files import CacheFolder
-from lightning_shards.shards.index import ShardIndex
+from lightning_shards.shards.private_files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
-SPANS = [(0, 4), (4, 6), (6, 8), (8, 11)]
-SAMPLES = SPANS[-1][1]
-LARGER = (4, 5)
-FIELDS = (Field("x", ("npy",)), Field("ids", ("bin",), "uint16"), Field("text", ("txt",), "raw"))
-ALONE = ShardSource(
-    index=ShardIndex((), None),
-    epochs=EpochSchedule(1, 1, "drop"),
-    seed=0,
-    recipes=(Recipe(FIELDS),),
-)
+SAMPLES, BATCH = 11, 4
+FIELDS = {"x": "npy", "ids": "bin", "text": "txt"}
 
 
-def members_of(sample, length):
+def members_of(sample, letters):
     numbers = np.random.default_rng(sample)
     file = io.BytesIO()
-    np.save(file, numbers.random(length, np.float32))
-    ids = numbers.integers(0, 999, length, np.uint16)
-    return {"npy": file.getvalue(), "bin": ids.tobytes(), "txt": numbers.bytes(length)}
+    np.save(file, numbers.random(5, np.float32))
+    ids = numbers.integers(0, 999, 5, np.uint16)
+    return {"npy": file.getvalue(), "bin": ids.tobytes(), "txt": b"a" * letters}
 
 
-@pytest.fixture(params=[5, 6], ids=["of one size", "one batch of larger ones"])
+@pytest.fixture(params=[1, 3], ids=["of one size", "of several sizes"])
 def members(request):
-    """The members of each sample; those of one batch may be larger."""
-    return [members_of(n, request.param if n in LARGER else 5) for n in range(SAMPLES)]
+    """The members of each sample; their texts may differ in length."""
+    return [members_of(n, 1 + n % request.param) for n in range(SAMPLES)]
 
 
 @pytest.fixture
-def served(tmp_path, write_tar):
-    """Gives the batches of a shard that was indexed with `members` and holds `now`; None: bad."""
+def loader_of(tmp_path, write_tar, make_module):
+    """The loader of a shard that was indexed with `members` and holds `now`."""
     path = tmp_path / "shard.tar"
 
     def pack(members):
         samples = enumerate(members)
         write_tar(path, [(f"{n:03}.{suffix}", of[suffix]) for n, of in samples for suffix in of])
 
-    def serve(members, now, **transforms):
+    def make(members, now, **transforms):
         pack(members)
-        index = load_index([str(path)], cache=CacheFolder(tmp_path))
-        build_tables(index.urls, TableStore(CacheFolder(tmp_path), with_crc32=True))
+        cache = CacheFolder(tmp_path / "cache")
+        build_tables([str(path)], TableStore(cache, with_crc32=True))
         stat = path.stat()
         pack(now)
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        seeds = SampleTransforms(transforms, SampleSeeds(0, 0))
-        ids = np.array([(0, n) for n in range(SAMPLES)])
-        with OpenShards(index, CacheFolder(tmp_path)) as shards:
-            made = BatchReader(shards, ALONE, StageClock())
-            made.look_up(ids, [range(*span) for span in SPANS], [seeds])
-            return [one(made, number) for number in range(len(SPANS))]
+        in_order = {"sampling": "sequential", "remainder": "balanced"}
+        split = SplitConfig(str(path), on_bad_sample="substitute", max_bad=SAMPLES, **in_order)
+        settings = {"fields": FIELDS, "decode": {"ids": "uint16"}, "batch_size": BATCH}
+        return make_module(split, transforms=transforms, **settings).loader("train")
 
-    return serve
+    return make
 
 
-def one(made, number):
-    try:
-        return made.batch(number).batch
-    except SampleError:
-        return None
+def bad(loader):
+    list(loader)
+    return sorted(each.sample for each in loader.served.bad)
 
 
-def bad(batches):
-    return [number for number, batch in enumerate(batches) if batch is None]
-
-
-def flipped(members, sample, suffix, byte=-1, bit=1):
-    data = bytearray(members[sample][suffix])
-    data[byte] ^= bit
-    changed = list(members)
-    changed[sample] = members[sample] | {suffix: bytes(data)}
-    return changed
-
-
-def memory_of(array):
-    """What it is a view of."""
-    return array if array.base is None else memory_of(array.base)
+def flipped(members, sample, suffix):
+    """The members, of which one has another last bit."""
+    data = members[sample][suffix]
+    changed = members[sample] | {suffix: data[:-1] + bytes([data[-1] ^ 1])}
+    return [*members[:sample], changed, *members[sample + 1 :]]
 
 
 def as_it_is(value):
@@ -103,29 +71,24 @@ def as_it_is(value):
 
 
 @pytest.mark.parametrize("transforms", [{}, {"x": as_it_is}], ids=["plain", "transformed"])
-def test_what_is_whole_is_served(served, members, transforms):
-    for (start, stop), batch in zip(SPANS, served(members, members, **transforms), strict=True):
-        own = members[start:stop]
-        assert batch["text"] == [each["txt"] for each in own]
+def test_what_is_whole_is_served(loader_of, members, transforms):
+    for step, batch in enumerate(loader_of(members, members, **transforms)):
+        own = members[BATCH * step :][:BATCH]
+        assert batch["text"] == [each["txt"].decode() for each in own]
         expected = np.stack([np.load(io.BytesIO(each["npy"])) for each in own])
-        assert batch["x"].tobytes() == expected.tobytes()
-        assert batch["x"].shape == expected.shape
-        assert memory_of(batch["x"]).nbytes == expected.nbytes  # without the headers
-        assert batch["ids"].tobytes() == b"".join(each["bin"] for each in own)
+        assert np.array_equal(batch["x"], expected)
+        assert batch["ids"].numpy().tobytes() == b"".join(each["bin"] for each in own)
 
 
 @pytest.mark.parametrize("suffix", ["npy", "bin", "txt"])
-def test_one_flipped_bit_in_any_member_spoils_its_batch_alone(served, members, suffix):
+def test_one_flipped_bit_in_any_member_spoils_its_sample_alone(loader_of, members, suffix):
     for sample in range(SAMPLES):
-        batch = [start <= sample < stop for start, stop in SPANS].index(True)
-        now = flipped(members, sample, suffix)
-        assert bad(served(members, now)) == [batch]
+        assert bad(loader_of(members, flipped(members, sample, suffix))) == [sample]
 
 
-def test_damage_beside_a_sample_that_lacks_a_member_is_found(served, members):
+def test_damage_beside_a_sample_that_lacks_a_member_is_found(loader_of, members):
     del members[1]["npy"]
-    now = flipped(members, 9, "npy")
-    assert bad(served(members, now)) == [0, 3]
+    assert bad(loader_of(members, flipped(members, 9, "npy"))) == [1, 9]
 
 
 def member_bytes(parts, checksums):

@@ -12,7 +12,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lightning_shards import SplitConfig
 from lightning_shards.plan.place import Cursor, Place
-from lightning_shards.samples.generators import are_same
 
 
 class Noise:
@@ -102,15 +101,28 @@ def test_what_can_be_seeded_does_not_depend_on_the_worker(source_of, monkeypatch
     assert get_worker_info() == "a worker"
 
 
-HIDDEN = random.Random()
+HIDDEN = random.Random(0)
+NUMBERS = itertools.count()
 
 
-def hidden(value):
-    return float(value) + HIDDEN.random()
+class Foreign:
+    """A table or a bitmap of another library."""
 
 
-def test_a_hidden_generator_is_named_once(source_of, caplog):
-    source_of(hidden).first_sample(Place())
+DIFFERING = {
+    "a number": HIDDEN.random,
+    "an array": lambda: np.array([HIDDEN.random()]),
+    "a tensor": lambda: torch.tensor([HIDDEN.random()]),
+    "a shape": lambda: np.zeros(next(NUMBERS)),
+    "a type": lambda: [np.zeros(2, f"i{2 ** (next(NUMBERS) % 2)}")],
+    "a length": lambda: [0] * next(NUMBERS),
+    "a text, deep": lambda: {"a": [Foreign(), f"text {next(NUMBERS)}"]},
+}
+
+
+@pytest.mark.parametrize("make", DIFFERING.values(), ids=DIFFERING)
+def test_a_hidden_generator_is_named_once(source_of, caplog, make):
+    source_of(lambda _: make()).first_sample(Place())
     (record,) = caplog.records
     assert "transform of field 'label' made two results" in record.getMessage()
     assert "a parameter `rng`" in record.getMessage()
@@ -177,37 +189,19 @@ def in_place(value):
     return value
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [jitter_globally, in_place, float, keyed(int), deterministic(int)],
-    ids=["globals", "in place", "a type", "keyed", "deterministic"],
-)
+REPEATED = {
+    "globals": jitter_globally,
+    "in place": in_place,
+    "a type": float,
+    "keyed": keyed(int),
+    "deterministic": deterministic(int),
+    "no number": lambda _: np.array([1, np.nan]),
+    "a tensor of no number": lambda _: torch.tensor([1, np.nan], dtype=torch.bfloat16),
+    "deep": lambda _: {"a": [np.zeros(2), b"x", Foreign()]},
+}
+
+
+@pytest.mark.parametrize("transform", REPEATED.values(), ids=REPEATED)
 def test_what_can_be_repeated_is_taken(source_of, caplog, transform):
     source_of(transform).first_sample(Place())
     assert not caplog.records
-
-
-class Foreign:
-    """A table or a bitmap of another library."""
-
-
-NAN = float("nan")
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        (np.array([1, NAN]), np.array([1, NAN]), True),
-        (torch.tensor([NAN]), torch.tensor([NAN]), True),
-        (torch.tensor(2, dtype=torch.bfloat16), torch.tensor(2, dtype=torch.bfloat16), True),
-        ({"a": [np.zeros(2), b"x"]}, {"a": [np.zeros(2), b"x"]}, True),
-        (Foreign(), Foreign(), True),
-        (np.zeros(2), np.zeros(3), False),
-        (np.zeros(2), np.zeros(2, np.float32), False),
-        (torch.zeros(2), torch.ones(2), False),
-        ([1], [1, 2], False),
-        ([Foreign(), 3, "a"], [Foreign(), 3, "b"], False),
-    ],
-)
-def test_arrays_tensors_numbers_and_texts_are_compared(first, second, expected):
-    assert are_same(first, second) is expected

@@ -9,7 +9,6 @@ import pytest
 import torch
 from webdataset import autodecode
 
-from lightning_shards.errors import ConfigError, UnsafeError
 from lightning_shards.samples.fields import make_fields
 from tests.samples.decoding.conftest import column_of
 
@@ -88,12 +87,3 @@ def test_packed_bytes_stay_packed_where_they_are_wanted_raw():
     data = gzip.compress(b"abc")
     assert decode("txt.gz", data, "raw") == data
     assert decode("nii.gz", data, len) == 3
-
-
-def test_what_is_refused_is_refused_packed():
-    for suffix in ("pkl.gz", "pth.gz"):
-        with pytest.raises(UnsafeError, match="can run any program"):
-            field_of(suffix)
-    for suffix in ("tar.gz", "gz"):
-        with pytest.raises(ConfigError, match="a suffix without a decoder"):
-            field_of(suffix)
