@@ -9,7 +9,7 @@ import pytest
 
 from lightning_shards import SplitConfig
 from lightning_shards.samples.member_bytes import ABSENT, ColumnError, MemberBytes
-from lightning_shards.shards.private_files import CacheFolder
+from lightning_shards.shards.files import CacheFolder
 from lightning_shards.shards.tables import TableStore, build_tables
 
 SAMPLES, BATCH = 11, 4
