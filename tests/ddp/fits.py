@@ -9,9 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import lightning.pytorch as pl
-import psutil
 import torch
-import torchmetrics
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -36,21 +34,6 @@ def number_of_this_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def workers_of(pid: int, folder: Path) -> list[int]:
-    """Worker processes of a rank: its descendants, but no other rank and no server of Python's."""
-    ranks = {int(path.read_text()) for path in folder.glob("pid-*")}
-    found: list[int] = []
-    for child in psutil.Process(pid).children():
-        if child.pid in ranks or child.status() == psutil.STATUS_ZOMBIE:
-            continue
-        command = " ".join(child.cmdline())
-        if "workers.fork_serving" in command:
-            found += [each.pid for each in child.children()]
-        elif "multiprocessing.resource_tracker" not in command:
-            found.append(child.pid)
-    return found
-
-
 class Record:
     """The file of one case and rank."""
 
@@ -62,9 +45,6 @@ class Record:
     def __call__(self, kind: str, **values: Any) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps({"kind": kind} | values) + "\n")
-
-    def workers(self) -> list[int]:
-        return workers_of(os.getpid(), self.folder)
 
 
 class FailOnRank1:
@@ -90,25 +70,15 @@ class Module(pl.LightningModule):
         super().__init__()
         self.record = record
         self.layer = nn.Linear(16, 10)
-        self.accuracy = torchmetrics.Accuracy(
-            "multiclass", num_classes=10, average="micro", ignore_index=-1
-        )
-        self.count = torchmetrics.SumMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        self.record(
-            "train",
-            epoch=self.current_epoch,
-            step=batch_idx,
-            ids=batch["__id__"].tolist(),
-            workers=self.record.workers() if batch_idx == 0 else [],
-        )
+        ids = batch["__id__"].tolist()
+        self.record("train", epoch=self.current_epoch, step=batch_idx, ids=ids)
         return nn.functional.cross_entropy(
             self.layer(batch["image"].flatten(1).float()), batch["label"] % 10
         )
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        real = batch["__weight__"] > 0
         self.record(
             "val",
             epoch=self.current_epoch,
@@ -118,15 +88,6 @@ class Module(pl.LightningModule):
             ids=batch["__id__"].tolist(),
             weights=batch["__weight__"].tolist(),
         )
-        # not batch["label"][real], which may be empty: torchmetrics 1.9 cannot take that
-        self.accuracy.update(batch["label"], batch["label"].masked_fill(~real, -1))
-        self.count.update(batch["__weight__"])
-
-    def on_validation_epoch_end(self) -> None:
-        accuracy, count = float(self.accuracy.compute()), int(self.count.compute())
-        self.record("metrics", accuracy=accuracy, n=count, sanity=self.trainer.sanity_checking)
-        self.accuracy.reset()
-        self.count.reset()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
@@ -151,15 +112,13 @@ def make_data(case: dict[str, Any], folder: Path) -> ShardDataModule:
 
     def as_configs(splits: dict[str, Any]) -> dict[str, SplitConfig]:
         return {
-            name: SplitConfig(split["urls"] and split["urls"].format(rank=rank), **split["options"])
+            name.format(rank=rank): SplitConfig(split["urls"].format(rank=rank), **split["options"])
             for name, split in splits.items()
         }
 
     splits: dict[str, Any] = as_configs(case["splits"])
     if "val_sets" in case:
-        suffix = rank if case.get("rank_in_names") else ""
-        sets = as_configs(case["val_sets"])
-        splits["val_sets"] = {f"{name}{suffix}": each for name, each in sets.items()}
+        splits["val_sets"] = as_configs(case["val_sets"])
     options = {"fields": {"image": "png", "label": "cls"}, "decode": {"image": "gray"}}
     options |= case.get("data", {})
     if case.get("seed_is_rank"):
@@ -182,6 +141,7 @@ def fit(case: dict[str, Any], record: Record) -> None:
         callbacks.append(
             Saver(folder, "{step}", every_n_train_steps=case["save_every"], save_top_k=-1)
         )
+    options: dict[str, Any] = {"max_epochs": 2, "enable_progress_bar": False, "logger": False}
     trainer = pl.Trainer(
         strategy="ddp",
         accelerator="cpu",
@@ -190,12 +150,7 @@ def fit(case: dict[str, Any], record: Record) -> None:
         enable_checkpointing="save_every" in case,
         enable_model_summary=False,
         default_root_dir=record.folder,
-        **{
-            "max_epochs": 2,
-            "enable_progress_bar": False,
-            "logger": False,
-        }
-        | case.get("trainer", {}),
+        **options | case.get("trainer", {}),
     )
     model, resume = Module(record), case.get("resume")
     if "place" in case:  # of a loader that is passed by hand
@@ -209,7 +164,6 @@ def fit(case: dict[str, Any], record: Record) -> None:
         num_training_batches=trainer.num_training_batches,
         num_val_batches=trainer.num_val_batches,
         global_step=trainer.global_step,
-        workers=record.workers(),
     )
 
 
@@ -218,7 +172,6 @@ def fit_all(folder: Path) -> None:
     warnings.simplefilter("error")
     for message in HARMLESS:
         warnings.filterwarnings("ignore", message=message)
-    (folder / f"pid-{number_of_this_rank()}").write_text(str(os.getpid()))
     fork_server.end_unused = lambda: (
         None
     )  # one for all fits, since each takes half a second of a core to start
@@ -234,7 +187,6 @@ def fit_all(folder: Path) -> None:
                 type=type(error).__name__,
                 message=str(error),
                 seconds=seconds,
-                workers=record.workers(),
             )
             if not case.get("fails"):
                 raise

@@ -148,23 +148,6 @@ def test_every_validation_sees_each_sample_of_each_set_once_over_the_ranks(ran, 
             assert real_ids(here) == all_ids(counts)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
-def test_a_metric_over_the_samples_with_weight_1_is_exact(ran, name):
-    samples = sum(map(sum, BY_NAME[name].val.values()))
-    for rank in RANKS:
-        metrics = [each for each in ran.of(name, rank, "metrics") if not each["sanity"]]
-        assert {(each["accuracy"], each["n"]) for each in metrics} == {(1.0, samples)}
-
-
-@pytest.mark.parametrize("name", BY_NAME)
-def test_both_ranks_validate_the_same_steps(ran, name):
-    steps = [
-        [(each["epoch"], each["loader"], each["step"]) for each in validated(ran, name, rank)]
-        for rank in RANKS
-    ]
-    assert steps[0] == steps[1]
-
-
 def test_one_sample_for_two_ranks_is_repeated_with_weight_0(ran):
     weights = [ran.of("one val sample", rank, "val")[-1]["weights"] for rank in RANKS]
     assert weights == [[1, 0, 0, 0], [0, 0, 0, 0]]
@@ -206,19 +189,3 @@ def test_a_fit_resumed_at_an_epochs_end_goes_on_as_if_it_had_never_stopped(ran, 
     resumed = batches_of(ran, "resumed at an epoch's end", rank)
     whole = batches_of(ran, "no workers", rank)
     assert resumed == {(2, step): whole[2, step] for step in range(6)}
-
-
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("name", BY_NAME)
-def test_no_worker_process_is_left_after_a_fit(ran, name, rank):
-    during = ran.of(name, rank, "train")[0]["workers"]
-    assert len(during) >= BY_NAME[name].num_workers
-    assert ran.end(name, rank)["workers"] == []
-
-
-@pytest.mark.parametrize("rank", RANKS)
-def test_the_workers_of_the_first_epoch_serve_all_epochs(ran, rank):
-    for name in ("two workers", "a limit"):
-        firsts = [each for each in ran.of(name, rank, "train") if each["step"] == 0]
-        workers = [set(each["workers"]) for each in firsts]
-        assert set.intersection(*workers) >= workers[0]

@@ -23,24 +23,15 @@ def schedule(*changes, weights=WEIGHTS, round_units=8, unit=1, epoch_samples=800
     )
 
 
-def stages_of(schedule):
-    """First round and weights by name of each stage."""
-    return [
-        (stage.first_round, dict(zip(schedule.names, stage.weights, strict=True)))
-        for stage in schedule.stages
-    ]
-
-
 def test_stages_begin_at_epochs_and_at_whole_rounds_of_samples():
     changes = (
         WeightChange({"web": 1}, samples=79),
         WeightChange({"labels": 1, "synth": 3}, epoch=2),
     )
-    assert stages_of(schedule(*changes)) == [
-        (0, WEIGHTS),
-        (9, {"web": 1, "labels": 0, "synth": 0}),
-        (200, {"web": 0, "labels": 1, "synth": 3}),
-    ]
+    changing = schedule(*changes)
+    assert changing.names == ("labels", "synth", "web")
+    stages = [(stage.first_round, stage.weights) for stage in changing.stages]
+    assert stages == [(0, (2, 1, 5)), (9, (0, 0, 1)), (200, (1, 3, 0))]
 
 
 def test_counts_agree_however_they_are_cut():
